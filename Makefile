@@ -1,0 +1,66 @@
+# Orca's commands. The first use of a target installs what it needs into .venv (see .lock/install); later uses need no
+# network. Extra words for `orca up` and pytest:  make run ARGS="--port 9000"   make test ARGS="-k pool -x"
+
+ARGS ?=
+PYTEST = .venv/bin/python -m pytest
+LINTED = services kernels tests
+
+.DEFAULT_GOAL := help
+.PHONY: help run test prove check static format format-check lint types imports proto proto-check lock
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: .venv/.installed-local  ## install, then serve the small model on http://127.0.0.1:8000
+	@exec .venv/bin/orca up $(ARGS)
+
+# One computing thread per process: the tests start many processes and measure none.
+test prove: export OMP_NUM_THREADS ?= 1
+test: .venv/.installed-dev  ## run the tests (under 12 minutes)
+	$(PYTEST) -m "not prove" $(ARGS)
+
+prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)
+	$(PYTEST) --timeout 3600 $(ARGS)
+
+check: static test  ## everything a change must pass: static and test
+
+static: format-check lint types imports proto-check  ## all checks that run no tests
+
+format: .venv/.installed-dev  ## rewrite the code in the house format
+	.venv/bin/ruff format $(LINTED)
+	.venv/bin/ruff check --fix $(LINTED)
+
+format-check: .venv/.installed-dev  ## is the code in the house format?
+	.venv/bin/ruff format --check $(LINTED)
+
+lint: .venv/.installed-dev  ## ruff
+	.venv/bin/ruff check $(LINTED)
+
+types: .venv/.installed-dev  ## mypy, strict
+	.venv/bin/mypy
+
+imports: .venv/.installed-dev  ## arrows between rooms go one way (import-linter)
+	.venv/bin/lint-imports
+
+PROTO = cd services && ../.venv/bin/python -m grpc_tools.protoc -I . orca/core/engine.proto
+proto: .venv/.installed-dev  ## regenerate the gRPC code from engine.proto
+	$(PROTO) --python_out=. --grpc_python_out=. --pyi_out=.
+
+proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
+	@new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
+	  ($(PROTO) --python_out="$$new" --grpc_python_out="$$new" --pyi_out="$$new") && \
+	  for file in "$$new"/orca/core/*; do cmp "$$file" services/orca/core/"$${file##*/}" || { echo "run: make proto"; exit 1; }; done
+
+# Versions stay as they are where they still fit; `make lock ARGS=--upgrade` takes the newest.
+LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
+  --no-config --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
+lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew into .lock/
+	$(LOCK) pyproject.toml --extra local --extra bench --group dev --output-file .lock/dev.txt
+	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
+	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
+
+.venv/.installed-local: .lock/local.txt .lock/build.txt pyproject.toml
+	.lock/install local
+
+.venv/.installed-dev: .lock/dev.txt .lock/build.txt pyproject.toml
+	.lock/install dev
