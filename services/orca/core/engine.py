@@ -1,0 +1,51 @@
+"""The seam between scheduler and engine: two methods, so that policies cannot tell engines apart.
+
+Three engines stand behind it: the gRPC engine (scheduler.grpc_engine, real stages), the in-process engine
+(worker.local_engine, for tests and microbenchmarks) and the simulated one (scheduler.simulated, a cost model on a
+virtual clock).
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from orca.core.step import Epoch, Step, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """What a formed engine can do."""
+
+    stages: int  # inter-layer partitions: n_workers of Algorithm 1
+    slots: int  # KV slots, a whole number of blocks; the same on every stage
+    block_tokens: int  # slots in a KV block
+    max_model_len: int  # longest prompt + output in tokens
+
+
+class Engine(Protocol):
+    """An engine that runs the steps of one epoch in order of their numbers."""
+
+    async def form(self, epoch: Epoch) -> EngineShape:
+        """Start a new life: every stage joins `epoch` with empty state, whatever it held before.
+
+        Raises: EngineError when a stage refuses or does not answer within its bound.
+        """
+        ...
+
+    async def submit(self, step: Step) -> None:
+        """Hand a step to the first stage. Returns when it is on its way, not when it has run.
+
+        Raises: EngineError when the epoch is over.
+        """
+        ...
+
+    def results(self) -> AsyncIterator[StepResult]:
+        """The results of the present epoch, in step order; steps without sampling rows included.
+
+        Raises: EngineError when a stage died, hung past its bound, or the link to it broke.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leave the stages. Nothing is in flight afterwards."""
+        ...

@@ -1,0 +1,73 @@
+"""The errors that cross a boundary between services.
+
+OrcaError
+├── InvalidRequest      the caller's mistake; `param` names the field (HTTP 400)
+│   └── NeverFits       could not run even on an idle group (HTTP 400)
+├── ModelError          a model folder that cannot be served; says which file and why
+├── SettingError        a flag, variable or file that stops the start; names the setting
+├── Overloaded          at the door: nothing was stored, come back later
+│   ├── QueueFull       the queue's bound is reached (HTTP 429)
+│   └── PoolFull        the pool cannot promise the bytes the request may write (HTTP 503)
+├── PoolUnavailable     the pool gave no answer; the call may have happened or not (HTTP 503)
+├── UnknownRequest      no such record, or no longer (HTTP 404)
+└── EngineError         a stage or a link of the group failed; the epoch is over
+"""
+
+
+class OrcaError(Exception):
+    """Root of all errors that are ours."""
+
+
+class InvalidRequest(OrcaError):
+    """A request that cannot be served as written."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class NeverFits(InvalidRequest):
+    """A request that needs more slots than any group of its revision has."""
+
+
+class ModelError(OrcaError):
+    """A model folder that cannot be served."""
+
+
+class SettingError(OrcaError):
+    """A setting with an unknown name or a bad value."""
+
+
+class Overloaded(OrcaError):
+    """Refused at the door; nothing was stored."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Overloaded):
+    """As many requests wait as the queue's bound allows."""
+
+
+class PoolFull(Overloaded):
+    """The pool has no room for the bytes that the request may still write."""
+
+
+class PoolUnavailable(OrcaError):
+    """The pool did not answer in time; whether the call happened is unknown."""
+
+
+class UnknownRequest(OrcaError):
+    """The pool holds no record of that name."""
+
+
+class EngineError(OrcaError):
+    """A stage, a rank or a link failed; every step of the epoch is void.
+
+    `reported_epoch` is the highest epoch that a stage told of, 0 when none did: the next one must be above it.
+    """
+
+    def __init__(self, message: str = "", *, reported_epoch: int = 0) -> None:
+        super().__init__(message)
+        self.reported_epoch = reported_epoch

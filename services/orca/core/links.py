@@ -1,0 +1,72 @@
+"""How the control plane's gRPC links are set up, the same on both ends, and the typed door to the generated code.
+
+A frozen peer is noticed in about seven seconds: keepalive alone takes 65 s, so the HTTP/2 ping has its own timeout, and
+servers must allow pings that often or they hang up on the client that sends them.
+"""
+
+import os
+from typing import Any
+
+from grpc import aio
+
+from orca.core import engine_pb2_grpc
+
+# Read by gRPC's core when it first runs. Else it writes a line to stderr for each connection that ends in an orderly
+# way, and for each process that we start; ours are started by exec, which needs none of its care for forks.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+PING_EVERY_MS = 2_000
+PING_TIMEOUT_MS = 5_000
+MESSAGE_BYTES_MAX = 64 << 20
+"""Far above any step: 4 million prompt tokens; activations never travel here."""
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+]
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # A stage that restarts is found again within a second, not after gRPC's two-minute back-off.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Each channel has its own connection: a broken one never takes another's calls with it.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_EVERY_MS // 2),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_EVERY_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two servers on one port would share its calls by chance: a second process must fail to start instead.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def open_channel(address: str) -> aio.Channel:
+    """A channel to `host:port`. Connects on first use, reconnects by itself; every call still needs a deadline."""
+    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def stage_stub(channel: aio.Channel) -> Any:
+    """Client of the Stage service (engine.proto)."""
+    return engine_pb2_grpc.StageStub(channel)  # type: ignore[no-untyped-call]
+
+
+def new_server() -> aio.Server:
+    return aio.server(options=SERVER_OPTIONS)
+
+
+def serve_stage(server: aio.Server, servicer: Any) -> None:
+    engine_pb2_grpc.add_StageServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def serve_rendezvous(server: aio.Server, servicer: Any) -> None:
+    engine_pb2_grpc.add_RendezvousServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

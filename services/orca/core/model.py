@@ -1,0 +1,259 @@
+"""What the services know of a model without computing with it: its identity, its limits and its special tokens.
+
+Reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) with the standard library
+only, so gateway and scheduler need no torch. What the layers look like is worker.config's, the weights are
+worker.loader's. A folder that cannot be served is refused here as early as its files tell, with a ModelError that says
+what and where: pickled weights and code that comes with a model are never touched.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orca.core.errors import ModelError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+# Texts that decide which tokens a prompt becomes and what a token means.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+# A file up to the first size enters the revision whole; a larger one by its header and evenly spaced pieces.
+_WHOLE_FILE_BYTES = 4 << 20
+_PIECES = 256
+_PIECE_BYTES = 4096
+_HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kind of model that the stages can compute, as its config.json names it and its absent keys mean."""
+
+    architecture: str  # class name expected in `architectures`
+    layers_key: str = "num_hidden_layers"
+    positions_key: str = "max_position_embeddings"
+    bos_token_id: int | None = 1
+    eos_token_id: int | None = 2
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family(
+        architecture="GPT2LMHeadModel",
+        layers_key="n_layer",
+        positions_key="n_positions",
+        bos_token_id=50256,
+        eos_token_id=50256,
+    ),
+    "opt": Family(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "mistral": Family(architecture="MistralForCausalLM"),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A served model as every service sees it."""
+
+    folder: Path
+    name: str  # what clients call it
+    revision: str  # 16 hex digits of what decides outputs: config, tokenizer, dtype, weights
+    architecture: str  # key of FAMILIES
+    dtype: str  # one of DTYPES: what the stages compute in
+    vocab_size: int  # rows of the embedding; every token id is below it
+    max_model_len: int  # longest prompt + output in tokens
+    num_layers: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]  # rising; empty when the model has none
+
+
+def load_model_info(
+    folder: Path | str, *, name: str | None = None, dtype: str = "float32", max_model_len: int | None = None
+) -> ModelInfo:
+    """Read what a folder says about its model.
+
+    Args:
+        folder: a Hugging Face folder on this machine.
+        name: what clients call the model; the folder's own name by default.
+        dtype: one of DTYPES; part of the revision, because it decides outputs.
+        max_model_len: a lower bound on length than the model's own, in tokens; not part of the revision.
+    Raises: ModelError, with the file and the reason, when the folder cannot be served.
+    """
+    folder = Path(folder)
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    config = read_config(folder)
+    family = FAMILIES[config["model_type"]]
+    own_max_len = _own_max_len(folder, config, family)
+    if max_model_len is not None and not 1 <= max_model_len <= own_max_len:
+        raise ModelError(f"max_model_len {max_model_len} is outside 1..{own_max_len}, the length {folder} allows")
+    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    return ModelInfo(
+        folder=folder,
+        name=name if name is not None else folder.resolve().name,
+        revision=_revision(folder, dtype),
+        architecture=config["model_type"],
+        dtype=dtype,
+        vocab_size=_positive(folder, config, "vocab_size"),
+        max_model_len=own_max_len if max_model_len is None else max_model_len,
+        num_layers=_positive(folder, config, family.layers_key),
+        bos_token_id=generation.get("bos_token_id", config.get("bos_token_id", family.bos_token_id)),
+        eos_token_ids=_eos_token_ids(folder, config, generation, family),
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json, if it describes a model of a known family and asks for no code of its own.
+
+    Raises: ModelError.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json")
+    config = _read_json(path)
+    if "auto_map" in config:
+        raise ModelError(f"{path} asks for code that comes with the model (auto_map); such code is never run")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(f"{path}: model_type {model_type!r} is not one of {', '.join(FAMILIES)}")
+    architectures = config.get("architectures")
+    if architectures and architectures != [FAMILIES[model_type].architecture]:
+        raise ModelError(
+            f"{path}: architectures {architectures!r} is not [{FAMILIES[model_type].architecture!r}], "
+            f"the only one served for model_type {model_type!r}"
+        )
+    return config
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The folder's tokenizer.json.
+
+    Raises: ModelError when there is none: other tokenizer formats would need code of their own.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no tokenizer.json")
+    return path
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files with the weights, sorted: those of the index, else model.safetensors, else the only one.
+
+    Raises: ModelError when there are none, only pickled ones, several without an index, or one of the index is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} has no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise ModelError(f"{index} names {name}, which is not a file of {folder}")
+        return tuple(folder / name for name in names)
+    if (folder / "model.safetensors").is_file():
+        return (folder / "model.safetensors",)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return (found[0],)
+    if found:
+        raise ModelError(f"{folder} has {len(found)} safetensors files but no model.safetensors.index.json")
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    if pickled:
+        raise ModelError(f"{folder} has only pickled weights ({pickled[0]}); they can run code: convert to safetensors")
+    raise ModelError(f"{folder} has no *.safetensors file")
+
+
+def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int:
+    """The model's length: its positions; dynamic RoPE scaling goes `factor` times beyond them, as it is meant to."""
+    positions = _positive(folder, config, family.positions_key)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "dynamic":
+        return int(positions * float(rope.get("factor", 1.0)))
+    return positions
+
+
+def _eos_token_ids(
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: Family
+) -> tuple[int, ...]:
+    """generation_config.json speaks first, as in `generate`; then config.json; then the family's default."""
+    for source in (generation, config, {"eos_token_id": family.eos_token_id}):
+        if "eos_token_id" in source:
+            value = source["eos_token_id"]
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(isinstance(token, int) and token >= 0 for token in ids):
+                raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
+            return tuple(sorted(set(ids)))
+    return ()
+
+
+def _positive(folder: Path, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{folder / 'config.json'}: {key} is {value!r}, not a whole number above 0")
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _revision(folder: Path, dtype: str) -> str:
+    """Digest of what decides outputs. Folder and model names are left out: a copy elsewhere is the same revision."""
+    digest = hashlib.sha256(f"dtype {dtype}\n".encode())
+    for name in ("config.json", "generation_config.json", *_TOKENIZER_FILES):
+        path = folder / name
+        if path.is_file():
+            _add(digest, name, path.read_bytes())
+    for path in weight_files(folder):
+        _add(digest, path.name, _weight_sample(path))
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: "hashlib._Hash", name: str, content: bytes) -> None:
+    digest.update(f"{name} {len(content)}\n".encode())
+    digest.update(content)
+
+
+def _weight_sample(path: Path) -> bytes:
+    """Size, header and evenly spaced pieces of a safetensors file: a megabyte and a header at most."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = _header_bytes(path, file.read(8), size)
+        if size <= _WHOLE_FILE_BYTES:
+            file.seek(0)
+            return file.read()
+        parts = [struct.pack("<Q", size), file.read(header_bytes)]
+        first, last = 8 + header_bytes, max(size - _PIECE_BYTES, 8 + header_bytes)
+        for piece in range(_PIECES):
+            file.seek(first + (last - first) * piece // (_PIECES - 1))
+            parts.append(file.read(_PIECE_BYTES))
+    return b"".join(parts)
+
+
+def _header_bytes(path: Path, prefix: bytes, size: int) -> int:
+    """Length of the JSON header behind the 8-byte prefix (safetensors format)."""
+    length = int(struct.unpack("<Q", prefix)[0]) if len(prefix) == 8 else 0
+    if not 2 <= length <= min(_HEADER_BYTES_MAX, size - 8):
+        raise ModelError(f"{path} is not a whole safetensors file: its header length is {length} of {size} bytes")
+    return length

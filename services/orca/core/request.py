@@ -1,0 +1,111 @@
+"""What a request is: its prompt, how it is sampled, the tokens it has, and how it ends.
+
+Everything here is plain frozen data. The pool stores it, the scheduler and the stages read it, and none of them
+changes it: what changes during a request's life (state, owner, claim, log) belongs to the pool.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SCHEMA = 1
+"""Number of the record layout written by this release (protocol: schema number)."""
+
+DEFAULT_BLOCK_TOKENS = 16
+"""Tokens in one block of the paged KV cache. A request's reservation is rounded up to whole blocks."""
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. The first two are a generation's own end, the others come from outside."""
+
+    STOP = "stop"  # EOS, a stop token id or a stop string
+    LENGTH = "length"  # max_new_tokens are there
+    CANCELLED = "cancelled"  # by the client, or because nobody read it any more
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    MODEL_REPLACED = "model_replaced"  # its revision was retired before it could finish
+    ERROR = "error"  # proven to break every group that runs it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn from the logits. Defaults leave the model's distribution untouched.
+
+    The order of effects is: logit_bias, min_tokens mask, repetition, presence and frequency penalty, temperature,
+    top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties.
+    """
+
+    temperature: float = 1.0  # >= 0; 0 is greedy
+    top_k: int | None = None  # >= 1 tokens kept; None keeps all
+    top_p: float = 1.0  # (0, 1]: smallest set of tokens whose probability reaches it
+    min_p: float = 0.0  # [0, 1]: tokens under min_p x the largest probability are dropped
+    repetition_penalty: float = 1.0  # > 0; divides positive, multiplies negative logits of tokens in prompt or output
+    presence_penalty: float = 0.0  # [-2, 2], subtracted once for tokens in the output
+    frequency_penalty: float = 0.0  # [-2, 2], subtracted per occurrence in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), ids rising
+    seed: int = 0  # [0, 2^63); with the token's index it fixes the random number, whatever the batch
+    logprobs: int | None = None  # top alternatives to report beside the chosen one, [0, 20]; None reports nothing
+    prompt_logprobs: int | None = None  # the same for prompt tokens 1.. ; committed with token 0
+    min_tokens: int = 0  # EOS, stop ids and stop strings are not allowed before so many tokens
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # stop strings, none empty; matched on the text of the output only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to generate. A call with n = 3 is one parent with three of these.
+
+    `id` is `<parent>.<choice>`. `arrival` is given by the pool at submit (0 before) and kept for ever: it orders the
+    queue, so a request that is taken back returns to its old place.
+    """
+
+    parent: str
+    choice: int
+    revision: str  # of the model: what decides the output (see core.model)
+    prompt: tuple[int, ...]  # at least one token id
+    max_new_tokens: int  # >= 1
+    sampling: SamplingParams
+    deadline_ms: int | None = None  # wall clock, Unix milliseconds; None has no deadline
+    traceparent: str | None = None  # W3C trace context of the call that made it
+    arrival: int = 0
+    submitted_ms: int = 0  # wall clock of the pool at submit, Unix milliseconds
+
+    @property
+    def id(self) -> str:
+        return f"{self.parent}.{self.choice}"
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The paper's max_tokens: what slots are reserved for (ORCA, section 4.2, footnote 6)."""
+        return len(self.prompt) + self.max_new_tokens
+
+
+def slots_needed(max_total_tokens: int, block_tokens: int) -> int:
+    """Slots reserved for a request: its tokens rounded up to whole KV blocks."""
+    return -(-max_total_tokens // block_tokens) * block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log probability, and the most likely alternatives, largest first; it may be one of them."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An entry of a request's log: the token with index i is the i-th generated one, from 0."""
+
+    id: int
+    logprob: Logprob | None = None  # where `sampling.logprobs` asks for it
+    prompt_logprobs: tuple[Logprob, ...] = ()  # with token 0 only: prompt tokens 1.., where asked for
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last entry of a log, behind `count` tokens."""
+
+    reason: FinishReason
+    count: int
+    stop: str | int | None = None  # the stop string or stop token id that ended it; None for EOS and other reasons

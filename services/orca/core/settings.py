@@ -1,0 +1,168 @@
+"""Settings of a service: one frozen dataclass, read once from flags over variables over defaults.
+
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Settings:
+        port: int = setting(8000, "port to listen on", least=0)
+
+        def __post_init__(self) -> None:
+            check_bounds(self)
+
+    settings = read_settings(Settings, argv, environment, prefix="ORCA_GATEWAY_", prog="orca gateway", description="")
+
+`--port 80` and `ORCA_GATEWAY_PORT=80` then say the same. An unknown flag, an unknown variable with the prefix, a
+missing or a bad value stops the start with the setting's name. The dataclass is also the command line's reference.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from orca.core.errors import SettingError
+
+LOG_FORMATS = ("auto", "json", "text")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+S = TypeVar("S")
+
+
+def setting(
+    default: Any, help_text: str, *, least: float | None = None, choices: Sequence[str] = (), is_secret: bool = False
+) -> Any:
+    """A field of a settings dataclass.
+
+    Args:
+        least: smallest value allowed; None bounds nothing.
+        choices: the only values allowed; none for any.
+        is_secret: kept out of the record's repr.
+    """
+    metadata = {"help": help_text, "least": least, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=metadata, repr=not is_secret)
+
+
+def required(help_text: str) -> Any:
+    """A field without a default: the start stops unless it is given."""
+    return setting(dataclasses.MISSING, help_text)
+
+
+def log_format_setting() -> Any:
+    return setting("auto", "auto is text on a terminal, else json", choices=LOG_FORMATS)
+
+
+def log_level_setting() -> Any:
+    return setting("info", "least level logged", choices=LOG_LEVELS)
+
+
+def check_bounds(settings: Any) -> None:
+    """Raises: SettingError naming the first field that is under its `least` or not of its `choices`."""
+    for field in dataclasses.fields(settings):
+        value, least, choices = getattr(settings, field.name), field.metadata["least"], field.metadata["choices"]
+        require(value is None or least is None or value >= least, settings, field.name, f"{least} or more")
+        require(not choices or value in choices, settings, field.name, f"one of {', '.join(choices)}")
+
+
+def require(is_good: bool, settings: Any, name: str, rule: str) -> None:
+    """Raises: SettingError "setting NAME: VALUE is not RULE" unless `is_good`."""
+    if not is_good:
+        raise SettingError(f"setting {name}: {getattr(settings, name)!r} is not {rule}")
+
+
+def read_settings(
+    kind: type[S],
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    prefix: str,
+    prog: str,
+    description: str,
+) -> S:
+    """Read flags over variables over defaults.
+
+    Raises: SettingError that names the setting; SystemExit only for --help.
+    """
+    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    for field in _fields(kind).values():
+        parser.add_argument(_flag(field.name), help=_help(field), default=None, **_switch_options(field))
+    flags = {name: text for name, text in vars(parser.parse_args(list(argv))).items() if text is not None}
+    texts = _variables(kind, environment, prefix) | flags
+    for field in _fields(kind).values():
+        if field.default is dataclasses.MISSING and not texts.get(field.name):
+            raise SettingError(f"setting {field.name}: required ({_flag(field.name)} or {prefix}{field.name.upper()})")
+    return _build(kind, texts)
+
+
+def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str) -> S:
+    """Settings that have no flags: every part of a deployment is given the same variables.
+
+    Raises: SettingError that names the setting.
+    """
+    return _build(kind, _variables(kind, environment, prefix))
+
+
+def is_address(text: str, *, least_port: int = 0) -> bool:
+    """Whether `text` is host:port."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and least_port <= int(port) <= 65_535
+
+
+def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(field: "dataclasses.Field[Any]") -> str:
+    default = "required" if field.default is dataclasses.MISSING else f"default {field.default!r}"
+    return f"{field.metadata['help']} ({default})".replace("%", "%%")
+
+
+def _switch_options(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+    """A switch may be given without its value: `--keep` is `--keep true`."""
+    return {"nargs": "?", "const": "true"} if field.type is bool else {}
+
+
+def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> dict[str, str]:
+    found = {name.removeprefix(prefix).lower(): text for name, text in environment.items() if name.startswith(prefix)}
+    for name in found:
+        if name not in _fields(kind):
+            raise SettingError(f"setting {name}: unknown variable {prefix}{name.upper()}")
+    return found
+
+
+def _build(kind: type[S], texts: Mapping[str, str]) -> S:
+    fields = _fields(kind)
+    return kind(**{name: _value(fields[name], text) for name, text in texts.items()})
+
+
+def _value(field: "dataclasses.Field[Any]", text: str) -> Any:
+    try:
+        return _READERS.get(field.type, str)(text)
+    except ValueError as error:
+        rule = "true or false" if field.type is bool else "a number"
+        raise SettingError(f"setting {field.name}: {text!r} is not {rule}") from error
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+_READERS: Mapping[Any, Callable[[str], Any]] = {
+    int: int,
+    int | None: int,
+    float: float,
+    bool: _switch,
+    tuple[str, ...]: _words,
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(f"setting: {message}")

@@ -1,0 +1,102 @@
+"""What one iteration is on its way from the scheduler through the stages and back.
+
+Steps carry differences: a stage keeps the state of each request from the step that brings it (`new`) to the step that
+frees it. Inside an epoch a (request, claim) goes by its handle, a small number that the master never uses twice.
+"""
+
+from dataclasses import dataclass
+
+from orca.core.request import SamplingParams, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request's present ownership in the pool. Both parts are compared (protocol: claim)."""
+
+    number: int  # rises by one with each claim and each take-back
+    call: str  # `<process>/<call number>` of the claim call that won it
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A group's present life: all its parts joined under this number for this seat holder."""
+
+    number: int  # from 1; rises with every re-forming
+    holder: str  # the scheduler process that holds the seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """A request's first appearance on the stages under its present claim."""
+
+    handle: int
+    request_id: str
+    claim: Claim
+    tokens: tuple[int, ...]  # prompt, then the tokens of the log: all that is known when it starts (or starts again)
+    prompt_length: int  # how many of `tokens` are the prompt
+    max_total_tokens: int  # slots reserved, before rounding to blocks
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A request's part of one step: `count` tokens at positions start .. start + count - 1.
+
+    A request in the initiation phase runs its known tokens (all at once, or in chunks); in the increment phase it runs
+    one. Its input token is `token` when the master knows it (prefetch 0: it came back with the step before); None says
+    that the stages have it: part of `NewRequest.tokens`, or fed on the device from the last stage to the first.
+    """
+
+    handle: int
+    start: int
+    count: int
+    sample: bool  # draw a token after the last position; False for all chunks of a prompt but the last
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
+
+    Order of work: drop the state of `freed`, take up `new`, run `rows`. A step without rows only frees.
+    """
+
+    epoch: Epoch
+    number: int  # from 1 in each epoch
+    freed: tuple[int, ...] = ()  # handles
+    new: tuple[NewRequest, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the flat [tokens, hidden] tensor (selective batching, ORCA section 3, S2)."""
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token drawn for a request. `index` counts generated tokens from 0, those of earlier claims included."""
+
+    handle: int
+    index: int
+    token: Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTiming:
+    """When one stage ran a step: nanoseconds of the machine's monotonic clock, comparable on one machine only."""
+
+    stage: int
+    received_ns: int  # the control message reached the stage's controller
+    start_ns: int  # its inputs were there and computation began
+    end_ns: int  # computation ended, its output handed to the link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the last stage sends back for a step: one token for each row with `sample`, in row order."""
+
+    epoch: Epoch
+    number: int
+    sampled: tuple[Sampled, ...] = ()
+    timing: StageTiming | None = None  # of the last stage

@@ -1,0 +1,177 @@
+"""The one place where orca.core.step meets engine_pb2: every conversion between our types and the wire.
+
+Stop strings stay behind on purpose: they are matched by the scheduler on text, no stage ever sees them. A top_k that
+keeps all tokens is None for us and 0 on the wire.
+"""
+
+from orca.core import engine_pb2 as pb
+from orca.core.request import Logprob, SamplingParams, Token
+from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+
+
+def epoch_to_wire(epoch: Epoch) -> pb.Epoch:
+    return pb.Epoch(number=epoch.number, holder=epoch.holder)
+
+
+def epoch_from_wire(message: pb.Epoch) -> Epoch:
+    """An epoch; number 0 (and no holder) where the message holds none."""
+    return Epoch(message.number, message.holder)
+
+
+def step_to_wire(step: Step) -> pb.StepMessage:
+    return pb.StepMessage(
+        epoch=epoch_to_wire(step.epoch),
+        number=step.number,
+        freed=step.freed,
+        added=[_new_to_wire(new) for new in step.new],
+        rows=[
+            pb.Row(handle=row.handle, start=row.start, count=row.count, sample=row.sample, token=row.token)
+            for row in step.rows
+        ],
+    )
+
+
+def step_from_wire(message: pb.StepMessage) -> Step:
+    return Step(
+        epoch=epoch_from_wire(message.epoch),
+        number=message.number,
+        freed=tuple(message.freed),
+        new=tuple(_new_from_wire(new) for new in message.added),
+        rows=tuple(
+            Row(
+                handle=row.handle,
+                start=row.start,
+                count=row.count,
+                sample=row.sample,
+                token=row.token if row.HasField("token") else None,
+            )
+            for row in message.rows
+        ),
+    )
+
+
+def result_to_wire(result: StepResult) -> pb.ResultMessage:
+    return pb.ResultMessage(
+        epoch=epoch_to_wire(result.epoch),
+        number=result.number,
+        sampled=[_sampled_to_wire(sampled) for sampled in result.sampled],
+        timing=None if result.timing is None else _timing_to_wire(result.timing),
+    )
+
+
+def result_from_wire(message: pb.ResultMessage) -> StepResult:
+    return StepResult(
+        epoch=epoch_from_wire(message.epoch),
+        number=message.number,
+        sampled=tuple(_sampled_from_wire(sampled) for sampled in message.sampled),
+        timing=_timing_from_wire(message.timing) if message.HasField("timing") else None,
+    )
+
+
+def _new_to_wire(new: NewRequest) -> pb.NewRequest:
+    return pb.NewRequest(
+        handle=new.handle,
+        request_id=new.request_id,
+        claim=pb.Claim(number=new.claim.number, call=new.claim.call),
+        tokens=new.tokens,
+        prompt_length=new.prompt_length,
+        max_total_tokens=new.max_total_tokens,
+        sampling=_sampling_to_wire(new.sampling),
+    )
+
+
+def _new_from_wire(message: pb.NewRequest) -> NewRequest:
+    return NewRequest(
+        handle=message.handle,
+        request_id=message.request_id,
+        claim=Claim(message.claim.number, message.claim.call),
+        tokens=tuple(message.tokens),
+        prompt_length=message.prompt_length,
+        max_total_tokens=message.max_total_tokens,
+        sampling=_sampling_from_wire(message.sampling),
+    )
+
+
+def _sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or 0,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bias_tokens=[token for token, _ in sampling.logit_bias],
+        bias_values=[bias for _, bias in sampling.logit_bias],
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+
+
+def _sampling_from_wire(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k or None,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(zip(message.bias_tokens, message.bias_values, strict=True)),
+        seed=message.seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def _sampled_to_wire(sampled: Sampled) -> pb.Sampled:
+    token = sampled.token
+    return pb.Sampled(
+        handle=sampled.handle,
+        index=sampled.index,
+        token=token.id,
+        logprob=None if token.logprob is None else _logprob_to_wire(token.logprob),
+        prompt_logprobs=[_logprob_to_wire(logprob) for logprob in token.prompt_logprobs],
+    )
+
+
+def _sampled_from_wire(message: pb.Sampled) -> Sampled:
+    token = Token(
+        id=message.token,
+        logprob=_logprob_from_wire(message.logprob) if message.HasField("logprob") else None,
+        prompt_logprobs=tuple(_logprob_from_wire(logprob) for logprob in message.prompt_logprobs),
+    )
+    return Sampled(message.handle, message.index, token)
+
+
+def _logprob_to_wire(logprob: Logprob) -> pb.Logprob:
+    return pb.Logprob(
+        token=logprob.token,
+        logprob=logprob.logprob,
+        top_tokens=[token for token, _ in logprob.top],
+        top_logprobs=[value for _, value in logprob.top],
+    )
+
+
+def _logprob_from_wire(message: pb.Logprob) -> Logprob:
+    top = zip(message.top_tokens, message.top_logprobs, strict=True)
+    return Logprob(message.token, message.logprob, tuple(top))
+
+
+def _timing_to_wire(timing: StageTiming) -> pb.StageTiming:
+    return pb.StageTiming(
+        stage=timing.stage, received_ns=timing.received_ns, start_ns=timing.start_ns, end_ns=timing.end_ns
+    )
+
+
+def _timing_from_wire(message: pb.StageTiming) -> StageTiming:
+    return StageTiming(
+        stage=message.stage, received_ns=message.received_ns, start_ns=message.start_ns, end_ns=message.end_ns
+    )
