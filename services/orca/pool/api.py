@@ -1,0 +1,299 @@
+"""The request pool as its users see it: the transitions of the protocol, one method each.
+
+Two implementations keep this contract, under one suite of tests: `redis_pool.RedisPool` and `memory_pool.MemoryPool`.
+Every method may be called again with the same arguments after a lost reply; what it answers then is in its docstring.
+Any method raises PoolUnavailable when the pool gave no answer: the call may have happened or not. A cancelled call ends
+its task, also when the answer comes at the same moment.
+
+    submit                      gateway      queued, with bytes reserved and a first reader
+    enter, heartbeat, leave     scheduler    the group's seat
+    wait_for_work, claim, commit, give_back    scheduler    owned requests
+    cancel, attach, renew, detach, read, read_many, status, wait    gateway
+    sweep                       gateway and scheduler, twice a second
+    set_revision, promise_slots, stats                  scheduler, gateway, operator
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from orca.core.request import End, Request, Token
+from orca.core.step import Claim, Epoch
+
+
+class OnDisconnect(StrEnum):
+    """What happens to a request that nobody reads any more."""
+
+    CANCEL = "cancel"  # ended by the sweep once no reader entry has lived for the grace
+    KEEP = "keep"
+
+
+class RequestState(StrEnum):
+    QUEUED = "queued"
+    OWNED = "owned"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A parent with all its requests, accepted or refused as one."""
+
+    parent: str
+    requests: tuple[Request, ...]  # choices 0..n-1 of `parent`, of one revision
+    reader: str  # the entry of the connection that submits
+    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
+    render: str = "{}"  # JSON: all else that a gateway needs to write the answer's bytes; opaque to the pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """What a gateway reads back to render a parent it did not submit."""
+
+    parent: str
+    requests: tuple[Request, ...]
+    on_disconnect: OnDisconnect
+    render: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A scheduler process. `process` is a word drawn at its start; a restarted scheduler is another process."""
+
+    group: str
+    process: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Another process holds the seat; its lease has at most `lease_ms` of awake time left."""
+
+    lease_ms: int
+
+
+class SeatLost(Exception):
+    """The caller does not hold the seat: it drops everything and enters again."""
+
+
+class ProcessClosed(Exception):
+    """The caller has left: this process may never own anything again."""
+
+
+class StaleCall(Exception):
+    """A call number below the last one of this process: its sender has moved on, drop the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A request now owned by the caller: it starts from `request.prompt + log`."""
+
+    request: Request
+    claim: Claim
+    log: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    claimed: tuple[Claimed, ...]  # in arrival order; empty when nothing fits or waits
+    waiting: int  # requests of the revision still queued after this call
+    is_blocked: bool  # the head of the queue is marked for this group: admit nothing younger until it fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitEntry:
+    """What one step gives to one request: tokens `index ..`, in one write with the end where it ends.
+
+    A step appends one token. The end goes with the last token or, where it is decided without one, alone.
+    """
+
+    request_id: str
+    claim: Claim
+    index: int  # of tokens[0] in the log
+    tokens: tuple[Token, ...] = ()
+    end: End | None = None  # end.count == index + len(tokens)
+
+
+class CommitAnswer(StrEnum):
+    APPLIED = "applied"
+    ALREADY_THERE = "already there"  # the same call came twice
+    ENDED = "ended"  # by cancel, deadline or an earlier end: drop it and free its slots
+    NOT_YOURS = "not yours"  # the claim is over: drop it and free its slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """What the pool believes the caller owns, and what happened to it since."""
+
+    owned: Mapping[str, Claim]  # request id -> claim: listed but not known to the caller -> give back
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """A request's log from an index on."""
+
+    start: int
+    tokens: tuple[Token, ...]
+    end: End | None  # present only when all its tokens are in the slice or before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    request: Request
+    state: RequestState
+    owner: str | None
+    claim: Claim | None
+    tokens: int  # length of the log
+    end: End | None
+    first_claimed_ms: int | None  # wall clock of its first claim, None while it never ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """Counts for metrics, status and admission. Of all revisions, unless a field says otherwise."""
+
+    queued: int
+    owned: int
+    ended: int  # records kept for their retention
+    queued_prompt_tokens: int
+    oldest_wait_ms: int  # 0 when nothing waits
+    bytes_reserved: int
+    bytes_max: int
+    revision: str | None  # the current one: what submit accepts
+    promised_slots: int | None  # of the current revision: total slots a request may need; None until a group formed
+    groups: tuple[str, ...]  # groups with a living seat
+
+
+class Pool(Protocol):
+    """All requests and their token logs."""
+
+    # gateway
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:
+        """Store all requests of a parent, queued in order of arrival, and its first reader entry.
+
+        Returns: the requests with `arrival` and `submitted_ms` filled in; the same ones when the parent is known.
+        Raises: QueueFull, PoolFull (nothing stored); InvalidRequest when the revision is not the current one;
+            NeverFits when a request needs more than the promised slots.
+        """
+        ...
+
+    async def parent(self, parent: str) -> Parent:
+        """Raises: UnknownRequest."""
+        ...
+
+    async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
+        """Tokens from index `start`, at most `limit`. Raises: UnknownRequest."""
+        ...
+
+    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice]:
+        """`read` of many logs (request id -> start) in one round trip, for the one watcher of a gateway.
+
+        Logs without anything from their start on are left out, and so are unknown requests.
+        """
+        ...
+
+    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
+        """Return when one of the logs has more than its number of entries (tokens and end counted), or in time.
+
+        Returns: those known to have more; with none, each may have. A hint, not truth: it may return early and leave
+            some out. Asking again is always right.
+        """
+        ...
+
+    async def status(self, request_id: str) -> RequestStatus:
+        """Raises: UnknownRequest."""
+        ...
+
+    async def cancel(self, parent: str) -> None:
+        """End all requests of the parent that have not ended; harmless when there are none."""
+        ...
+
+    async def attach(self, parent: str, reader: str) -> None:
+        """A connection starts to read: its own entry, with a full lease. Raises: UnknownRequest."""
+        ...
+
+    async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
+        """Full lease again for (parent, reader) pairs; pairs that are gone are passed over."""
+        ...
+
+    async def detach(self, parent: str, reader: str) -> None:
+        """Take out one reader entry, nothing else."""
+        ...
+
+    # scheduler
+    async def wait_for_work(self, revision: str, timeout_s: float) -> None:
+        """Return when a request of `revision` was queued or given back, or in time. A hint, like `wait`."""
+        ...
+
+    async def enter(
+        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
+    ) -> Entered | Wait:
+        """Take the group's seat and give all its requests back, under a new epoch above every earlier one.
+
+        Args:
+            call: rising number of this process; the last one again gets the same answer.
+            reported_epoch: the highest epoch that a stage of the group knows, 0 when none does.
+            is_holder_dead: the present holder was seen to exit.
+        Raises: ProcessClosed, StaleCall.
+        """
+        ...
+
+    async def heartbeat(self, caller: Caller) -> Heartbeat:
+        """Renew the seat's lease. Raises: SeatLost, ProcessClosed."""
+        ...
+
+    async def claim(
+        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+    ) -> ClaimAnswer:
+        """Own the oldest requests of the caller's revision that fit into `free_slots`, at most `most`.
+
+        Args:
+            call: rising number of this process, shared with `enter`; the last one again gets the stored answer.
+            free_slots, total_slots: of the group, in tokens; block_tokens rounds each request's need up.
+        Raises: SeatLost, ProcessClosed, StaleCall.
+        """
+        ...
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        """Append the tokens of a step and the ends it brought: one round trip, one answer per entry, in order."""
+        ...
+
+    async def give_back(self, claims: Mapping[str, Claim]) -> None:
+        """Return requests (id -> claim) to the queue at their old place; other claims of them are passed over."""
+        ...
+
+    async def leave(self, caller: Caller) -> None:
+        """Drain: give everything back, free the seat if held, and close this process for ever."""
+        ...
+
+    # everybody
+    async def sweep(self) -> None:
+        """Let awake time pass and carry out what is due: leases, unread requests, deadlines, retention."""
+        ...
+
+    async def set_revision(self, revision: str, generation: int) -> str:
+        """Make `revision` the current one if `generation` is newer than the stored one.
+
+        The first revision may be set before any group of it exists; another one takes over only after a group of it
+        has formed (`promise_slots`), so that there is always somebody to run what submit accepts.
+        Returns: the revision in force.
+        """
+        ...
+
+    async def promise_slots(self, revision: str, slots: int) -> int:
+        """State what a request of `revision` may need at most: what its groups hold, or the model's length where less.
+
+        Returns: the promise in force, the first one made.
+
+        Requests accepted before the first promise that need more than it end with reason `error`: nobody can run them.
+        """
+        ...
+
+    async def stats(self) -> PoolStats: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,60 @@
+"""What both implementations check and say in the same words: the caller's part of the contract."""
+
+from dataclasses import replace
+
+from orca.core.errors import InvalidRequest, NeverFits, OrcaError, PoolFull, QueueFull
+from orca.core.request import Request
+from orca.pool import codec
+from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
+
+
+def check_submission(submission: Submission) -> None:
+    """A gateway's own mistakes, which no request body can cause."""
+    requests = submission.requests
+    assert requests, "a parent has at least one request"
+    assert submission.parent.split() == [submission.parent], "a parent's name is one word: scripts join names by spaces"
+    assert len({request.revision for request in requests}) == 1, "choices of a parent share a revision"
+    for choice, request in enumerate(requests):
+        assert (request.parent, request.choice) == (submission.parent, choice), "choices are numbered from 0"
+        assert request.prompt, "a prompt has at least one token"
+        assert request.max_new_tokens >= 1, "a request generates at least one token"
+
+
+def check_entry(entry: CommitEntry) -> None:
+    """A scheduler's own mistakes: an entry says something, and its end counts the tokens before it."""
+    assert entry.tokens or entry.end is not None, "an entry has tokens or an end"
+    assert entry.index >= 0, "tokens count from 0"
+    assert entry.end is None or entry.end.count == entry.index + len(entry.tokens), "an end counts all tokens"
+
+
+def reserved_bytes(submission: Submission, choice: int, body: bytes) -> int:
+    """Bytes of Redis memory that a request may take until it is forgotten; choice 0 carries its parent's."""
+    request = submission.requests[choice]
+    tokens = request.max_new_tokens * codec.token_bytes(request.sampling)
+    parent = codec.parent_bytes(submission.render) if choice == 0 else 0
+    return parent + codec.fixed_bytes(request, body) + tokens
+
+
+def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
+    """The request as the pool keeps it."""
+    return replace(request, arrival=arrival, submitted_ms=submitted_ms)
+
+
+def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> OrcaError:
+    """Why a submission was refused; nothing was stored."""
+    if verdict == "revision":
+        current = f"the current one is {bound}" if bound else "there is no current one yet"
+        return InvalidRequest(f"revision {requests[0].revision} is not served: {current}", param="model")
+    if verdict == "promise":
+        need = max(request.max_total_tokens for request in requests)
+        return NeverFits(f"prompt and max_tokens need {need} slots, the engine has {bound}", param="max_tokens")
+    if verdict == "queue":
+        return QueueFull(f"{bound} requests may wait and no more")
+    assert verdict == "bytes", verdict
+    return PoolFull(f"the pool's {bound} bytes are reserved by requests accepted earlier")
+
+
+def verdict_error(verdict: str, caller: Caller) -> Exception:
+    """Why a scheduler's call was refused."""
+    errors: dict[str, type[Exception]] = {"lost": SeatLost, "closed": ProcessClosed, "stale": StaleCall}
+    return errors[verdict](f"process {caller.process} of group {caller.group}")

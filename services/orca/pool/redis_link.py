@@ -1,0 +1,138 @@
+"""How the pool talks to Redis: connections, scripts by their hash, confirmation by replicas, errors that are ours."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from orca.core.errors import PoolUnavailable
+from orca.pool.keys import Keys, lua_key_builders
+from orca.pool.settings import PoolSettings
+
+T = TypeVar("T")
+Command = tuple[Any, ...]
+
+_SCRIPTS = Path(__file__).with_name("scripts")
+# Words in an error reply that mean "not now", as opposed to a bug in a script. Redis 6.2 wraps the reply of a command
+# inside a script into a sentence of its own, so they may stand anywhere in it.
+_NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "ORCASCHEMA")
+
+
+class OutOfMemory(PoolUnavailable):
+    """Redis refused the first write of a script: nothing happened."""
+
+
+class _Script:
+    """A transition's text; EVALSHA, and EVAL where the server does not know it yet."""
+
+    def __init__(self, name: str) -> None:
+        texts = [lua_key_builders(), *((_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name))]
+        self.text = "".join(texts)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+_TRANSITIONS = {path.stem: _Script(path.stem) for path in sorted(_SCRIPTS.glob("*.lua")) if path.stem != "prelude"}
+
+
+class RedisLink:
+    """The connections of one process to the Redis of one deployment."""
+
+    def __init__(self, url: str, keys: Keys, settings: PoolSettings) -> None:
+        self._meta = keys.single("meta")
+        self._replicas = settings.replicas
+        self._confirm_ms = settings.call_timeout_ms // 2
+        # No retries: a caller that repeats a call does so on purpose, with its own bound (redis-py tries 10 times).
+        timeout_s = settings.call_timeout_ms / 1000
+        common: dict[str, Any] = {"socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+        self._connections: BlockingConnectionPool = BlockingConnectionPool.from_url(
+            url, max_connections=settings.connections_max, timeout=timeout_s, socket_timeout=timeout_s, **common
+        )
+        self._client: Redis = Redis(connection_pool=self._connections)
+        # The listening connection waits for messages without a bound.
+        self.listener: Redis = Redis.from_url(url, socket_timeout=None, **common)
+
+    async def run(self, transition: str, *args: Any) -> Any:
+        """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
+        script = _TRANSITIONS[transition]
+
+        async def call() -> Any:
+            try:
+                return await self._client.evalsha(script.sha, 1, self._meta, *args)
+            except NoScriptError:
+                return await self._client.eval(script.text, 1, self._meta, *args)
+
+        return await _ours(call)
+
+    async def run_confirmed(self, transition: str, *args: Any) -> Any:
+        """`run`, and with replicas the proof that they hold what it wrote."""
+        if not self._replicas:
+            return await self.run(transition, *args)
+        script = _TRANSITIONS[transition]
+        try:
+            (answer,) = await self.pipeline_confirmed(("EVALSHA", script.sha, 1, self._meta, *args))
+        except NoScriptError:
+            (answer,) = await self.pipeline_confirmed(("EVAL", script.text, 1, self._meta, *args))
+        return answer
+
+    async def pipeline(self, *commands: Command) -> list[Any]:
+        """The commands on one connection in one round trip; not atomic."""
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await _ours(pipeline.execute)
+        return answers
+
+    async def pipeline_confirmed(self, *commands: Command) -> list[Any]:
+        """`pipeline`, and with replicas the proof that they hold all that the commands wrote or saw.
+
+        WAIT asks for the replication offset at which its own connection last ran a command, a read included; on another
+        connection it would ask for an older one and say yes at once. Hence the same connection, in the same pipeline.
+
+        Raises: PoolUnavailable when too few replicas confirm in time; what was written may stay.
+        """
+        if not self._replicas:
+            return await self.pipeline(*commands)
+        *answers, confirmed = await self.pipeline(*commands, ("WAIT", self._replicas, self._confirm_ms))
+        if confirmed < self._replicas:
+            raise PoolUnavailable(f"{confirmed} of {self._replicas} replicas confirmed in time")
+        return answers
+
+    async def close(self) -> None:
+        await self.listener.aclose()
+        await self._client.aclose()
+        await self._connections.aclose()
+
+
+async def _ours(call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await heedful(call())
+    except ResponseError as error:
+        if "used memory > 'maxmemory'" in str(error):
+            raise OutOfMemory(str(error)) from error
+        if any(word in str(error) for word in _NOT_NOW):
+            raise PoolUnavailable(str(error)) from error
+        raise  # a bug in a script, not a state of the server
+    except (RedisError, OSError) as error:
+        raise PoolUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+async def heedful(call: Awaitable[T]) -> T:
+    """Await a call, and be cancelled when this task is, whatever the call makes of it.
+
+    Up to Python 3.11 `asyncio.wait_for`, which redis-py uses for each send, answers with its result instead of a
+    cancellation that comes at the same moment. The task would go on, and whoever cancelled it wait for it for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await call
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -1,0 +1,350 @@
+"""The request pool in Redis: one script, one round trip per transition.
+
+Owns the calls: what goes into a script, what its answer means, and which error it becomes. The transitions themselves
+are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orca.core.errors import PoolFull, SettingError, UnknownRequest
+from orca.core.request import SCHEMA, Request
+from orca.core.step import Claim, Epoch
+from orca.pool import codec
+from orca.pool.api import (
+    Caller,
+    ClaimAnswer,
+    Claimed,
+    CommitAnswer,
+    CommitEntry,
+    Entered,
+    Heartbeat,
+    LogSlice,
+    OnDisconnect,
+    Parent,
+    Pool,
+    PoolStats,
+    RequestState,
+    RequestStatus,
+    Submission,
+    Wait,
+)
+from orca.pool.contract import check_entry, check_submission, refusal, reserved_bytes, stored, verdict_error
+from orca.pool.hints import Hints, Subscription
+from orca.pool.keys import Keys
+from orca.pool.redis_link import OutOfMemory, RedisLink
+from orca.pool.settings import PoolSettings
+
+_COMMIT_ANSWERS = {
+    1: CommitAnswer.APPLIED,
+    2: CommitAnswer.ALREADY_THERE,
+    3: CommitAnswer.ENDED,
+    4: CommitAnswer.NOT_YOURS,
+}
+_SWEEP_MOST = 100  # of each kind in one script: some milliseconds of Redis
+_SWEEP_CALLS_MAX = 40
+
+
+async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> "RedisPool":
+    """Connect to Redis and check that it can keep what the pool promises.
+
+    Args:
+        url: `redis://host:port/db`, `rediss://...` or `unix:///path`.
+        deployment: a word without braces, colons or spaces; deployments of one Redis do not see each other.
+    Raises: SettingError when the server is older than 6.2, may evict keys, or has less memory than `bytes_max` needs;
+        PoolUnavailable when it does not answer.
+    """
+    try:
+        pool = RedisPool(url, deployment, settings)
+    except ValueError as error:
+        raise SettingError(f"pool: {error}") from error
+    try:
+        await pool.check_server()
+    except BaseException:
+        await pool.close()
+        raise
+    return pool
+
+
+class RedisPool(Pool):
+    """The pool of one deployment. One object per process; it holds few connections however many requests it serves."""
+
+    def __init__(self, url: str, deployment: str, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._keys = Keys(deployment)
+        self._link = RedisLink(url, self._keys, settings)
+        self._hints = Hints(settings.hint_poll_ms / 1000)
+        self._subscription = Subscription(self._link.listener, self._keys.single("news"), self._hints)
+
+    async def check_server(self) -> None:
+        """Raises: SettingError, PoolUnavailable (see `open_redis_pool`)."""
+        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._keys.single("meta"), "schema"))
+        version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+        if version < (6, 2):
+            raise SettingError(f"pool: Redis {info['redis_version']} is too old, 6.2 or later is needed")
+        if info["maxmemory_policy"] != "noeviction":
+            raise SettingError(f"pool: Redis has maxmemory-policy {info['maxmemory_policy']}, it must be noeviction")
+        room = int(info["maxmemory"]) * 4 // 5
+        if 0 < room < self._settings.bytes_max:
+            raise SettingError(
+                f"pool: bytes_max is {self._settings.bytes_max}, but Redis' maxmemory of {info['maxmemory']} leaves "
+                f"{room} (four fifths)"
+            )
+        if schema is not None and int(schema) != SCHEMA:
+            raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {SCHEMA}")
+
+    # gateway
+
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:
+        check_submission(submission)
+        settings, requests = self._settings, submission.requests
+        bodies = [codec.pack_body(request) for request in requests]
+        reserved = [reserved_bytes(submission, choice, body) for choice, body in enumerate(bodies)]
+        args: list[Any] = [
+            submission.parent,
+            requests[0].revision,
+            submission.reader,
+            submission.on_disconnect.value,
+            submission.render,
+            settings.reader_lease_ms,
+            settings.resume_grace_ms,
+            settings.max_queued,
+            settings.bytes_max,
+            sum(reserved),
+            len(requests),
+        ]
+        for request, body, size in zip(requests, bodies, reserved, strict=True):
+            args += [request.max_total_tokens, len(request.prompt), request.max_new_tokens, size]
+            args += [codec.token_bytes(request.sampling), request.deadline_ms or "", body]
+        try:
+            verdict, first, *rest = await self._link.run_confirmed("submit", *args)
+        except OutOfMemory as error:
+            raise PoolFull("the pool's Redis has no memory left") from error
+        if verdict != b"ok":
+            raise refusal(verdict.decode(), int(first) if verdict != b"revision" else first.decode(), requests)
+        return tuple(stored(request, int(first) + i, int(rest[0])) for i, request in enumerate(requests))
+
+    async def parent(self, parent: str) -> Parent:
+        record, render = await self._link.pipeline(
+            ("HMGET", self._keys.named("par", parent), "choices", "on_disconnect"),
+            ("GET", self._keys.named("render", parent)),
+        )
+        if record[0] is None or render is None:
+            raise UnknownRequest(parent)
+        ids = [f"{parent}.{choice}" for choice in range(int(record[0]))]
+        reads = [(("HMGET", self._keys.named("req", i), "arrival", "submitted_ms")) for i in ids]
+        answers = await self._link.pipeline(*reads, *(("GET", self._keys.named("body", i)) for i in ids))
+        records, bodies = answers[: len(ids)], answers[len(ids) :]
+        if any(body is None for body in bodies):
+            raise UnknownRequest(parent)
+        requests = tuple(_request(body, *values) for values, body in zip(records, bodies, strict=True))
+        return Parent(
+            parent=parent,
+            requests=requests,
+            on_disconnect=OnDisconnect(record[1].decode()),
+            render=render.decode(),
+        )
+
+    async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
+        found = await self.read_many({request_id: start}, limit)
+        if request_id in found:
+            return found[request_id]
+        (exists,) = await self._link.pipeline(("EXISTS", self._keys.named("req", request_id)))
+        if not exists:
+            raise UnknownRequest(request_id)
+        return LogSlice(start, (), None)
+
+    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice]:
+        if not starts:
+            return {}
+        asked = list(starts.items())
+        answers = await self._link.run_confirmed("read", limit, *(word for log in asked for word in log))
+        return {asked[which][0]: _slice(asked[which][1], entries, limit) for which, *entries in answers}
+
+    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
+        self._subscription.start()
+        return await self._hints.wait(versions, timeout_s)
+
+    async def wait_for_work(self, revision: str, timeout_s: float) -> None:
+        self._subscription.start()
+        await self._hints.wait({f"+{revision}": 0}, timeout_s)
+
+    async def status(self, request_id: str) -> RequestStatus:
+        fields = ("state", "process", "number", "call", "arrival", "submitted_ms", "first_claimed_ms")
+        record, body, length, last = await self._link.pipeline(
+            ("HMGET", self._keys.named("req", request_id), *fields),
+            ("GET", self._keys.named("body", request_id)),
+            ("XLEN", self._keys.named("log", request_id)),
+            ("XREVRANGE", self._keys.named("log", request_id), "+", "-", "COUNT", 1),
+        )
+        if record[0] is None or body is None:
+            raise UnknownRequest(request_id)
+        # The log decides: it is read after the record, and the end may have come in between.
+        fields = last[0][1] if last else {}
+        end = codec.unpack_end(*fields.values()) if b"end" in fields else None
+        state = RequestState.ENDED if end else RequestState(record[0].decode())
+        is_owned = state is RequestState.OWNED
+        return RequestStatus(
+            request=_request(body, record[4], record[5]),
+            state=state,
+            owner=record[1].decode() if is_owned else None,
+            claim=Claim(int(record[2]), record[3].decode()) if is_owned else None,
+            tokens=length if end is None else end.count,
+            end=end,
+            first_claimed_ms=None if record[6] is None else int(record[6]),
+        )
+
+    async def cancel(self, parent: str) -> None:
+        await self._link.run("cancel", parent)
+
+    async def attach(self, parent: str, reader: str) -> None:
+        # Confirmed like a submit: a reader that a fail-over forgot would be cancelled though it reads.
+        times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
+        if not await self._link.run_confirmed("attach", parent, reader, *times):
+            raise UnknownRequest(parent)
+
+    async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
+        if readers:
+            names = [name for reader in readers for name in reader]
+            await self._link.run("renew", self._settings.reader_lease_ms, self._settings.resume_grace_ms, *names)
+
+    async def detach(self, parent: str, reader: str) -> None:
+        await self._link.run("detach", parent, reader, self._settings.resume_grace_ms)
+
+    # scheduler
+
+    async def enter(
+        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
+    ) -> Entered | Wait:
+        verdict, *rest = await self._link.run(
+            "enter",
+            caller.group,
+            caller.process,
+            caller.revision,
+            call,
+            reported_epoch,
+            int(is_holder_dead),
+            self._settings.seat_lease_ms,
+        )
+        if verdict == b"entered":
+            return Entered(Epoch(int(rest[0]), caller.process))
+        if verdict == b"wait":
+            return Wait(int(rest[0]))
+        raise verdict_error(verdict.decode(), caller)
+
+    async def heartbeat(self, caller: Caller) -> Heartbeat:
+        verdict, *pairs = await self._link.run("heartbeat", caller.group, caller.process, self._settings.seat_lease_ms)
+        if verdict != b"seated":
+            raise verdict_error(verdict.decode(), caller)
+        owned = {}
+        for request_id, claim in zip(pairs[::2], pairs[1::2], strict=True):
+            number, _, claim_call = claim.decode().partition(" ")
+            owned[request_id.decode()] = Claim(int(number), claim_call)
+        return Heartbeat(owned=owned)
+
+    async def claim(
+        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+    ) -> ClaimAnswer:
+        verdict, *rest = await self._link.run(
+            "claim",
+            caller.group,
+            caller.process,
+            caller.revision,
+            call,
+            free_slots,
+            total_slots,
+            block_tokens,
+            most,
+        )
+        if verdict != b"claimed":
+            raise verdict_error(verdict.decode(), caller)
+        blocked, waiting, *given = rest
+        claim_call = f"{caller.process}/{call}"
+        return ClaimAnswer(
+            claimed=tuple(_claimed(item, claim_call) for item in given),
+            waiting=int(waiting),
+            is_blocked=bool(blocked),
+        )
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        if not entries:
+            return []
+        args: list[Any] = []
+        for entry in entries:
+            check_entry(entry)
+            claim, reason = entry.claim, "-" if entry.end is None else entry.end.reason.value
+            args.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {len(entry.tokens)} {reason}")
+            args += map(codec.pack_token, entry.tokens)
+            if entry.end is not None:
+                args.append(codec.pack_stop(entry.end))
+        return [_COMMIT_ANSWERS[answer] for answer in await self._link.run("commit", *args)]
+
+    async def give_back(self, claims: Mapping[str, Claim]) -> None:
+        if claims:
+            args = [part for request_id, claim in claims.items() for part in (request_id, claim.number, claim.call)]
+            await self._link.run("give_back", *args)
+
+    async def leave(self, caller: Caller) -> None:
+        await self._link.run("leave", caller.group, caller.process)
+
+    # everybody
+
+    async def sweep(self) -> None:
+        settings = self._settings
+        for _ in range(_SWEEP_CALLS_MAX):
+            has_more = await self._link.run(
+                "sweep",
+                settings.resume_grace_ms,
+                settings.retention_ms,
+                settings.retention_least_ms,
+                settings.pressure_bytes,
+                _SWEEP_MOST,
+            )
+            if not has_more:
+                return
+
+    async def set_revision(self, revision: str, generation: int) -> str:
+        answer: bytes = await self._link.run("set_revision", revision, generation, self._settings.retire_ms)
+        return answer.decode()
+
+    async def promise_slots(self, revision: str, slots: int) -> int:
+        return int(await self._link.run("promise_slots", revision, slots))
+
+    async def stats(self) -> PoolStats:
+        pairs, wall, promise, oldest, groups = await self._link.run("stats")
+        meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+        return PoolStats(
+            queued=int(meta.get("queued", 0)),
+            owned=int(meta.get("owned", 0)),
+            ended=int(meta.get("ended", 0)),
+            queued_prompt_tokens=int(meta.get("queued_prompt_tokens", 0)),
+            oldest_wait_ms=max(0, wall - oldest) if oldest != b"" else 0,
+            bytes_reserved=int(meta.get("bytes", 0)),
+            bytes_max=self._settings.bytes_max,
+            revision=meta["revision"].decode() if "revision" in meta else None,
+            promised_slots=int(promise) if promise else None,
+            groups=tuple(sorted(group.decode() for group in groups)),
+        )
+
+    async def close(self) -> None:
+        await self._subscription.stop()
+        await self._link.close()
+
+
+def _request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
+    return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
+
+
+def _claimed(item: list[Any], claim_call: str) -> Claimed:
+    number, arrival, submitted_ms, body, *tokens = item
+    return Claimed(
+        request=_request(body, arrival, submitted_ms),
+        claim=Claim(int(number), claim_call),
+        log=tuple(map(codec.unpack_token, tokens)),
+    )
+
+
+def _slice(start: int, entries: list[Any], limit: int) -> LogSlice:
+    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields."""
+    end = codec.unpack_end(*entries.pop()) if isinstance(entries[-1], list) else None
+    return LogSlice(start, tuple(map(codec.unpack_token, entries[:limit])), end)

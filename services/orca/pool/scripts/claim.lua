@@ -1,0 +1,89 @@
+-- claim: own the oldest requests of the revision that fit into the free slots.
+-- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most.
+-- Answers {'claimed', blocked 0|1, waiting, then per request {number, arrival, submitted_ms, body, token, ...}},
+--         {'lost'}, {'closed'} or {'stale'}.
+begin(true)
+local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local free, total, block, most = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local claim_call = process .. '/' .. ARGV[4]
+-- Records that a walk may pass: marked for other groups, or of an unknown schema. It bounds the work of one call.
+local PASSED_MAX, CHUNK = 1000, 64
+
+-- What a claim answers about a request; nil when the record has gone since (a repeated call long after).
+local function describe(id, claim_number)
+  local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms')
+  if not record[1] then return nil end
+  local answer = { claim_number, record[1], record[2], call('GET', body_key(id)) }
+  for _, log_entry in ipairs(call('XRANGE', log_key(id), '-', '+')) do
+    if log_entry[2][1] == 'token' then answer[#answer + 1] = log_entry[2][2] end
+  end
+  return answer
+end
+
+if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
+local seat = call('HMGET', seat_key(group), 'holder', 'epoch', 'last_call', 'claim_call', 'claim_answer')
+if seat[1] ~= process then return { 'lost' } end
+if number == tonumber(seat[4]) then
+  local words = {}
+  for word in string.gmatch(seat[5], '%S+') do words[#words + 1] = word end
+  local answer = { 'claimed', tonumber(words[1]), tonumber(words[2]) }
+  for i = 3, #words, 2 do answer[#answer + 1] = describe(words[i], tonumber(words[i + 1])) end
+  return answer
+end
+if number <= tonumber(seat[3]) then return { 'stale' } end
+if not is_seat_living(group) then return { 'lost' } end
+
+-- Is it reserved for another seat that lives? A mark ends with the lease and with the epoch it was made in.
+local function is_marked_for_another(r)
+  if not r.mark then return false end
+  local epoch, name = string.match(r.mark, '^(%d+) (.*)$')
+  return name ~= group and is_seat_living(name) and call('HGET', seat_key(name), 'epoch') == epoch
+end
+
+local function own(r)
+  r.number = r.number + 1
+  call(
+    'HSET', req_key(r.id), 'state', 'owned', 'number', r.number, 'call', claim_call, 'group', group, 'process', process
+  )
+  call('HSETNX', req_key(r.id), 'first_claimed_ms', wall)
+  if r.mark then call('HDEL', req_key(r.id), 'mark') end
+  call('ZREM', q_key(revision), r.id)
+  call('HSET', own_key(group), r.id, r.number .. ' ' .. claim_call)
+  count('queued_prompt_tokens', -r.prompt_tokens)
+end
+
+-- Oldest first. One that does not fit now is reserved for this group and nothing younger is admitted, unless another
+-- group holds a reservation of it, or this group could never hold it: a reservation by such a group would never end.
+local chosen, blocked, passed, stop = {}, 0, 0, most <= 0
+while not stop do
+  local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
+  for _, id in ipairs(ids) do
+    local r = load(id)
+    local slots = r and math.ceil(r.need / block) * block
+    if r and slots <= free then
+      free = free - slots
+      chosen[#chosen + 1] = r
+      stop = #chosen >= most
+    elseif r and slots <= total and not is_marked_for_another(r) then
+      call('HSET', req_key(id), 'mark', seat[2] .. ' ' .. group)
+      blocked, stop = 1, true
+    end
+    if stop then break end
+  end
+  passed = passed + CHUNK
+  stop = stop or #ids < CHUNK or passed - #chosen > PASSED_MAX
+end
+
+for _, r in ipairs(chosen) do own(r) end
+count('queued', -#chosen)
+count('owned', #chosen)
+local waiting = call('ZCARD', q_key(revision))
+local answer, words = { 'claimed', blocked, waiting }, { blocked, waiting }
+for _, r in ipairs(chosen) do
+  answer[#answer + 1] = describe(r.id, r.number)
+  words[#words + 1] = r.id .. ' ' .. r.number
+end
+call(
+  'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(words, ' ')
+)
+return answer

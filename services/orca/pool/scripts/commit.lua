@@ -1,0 +1,66 @@
+-- commit: the tokens of a step and the ends it brought, each request checked by itself.
+-- ARGV per entry: "<request> <claim number> <claim call> <index> <n> <reason or ->", n tokens; with a reason: stop or ''.
+-- One word instead of six arguments, since a step has hundreds of entries and each argument is packed by the caller.
+-- Answers per entry: 1 applied, 2 already there, 3 ended, 4 not yours.
+begin(true)
+local APPLIED, ALREADY_THERE, ENDED_NOW, NOT_YOURS = 1, 2, 3, 4
+
+-- Are these tokens, and the end where there is one, what the log holds from `index` on?
+local function is_there(id, index, tokens, reason, stop)
+  local size = #tokens + (reason ~= '' and 1 or 0)
+  local entries = call('XRANGE', log_key(id), (index + 1) .. '-0', '+', 'COUNT', size)
+  if #entries < size then return false end
+  for i, token in ipairs(tokens) do
+    if entries[i][2][1] ~= 'token' or entries[i][2][2] ~= token then return false end
+  end
+  local last = entries[size][2]
+  return reason == '' or (last[1] == 'end' and last[2] == reason and (last[6] or '') == stop)
+end
+
+local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
+  -- Only these four, which stand first in the record: the rest is needed when a request ends or goes back.
+  local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call')
+  local state = r[2]
+  if r[1] ~= SCHEMA then return NOT_YOURS end
+  if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then
+    return state == 'ended' and ENDED_NOW or NOT_YOURS
+  end
+  if state == 'ended' then
+    return reason ~= '' and is_there(id, index, tokens, reason, stop) and ALREADY_THERE or ENDED_NOW
+  end
+  -- No entry is ever taken out of a log by itself and ids have no gaps, so the length says that the last id is `i-0`.
+  local length = call('XLEN', log_key(id))
+  if index ~= length then
+    if index < length and reason == '' and is_there(id, index, tokens, reason, stop) then return ALREADY_THERE end
+    -- A gap, or another value at an index already there: owner and log disagree, whoever takes it next starts anew.
+    take_back(load(id))
+    return NOT_YOURS
+  end
+  for i, token in ipairs(tokens) do
+    call('XADD', log_key(id), (index + i) .. '-0', 'token', token)
+  end
+  if reason ~= '' then
+    end_request(load(id), reason, stop)
+  else
+    news[#news + 1] = id .. ' ' .. (index + #tokens)
+  end
+  return APPLIED
+end
+
+local answers, at = {}, 1
+while at <= #ARGV do
+  local id, number, claim_call, index, size, reason =
+    string.match(ARGV[at], '^(%S+) (%d+) (%S*) (%d+) (%d+) (%S+)$')
+  local tokens, stop = {}, nil
+  for i = 1, tonumber(size) do tokens[i] = ARGV[at + i] end
+  at = at + 1 + size
+  if reason == '-' then
+    reason = ''
+  else
+    stop = ARGV[at]
+    at = at + 1
+  end
+  answers[#answers + 1] = commit_entry(id, number, claim_call, tonumber(index), tokens, reason, stop)
+end
+publish()
+return answers

@@ -1,0 +1,11 @@
+-- leave: everything given back and the seat free if the caller holds it; the process closed for ever in any case.
+-- ARGV: group, process.
+begin(false)
+local group, process = ARGV[1], ARGV[2]
+if call('HGET', seat_key(group), 'holder') == process then
+  take_back_all(group)
+  call('HSET', seat_key(group), 'holder', '')
+  call('ZREM', SEATS, group)
+end
+call('SADD', CLOSED, process)
+publish()

@@ -1,0 +1,112 @@
+-- Shared by all transitions. The key builders of keys.py stand above this text, the transition's own text below it.
+--
+-- A script is all or nothing. Redis asks for memory only before the first write of a script, so the first write decides:
+-- `begin` makes it, before anything else is changed. Scripts that may need memory begin with a write that Redis refuses
+-- when memory is full; those that only move or free begin with one that it never refuses, so that a full pool can drain.
+
+local call = redis.call
+local wall  -- wall clock, Unix ms
+local awake  -- the pool's awake time in ms, this script included
+
+-- Adds the time since the last script to the awake time: at most one second, never less than none (protocol: awake time).
+local function begin(may_grow)
+  local time = call('TIME')
+  wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local meta = call('HMGET', META, 'schema', 'awake_ms', 'wall_ms')
+  if meta[1] and meta[1] ~= SCHEMA then
+    error('ORCASCHEMA ' .. meta[1] .. ' is in force, this release writes ' .. SCHEMA)
+  end
+  local passed = wall - tonumber(meta[3] or wall)
+  awake = tonumber(meta[2] or 0) + math.min(math.max(passed, 0), 1000)
+  if not may_grow then call('HDEL', META, '') end
+  call('HSET', META, 'schema', SCHEMA, 'awake_ms', awake, 'wall_ms', wall)
+end
+
+local function count(field, change)
+  if change ~= 0 then call('HINCRBY', META, field, change) end
+end
+
+-- Logs that got longer, told to the waiting gateways in one message when the script ends. A hint, never the truth.
+local news = {}
+local function publish()
+  if #news > 0 then call('PUBLISH', NEWS, table.concat(news, '\n')) end
+end
+
+local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
+
+local FIELDS = {
+  'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
+  'number', 'call', 'group', 'need', 'mark',
+}
+-- The record of a request, or nil when there is none that this release can read.
+local function load(id)
+  local values = call('HMGET', req_key(id), unpack(FIELDS))
+  if values[1] ~= SCHEMA then return nil end
+  local r = { id = id }
+  for i, field in ipairs(FIELDS) do r[field] = values[i] end
+  return r
+end
+
+local function is_seat_living(group)
+  local lease = call('ZSCORE', SEATS, group)
+  return lease and tonumber(lease) > awake
+end
+
+-- TAKE BACK: into the queue at its old place, the claim number raised so that a commit on its way is refused.
+local function take_back(r)
+  call('HSET', req_key(r.id), 'state', 'queued', 'number', r.number + 1, 'call', '', 'group', '', 'process', '')
+  call('ZADD', q_key(r.revision), r.arrival, r.id)
+  call('HDEL', own_key(r.group), r.id)
+  count('owned', -1)
+  count('queued', 1)
+  count('queued_prompt_tokens', r.prompt_tokens)
+  news[#news + 1] = '+' .. r.revision
+end
+
+local function take_back_all(group)
+  for _, id in ipairs(call('HKEYS', own_key(group))) do take_back(load(id)) end
+end
+
+-- END: the last entry of the log, out of queue and group, and the bytes that it will not use given back.
+-- Number and call stay, so that the commit that brought the end can be told from others when it is repeated.
+local function end_request(r, reason, stop)
+  local length = call('XLEN', log_key(r.id))
+  if stop and stop ~= '' then
+    call('XADD', log_key(r.id), (length + 1) .. '-0', 'end', reason, 'count', length, 'stop', stop)
+  else
+    call('XADD', log_key(r.id), (length + 1) .. '-0', 'end', reason, 'count', length)
+  end
+  if r.state == 'queued' then
+    call('ZREM', q_key(r.revision), r.id)
+    count('queued', -1)
+    count('queued_prompt_tokens', -r.prompt_tokens)
+  else
+    call('HDEL', own_key(r.group), r.id)
+    count('owned', -1)
+  end
+  if r.deadline then call('ZREM', DEADLINES, r.id) end
+  local unused = (r.max_new - length) * r.token_bytes
+  call('HSET', req_key(r.id), 'state', 'ended', 'group', '', 'process', '', 'bytes', r.bytes - unused)
+  count('bytes', -unused)
+  count('ended', 1)
+  local parent = parent_of(r.id)
+  if call('HINCRBY', par_key(parent), 'left', -1) == 0 then
+    call('ZADD', ENDED, awake, parent)
+    call('ZREM', WATCH, parent)
+  end
+  news[#news + 1] = r.id .. ' ' .. (length + 1)
+end
+
+local function end_parent(parent, reason)
+  for choice = 0, tonumber(call('HGET', par_key(parent), 'choices') or 0) - 1 do
+    local r = load(parent .. '.' .. choice)
+    if r and r.state ~= 'ended' then end_request(r, reason) end
+  end
+end
+
+-- When a parent counts as unread: the grace after the last moment a reader lived (`at_least`: one that just left).
+local function watch_readers(parent, at_least, grace_ms)
+  if not call('ZSCORE', WATCH, parent) then return end
+  local last = call('ZREVRANGE', readers_key(parent), 0, 0, 'WITHSCORES')
+  call('ZADD', WATCH, math.max(tonumber(last[2] or 0), at_least) + grace_ms, parent)
+end

@@ -1,0 +1,69 @@
+"""What can be chosen about the pool. Every part of a deployment uses the same values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from orca.core.errors import SettingError
+from orca.core.settings import read_variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Bounds and times of the pool. Times ending in `_ms` run in the pool's awake time unless they say otherwise."""
+
+    seat_lease_ms: int = 3_000
+    """How long a silent scheduler keeps its group. Six missed heartbeats; longer only delays the take-over."""
+
+    reader_lease_ms: int = 5_000
+    """How long a reader entry lives without renewal, so a gateway that died stops counting as a reader."""
+
+    resume_grace_ms: int = 5_000
+    """How long a request goes on without a living reader: the time a client has to come back to another gateway."""
+
+    retention_ms: int = 600_000
+    """How long an ended request stays readable: ten minutes, for clients that come back late."""
+
+    retention_least_ms: int = 60_000
+    """The same when reserved bytes pass nine tenths of `bytes_max`. A minute still covers a client's retry."""
+
+    retire_ms: int = 600_000
+    """How long requests of a replaced revision may still run before they end with `model_replaced`."""
+
+    max_queued: int = 10_000
+    """Requests that may wait, over all revisions; more are refused with QueueFull. Longer helps nobody."""
+
+    bytes_max: int = 1 << 30
+    """Redis memory, in bytes, that requests may be promised; more are refused with PoolFull. Under 0.8 x maxmemory."""
+
+    call_timeout_ms: int = 2_000
+    """Wall clock bound of one call to Redis. Below the seat's lease, so that a lost reply does not cost the seat."""
+
+    hint_poll_ms: int = 1_000
+    """Wall clock bound of what a lost notification costs a reader."""
+
+    replicas: int = 0
+    """Replicas that must hold what a gateway accepts or shows (WAIT); 0 asks for none. All that may be promoted."""
+
+    connections_max: int = 32
+    """Connections of one process, the one for notifications not counted. Calls are short, so few are enough."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name == "replicas" else 1
+            if getattr(self, field.name) < least:
+                raise SettingError(f"pool setting {field.name} must be at least {least}")
+        if self.retention_least_ms > self.retention_ms:
+            raise SettingError("pool setting retention_least_ms must not be larger than retention_ms")
+
+    @property
+    def pressure_bytes(self) -> int:
+        """Reserved bytes from which on ended requests are kept for `retention_least_ms` only."""
+        return self.bytes_max * 9 // 10
+
+
+def parse_pool_settings(environment: Mapping[str, str]) -> PoolSettings:
+    """`ORCA_POOL_MAX_QUEUED=100` and the like; every part of a deployment is given the same.
+
+    Raises: SettingError that names the setting.
+    """
+    return read_variables(PoolSettings, environment, prefix="ORCA_POOL_")

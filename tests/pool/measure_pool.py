@@ -1,0 +1,96 @@
+"""Figures of the pool on this machine:  python tests/pool/measure_pool.py [WAITING ...]
+
+Prints the median time of the transitions on the request path with that many requests waiting (0, 10,000 and 100,000
+unless told), of commits of 1, 32 and 256 tokens, and the memory of a waiting request, on the first redis-server
+that `find_redis_server` finds. Not a test: nothing here is compared.
+"""
+
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from orca.core.request import Request, SamplingParams, Token
+from orca.pool.api import Caller, CommitEntry, OnDisconnect, Submission
+from orca.pool.embedded import EmbeddedRedis, find_redis_server
+from orca.pool.redis_pool import RedisPool, open_redis_pool
+from orca.pool.settings import PoolSettings
+
+CALLER = Caller(group="g", process="p", revision="r")
+SLOTS: dict[str, Any] = {"free_slots": 10**9, "total_slots": 10**9, "block_tokens": 16}
+PROMPT = tuple(range(100, 164))
+
+
+def submission(number: int) -> Submission:
+    parent = f"cmpl-{number:032x}"
+    request = Request(
+        parent=parent, choice=0, revision="r", prompt=PROMPT, max_new_tokens=500, sampling=SamplingParams()
+    )
+    render = '{"kind":"chat","model":"m","created":1700000000,"stream":true}'
+    return Submission(parent=parent, requests=(request,), reader="g1/1", on_disconnect=OnDisconnect.KEEP, render=render)
+
+
+async def report(name: str, call: Callable[[int], Awaitable[Any]], times: int = 100) -> None:
+    """Print the median of `times` calls, each given its number from 0."""
+    took = []
+    for number in range(times):
+        start = time.perf_counter()
+        await call(number)
+        took.append(time.perf_counter() - start)
+    print(
+        f"{name:<32} p50 {statistics.median(took) * 1e3:6.2f} ms   p99 {sorted(took)[times * 99 // 100] * 1e3:6.2f} ms"
+    )
+
+
+async def used_bytes(redis: Redis) -> int:
+    return int((await redis.info("memory"))["used_memory"])
+
+
+async def measure(pool: RedisPool, redis: Redis, levels: list[int]) -> None:
+    calls, requests = itertools.count(2), itertools.count()
+    await pool.set_revision("r", 1)
+    await pool.enter(CALLER, 1, reported_epoch=0)
+    empty = await used_bytes(redis)
+    for level in levels:
+        while (waiting := (await pool.stats()).queued) < level:
+            await asyncio.gather(*(pool.submit(submission(next(requests))) for _ in range(min(16, level - waiting))))
+        await pool.heartbeat(CALLER)
+        if level and empty:
+            print(f"bytes per waiting request        {(await used_bytes(redis) - empty) / level:.0f}")
+            empty = 0  # from here on requests are owned as well
+        await report(f"submit, {level} waiting", lambda _: pool.submit(submission(next(requests))))
+        await report(f"claim of 1, {level} waiting", lambda _: pool.claim(CALLER, next(calls), most=1, **SLOTS))
+    for size in (1, 32, 256):
+        await pool.heartbeat(CALLER)
+        claimed = (await pool.claim(CALLER, next(calls), most=size, **SLOTS)).claimed
+
+        async def commit(index: int) -> None:
+            entries = [
+                CommitEntry(request_id=one.request.id, claim=one.claim, index=index, tokens=(Token(40_000 + index),))
+                for one in claimed  # noqa: B023 - used before the next turn only
+            ]
+            await pool.commit(entries)
+
+        await report(f"commit of {size}", commit)
+
+
+async def main(levels: list[int]) -> None:
+    settings = PoolSettings(max_queued=10**7, bytes_max=10**12)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
+        redis = Redis.from_url(server.url)
+        print(f"{find_redis_server()}, Redis {(await redis.info('server'))['redis_version']}")
+        pool = await open_redis_pool(server.url, "measured", settings)
+        await measure(pool, redis, levels)
+        await pool.close()
+        await redis.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main([int(word) for word in sys.argv[1:]] or [0, 10_000, 100_000]))

@@ -1,0 +1,222 @@
+"""Test beds of the pool: the twin and Redis behind one handle, with builders that fill in defaults."""
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import Redis
+
+from orca.core.request import End, FinishReason, Request, SamplingParams, Token
+from orca.core.step import Claim
+from orca.pool.api import (
+    Caller,
+    ClaimAnswer,
+    Claimed,
+    CommitAnswer,
+    CommitEntry,
+    Entered,
+    OnDisconnect,
+    Pool,
+    Submission,
+)
+from orca.pool.keys import Keys
+from orca.pool.memory_pool import MemoryPool
+from orca.pool.redis_pool import RedisPool
+from orca.pool.settings import PoolSettings
+
+REVISION = "r1"
+SETTINGS = PoolSettings()
+
+
+class FakeClock:
+    def __init__(self, wall: int = 1_700_000_000_000) -> None:
+        self.wall = wall
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+
+class Repeated:
+    """A pool whose first reply to each call is lost, so that each call comes twice."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        method: Callable[..., Any] = getattr(self._pool, name)
+
+        async def twice(*args: Any, **kwargs: Any) -> Any:
+            # The lost reply may be a refusal; the second call is refused in the same way.
+            with contextlib.suppress(Exception):
+                await method(*args, **kwargs)
+            return await method(*args, **kwargs)
+
+        return twice
+
+
+class Bed:
+    """A pool and the hands on its clock."""
+
+    def __init__(self, pool: Pool, *, is_repeated: bool = False) -> None:
+        self.bare = pool
+        self.pool: Any = Repeated(pool) if is_repeated else pool
+        self.is_repeated = is_repeated
+        # What commit answers for an entry that went in.
+        self.applied = CommitAnswer.ALREADY_THERE if is_repeated else CommitAnswer.APPLIED
+
+    async def pass_awake(self, ms: int) -> None:
+        """Let the pool's awake time pass, as it does while somebody calls twice a second."""
+        raise NotImplementedError
+
+    async def freeze(self, ms: int) -> None:
+        """Let wall time pass in which no call reached the pool."""
+        raise NotImplementedError
+
+    async def wall_ms(self) -> int:
+        raise NotImplementedError
+
+    async def recount(self) -> None:
+        """Assert that counters and indexes say what the records say."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        await self.bare.close()
+
+
+class MemoryBed(Bed):
+    def __init__(self, settings: PoolSettings, *, is_repeated: bool = False) -> None:
+        self.clock = FakeClock()
+        self.twin = MemoryPool(self.clock, settings)
+        super().__init__(self.twin, is_repeated=is_repeated)
+
+    async def pass_awake(self, ms: int) -> None:
+        self.twin.awake += ms
+
+    async def freeze(self, ms: int) -> None:
+        self.clock.wall += ms
+
+    async def wall_ms(self) -> int:
+        return self.clock.wall
+
+    async def recount(self) -> None:
+        self.twin.check()
+
+
+class RedisBed(Bed):
+    def __init__(self, url: str, settings: PoolSettings, *, is_repeated: bool = False) -> None:
+        self.url = url
+        self.deployment = uuid.uuid4().hex
+        self.keys = Keys(self.deployment)
+        self.redis = Redis.from_url(url)
+        self.is_listening = False  # is its pool subscribed to the news?
+        super().__init__(RedisPool(url, self.deployment, settings), is_repeated=is_repeated)
+
+    async def pass_awake(self, ms: int) -> None:
+        await self.redis.hincrby(self.keys.single("meta"), "awake_ms", ms)
+
+    async def freeze(self, ms: int) -> None:
+        await self.redis.hincrby(self.keys.single("meta"), "wall_ms", -ms)
+
+    async def wall_ms(self) -> int:
+        seconds, micros = await self.redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def recount(self) -> None:
+        redis, keys = self.redis, self.keys
+        meta = {name.decode(): value for name, value in (await redis.hgetall(keys.single("meta"))).items()}
+        records = [await redis.hgetall(key) async for key in redis.scan_iter(keys.named("req", "*"), count=1000)]
+        states = [record[b"state"].decode() for record in records]
+        for state in ("queued", "owned", "ended"):
+            assert int(meta.get(state, 0)) == states.count(state), state
+        queues = [await redis.zcard(key) async for key in redis.scan_iter(keys.named("q", "*"))]
+        own = [await redis.hlen(key) async for key in redis.scan_iter(keys.named("own", "*"))]
+        assert (sum(queues), sum(own)) == (states.count("queued"), states.count("owned"))
+        assert int(meta.get("bytes", 0)) == sum(int(record[b"bytes"]) for record in records)
+        waiting = [record for record in records if record[b"state"] == b"queued"]
+        assert int(meta.get("queued_prompt_tokens", 0)) == sum(int(record[b"prompt_tokens"]) for record in waiting)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+        await super().close()
+
+
+def request(parent: str = "a", choice: int = 0, **changes: Any) -> Request:
+    defaults: dict[str, Any] = {"revision": REVISION, "prompt": (1, 2, 3, 4), "max_new_tokens": 12}
+    return Request(parent=parent, choice=choice, **{"sampling": SamplingParams(), **defaults, **changes})
+
+
+def submission(
+    parent: str = "a", *, n: int = 1, on_disconnect: OnDisconnect = OnDisconnect.CANCEL, **changes: Any
+) -> Submission:
+    return Submission(
+        parent=parent,
+        requests=tuple(request(parent, choice, **changes) for choice in range(n)),
+        reader="reader",
+        on_disconnect=on_disconnect,
+        render='{"kind":"test"}',
+    )
+
+
+class Scheduler:
+    """A scheduler process with its rising call numbers; it claims with plenty of slots unless told."""
+
+    def __init__(self, bed: Bed, process: str = "p1", group: str = "g1", revision: str = REVISION) -> None:
+        self.bed = bed
+        self.caller = Caller(group=group, process=process, revision=revision)
+        self.calls = 0
+
+    def next_call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    async def enter(self, *, reported_epoch: int = 0, is_holder_dead: bool = False) -> int:
+        """The epoch entered."""
+        answer = await self.bed.pool.enter(
+            self.caller, self.next_call(), reported_epoch=reported_epoch, is_holder_dead=is_holder_dead
+        )
+        assert isinstance(answer, Entered), answer
+        assert answer.epoch.holder == self.caller.process
+        return answer.epoch.number
+
+    async def ask(self, *, free_slots: int = 10_000, total_slots: int = 10_000, most: int = 100) -> ClaimAnswer:
+        answer: ClaimAnswer = await self.bed.pool.claim(
+            self.caller,
+            self.next_call(),
+            free_slots=free_slots,
+            total_slots=total_slots,
+            block_tokens=16,
+            most=most,
+        )
+        return answer
+
+    async def take(self, **slots: int) -> dict[str, Claimed]:
+        return {claimed.request.id: claimed for claimed in (await self.ask(**slots)).claimed}
+
+    async def heartbeat(self) -> dict[str, Claim]:
+        return dict((await self.bed.pool.heartbeat(self.caller)).owned)
+
+
+def entry(claimed: Claimed, index: int, *tokens: int, end: FinishReason | None = None) -> CommitEntry:
+    return CommitEntry(
+        request_id=claimed.request.id,
+        claim=claimed.claim,
+        index=index,
+        tokens=tuple(map(Token, tokens)),
+        end=None if end is None else End(end, index + len(tokens)),
+    )
+
+
+async def started(bed: Bed, *parents: str, **changes: Any) -> tuple[Scheduler, dict[str, Claimed]]:
+    """A seated scheduler that owns a request of each parent."""
+    await bed.pool.set_revision(REVISION, 1)
+    for parent in parents:
+        await bed.pool.submit(submission(parent, **changes))
+    scheduler = Scheduler(bed)
+    await scheduler.enter()
+    return scheduler, await scheduler.take()
+
+
+def with_settings(**changes: int) -> PoolSettings:
+    return dataclasses.replace(SETTINGS, **changes)

@@ -1,0 +1,445 @@
+"""An executable model of the pool's protocol: who calls what, what the network does to it, and what must stay true.
+
+A seeded walk drives the in-memory pool with scheduler processes, stages, gateways and clients. Messages are delayed,
+reordered, repeated and lost; processes crash, freeze and come twice; stages lose their state; the pool stands still,
+its clock jumps, and it fails over to a replica that lags. After each event the walk checks the promises; at the end all
+faults stop and every request must end.
+
+`without` names rules of the parts around the pool that a walk leaves out, to see that it finds what they are for.
+Rules of the pool itself are left out by a subclass of MemoryPool.
+"""
+
+import copy
+import itertools
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from pool_beds import REVISION, FakeClock, request
+from pool_model_schedulers import BLOCK, Group, Message, Process, Stage, Violation, now
+
+from orca.core.errors import Overloaded, UnknownRequest
+from orca.core.request import End, FinishReason, slots_needed
+from orca.core.step import Claim
+from orca.pool.api import (
+    OnDisconnect,
+    ProcessClosed,
+    SeatLost,
+    StaleCall,
+    Submission,
+)
+from orca.pool.memory_pool import MemoryPool
+from orca.pool.settings import PoolSettings
+
+EVENTS = 500
+SETTLE_ROUNDS = 700
+EPOCHS_WHILE_QUIET_MAX = 8
+
+
+@dataclass
+class Client:
+    """Somebody who reads a parent's one request through a gateway, and may come back to another."""
+
+    request_id: str
+    parent: str
+    gateway: str | None  # of its living connection
+    connection: int = 0
+    seen: list[int] = field(default_factory=list)
+    end: End | None = None
+    away_since: int = 0
+    is_cancel_asked: bool = False
+    is_gone: bool = False  # will not come back
+    has_deadline: bool = False
+
+    @property
+    def reader(self) -> str:
+        return f"{self.parent}/{self.connection}"
+
+
+FAULTS = (
+    "crash", "freeze", "double", "break_stage", "drain", "scale_away", "leave_client", "return_client", "cancel",
+    "outage", "jump", "sync", "fail_over",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What goes wrong in a world, and how often."""
+
+    faults: tuple[str, ...] = FAULTS
+    fault_rate: float = 0.04  # per event
+    repeat_rate: float = 0.4  # messages that arrive again, some of them much later
+    is_exact: bool = False  # does the engine draw the same token again for the same history?
+    # A replica that lags and may take over: gateways there show and accept what it holds.
+    has_replica: bool = False
+
+
+def draw_weather(random: Random) -> Weather:
+    return Weather(
+        faults=tuple(random.sample(FAULTS, random.randint(2, len(FAULTS)))),
+        fault_rate=random.choice((0.01, 0.04, 0.1)),
+        repeat_rate=random.choice((0.0, 0.1, 0.4)),
+        is_exact=random.random() < 0.5,
+        has_replica=random.random() < 0.25,
+    )
+
+
+class World:
+    """Everything there is, one random source, and the promises."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        pool_class: type[MemoryPool] = MemoryPool,
+        without: frozenset[str] = frozenset(),
+        weather: "Weather | None" = None,
+    ) -> None:
+        self.random = Random(seed)
+        self.without = without
+        self.clock = FakeClock()
+        self.time = 0  # what really passed; the wall clock may jump
+        self.jumps = 0
+        self.pool = pool_class(self.clock, PoolSettings())
+        self.network: list[Message] = []
+        self.replies: list[tuple[Message, Any]] = []
+        self.tags = itertools.count()
+        self.outage_until = 0
+        self.is_quiet = False
+        self.weather = weather or draw_weather(self.random)
+        self.drawn: dict[int, tuple[tuple[int, ...], Claim]] = {}
+        self.clients: dict[str, Client] = {}
+        self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
+        self.checked: dict[str, tuple[int, int, End | None]] = {}  # request -> entries, last claim number, end
+        self.replica: MemoryPool | None = None
+        self.groups: list[Group] = []
+        now(self.pool.set_revision(REVISION, 1))
+        if self.weather.has_replica:
+            self.sync()
+        self.groups = [Group("a", 64, Stage(self)), Group("b", 64, Stage(self)), Group("big", 128, Stage(self))]
+        for group in self.groups:
+            self.start(group)
+
+    def next_tag(self) -> int:
+        return next(self.tags)
+
+    @property
+    def is_pool_up(self) -> bool:
+        return self.time >= self.outage_until
+
+    def draw(self, history: tuple[int, ...], claim: Claim) -> int:
+        """The next token after `history`; its value tells what it was computed from."""
+        salt = 0 if self.weather.is_exact else self.random.getrandbits(32)
+        token = hash((history, salt)) & (2**62 - 1)
+        self.drawn[token] = (history, claim)
+        return token
+
+    # the walk
+
+    def walk(self) -> None:
+        """Some hundred events with faults, then quiet until every request has ended. Raises: Violation."""
+        for _ in range(EVENTS):
+            self.event()
+            self.check()
+        self.settle()
+
+    def event(self) -> None:
+        roll = self.random.random()
+        if self.random.random() < self.weather.fault_rate:
+            getattr(self, self.random.choice(self.weather.faults))()
+        elif roll < 0.40:
+            self.deliver()
+        elif roll < 0.60:
+            self.reply()
+        elif roll < 0.80:
+            self.act()
+        elif roll < 0.93:
+            self.pass_time(self.random.choice((20, 100, 300, 600)))
+        elif roll < 0.97:
+            self.submit()
+        else:
+            self.return_client()
+
+    def deliver(self) -> None:
+        if not self.network:
+            return
+        at = self.random.randrange(len(self.network))
+        if self.network[at].due > self.time and not self.is_quiet:
+            return
+        message = self.network.pop(at)
+        if message.is_for_pool and not self.is_pool_up:
+            return  # nobody answers; the sender calls again
+        chance = self.random.random()
+        if chance < self.weather.repeat_rate and not self.is_quiet:
+            # It arrives once more, soon or when everybody has moved on.
+            self.network.append(replace(message, due=self.time + self.random.choice((0, 500, 2_000, 5_000))))
+            if chance < self.weather.repeat_rate / 4:
+                return  # and only then
+        if chance > 0.95 and not self.is_quiet:
+            return  # lost
+        try:
+            answer = message.run()
+        except (SeatLost, ProcessClosed, StaleCall) as refusal:
+            answer = refusal
+        if message.kind in ("leave", "give back") and answer is None:
+            answer = "done"
+        if self.is_quiet or self.random.random() > 0.10:
+            self.replies.append((message, answer))
+
+    def reply(self) -> None:
+        if self.replies:
+            message, answer = self.replies.pop(self.random.randrange(len(self.replies)))
+            message.sender.take(message, answer)
+
+    def act(self) -> None:
+        group = self.random.choice(self.groups)
+        if group.alive:
+            self.random.choice(group.alive).tick()
+        elif not group.is_gone and self.random.random() < 0.3:
+            self.start(group)
+
+    def pass_time(self, ms: int) -> None:
+        self.time += ms
+        self.clock.wall += ms
+        if not self.is_pool_up:
+            return
+        for at, parent in [timer for timer in self.timers if timer[0] <= self.time]:
+            self.timers.remove((at, parent))
+            now(self.pool.cancel(parent))
+        for gateway in ("x", "y"):
+            # Each gateway calls twice a second, and some call always gets through.
+            readers = [(c.parent, c.reader) for c in self.clients.values() if c.gateway == gateway]
+            now(self.pool.sweep())
+            now(self.pool.renew(readers))
+            self.check()
+        self.read()
+
+    def start(self, group: Group) -> None:
+        group.processes.append(Process(self, group))
+
+    def submit(self) -> None:
+        if not self.is_pool_up or len(self.clients) >= 12:
+            return
+        parent = f"r{len(self.clients)}"
+        size = self.random.choice((2, 3, 5, 8, 70 if self.random.random() < 0.3 else 8))
+        deadline = self.clock.wall + self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
+        # A long prompt is what makes a request too big for the small groups.
+        prompt = (len(self.clients) + 1,) * (size if size == 70 else 3)
+        gateway = self.random.choice("xy")
+        client = Client(f"{parent}.0", parent, gateway, has_deadline=deadline is not None)
+        submission = Submission(
+            parent=parent,
+            requests=(request(parent, prompt=prompt, max_new_tokens=min(size, 8), deadline_ms=deadline),),
+            reader=client.reader,
+            on_disconnect=OnDisconnect.CANCEL,
+        )
+        try:
+            now(self.pool.submit(submission))
+        except Overloaded:
+            return
+        self.clients[client.request_id] = client
+        if self.random.random() < 0.3:
+            # The gateway repeats the call: its reply was lost, or the first one is still on its way.
+            sender = self.groups[0].processes[0]
+            self.network.append(Message(lambda: now(self.pool.submit(submission)), sender, "-", self.next_tag()))
+        self.sync()  # the gateway accepts what the replica has confirmed
+
+    # faults
+
+    def _process(self) -> Process | None:
+        alive = [process for group in self.groups for process in group.alive]
+        # Faults tell most about a process that has something on its way.
+        busy = [process for process in alive if "commit" in process.open]
+        if busy and self.random.random() < 0.7:
+            return self.random.choice(busy)
+        return self.random.choice(alive) if alive else None
+
+    def crash(self) -> None:
+        """A process ends; what it sent last may arrive when another has its seat."""
+        if process := self._process():
+            process.is_alive = False
+            delay = self.random.choice((0, 1_000, 2_000, 5_000))
+            for message in self.network:
+                if message.sender is process:
+                    message.due = max(message.due, self.time + delay)
+
+    def scale_away(self) -> None:
+        """A group goes for good, unless it is the last; requests that only it could hold wait in vain."""
+        group = self.random.choice(self.groups)
+        if sum(not other.is_gone for other in self.groups) > 1:
+            group.is_gone = True
+            for process in group.processes:
+                process.is_alive = False
+
+    def freeze(self) -> None:
+        if process := self._process():
+            process.frozen_until = self.time + self.random.choice((500, 2_000, 8_000))
+
+    def double(self) -> None:
+        """A second process of a name comes up while the first one lives."""
+        group = self.random.choice(self.groups)
+        if not group.is_gone and len(group.alive) < 2:
+            self.start(group)
+
+    def break_stage(self) -> None:
+        self.random.choice(self.groups).stage.crash()
+
+    def drain(self) -> None:
+        if process := self._process():
+            process.is_leaving = True
+
+    def outage(self) -> None:
+        """The pool answers nobody for a while, and its process may have stood still."""
+        ms = self.random.choice((2_000, 30_000))
+        self.outage_until = self.time + ms
+        self.pass_time(ms)
+
+    def jump(self) -> None:
+        self.jumps += 1
+        self.clock.wall += self.random.choice((-3_600_000, 3_600_000))
+
+    def sync(self) -> None:
+        """A replica, where there is one, catches up."""
+        if self.replica is not None or not self.groups:
+            self.replica = copy.deepcopy(self.pool, {id(self.clock): self.clock})
+
+    def fail_over(self) -> None:
+        """The replica takes over: what it did not have never happened."""
+        if self.replica is None:
+            return
+        self.pool = copy.deepcopy(self.replica, {id(self.clock): self.clock})
+        for request_id, (_, number, _) in list(self.checked.items()):
+            record = self.pool.records[request_id]
+            self.checked[request_id] = (record.entries, min(number, record.number), record.end)
+
+    # clients
+
+    def leave_client(self) -> None:
+        """A connection breaks, or its gateway does: then nobody takes the entry out."""
+        connected = [client for client in self.clients.values() if client.gateway]
+        if not connected:
+            return
+        client = self.random.choice(connected)
+        client.gateway, client.away_since = None, self.time
+        client.is_gone = self.random.random() < 0.3
+        if self.random.random() < 0.7 and self.is_pool_up:
+            now(self.pool.detach(client.parent, client.reader))
+        if "no cancel timer" in self.without:
+            self.timers.append((self.time + 2_000, client.parent))
+
+    def return_client(self) -> None:
+        for client in self.clients.values():
+            if client.gateway is None and not client.is_gone and self.is_pool_up:
+                client.gateway = self.random.choice("xy")
+                client.connection += 1
+                try:
+                    now(self.pool.attach(client.parent, client.reader))
+                except UnknownRequest:
+                    client.is_gone = True
+                self.sync()  # the gateway begins to read when the replica has confirmed
+
+    def cancel(self) -> None:
+        if self.clients and self.is_pool_up and self.random.random() < 0.3:
+            client = self.random.choice(list(self.clients.values()))
+            client.is_cancel_asked = True
+            now(self.pool.cancel(client.parent))
+
+    def read(self) -> None:
+        """Gateways show what is in the log, with a replica only what it has too."""
+        source = self.replica or self.pool
+        for client in self.clients.values():
+            if client.gateway is None or client.request_id not in source.records:
+                continue
+            log = now(source.read(client.request_id, len(client.seen)))
+            client.seen += [token.id for token in log.tokens]
+            if log.end is not None:
+                if client.end not in (None, log.end) or log.end.count != len(client.seen):
+                    raise Violation(f"{client.request_id}: a client saw {client.end}, then {log.end}")
+                client.end = log.end
+
+    # promises
+
+    def check(self) -> None:
+        for client in self.clients.values():
+            self._check_log(client)
+        for process in (process for group in self.groups for process in group.processes if process.has_left):
+            seat = self.pool.seats.get(process.group.name)
+            if seat is not None and seat.holder == process.word and self.replica is None:
+                raise Violation(f"{process.word} has drained and holds a seat")
+        self.pool.check()
+
+    def _check_log(self, client: Client) -> None:
+        record = self.pool.records.get(client.request_id)
+        if record is None:
+            if client.request_id in self.checked and self.checked[client.request_id][2] is not None:
+                return  # forgotten after its retention
+            raise Violation(f"{client.request_id} was accepted and is lost")
+        tokens = [token.id for token in record.log]
+        entries, number, end = self.checked.get(client.request_id, (0, 0, None))
+        if record.entries < entries or (end is not None and (record.end != end or record.entries != entries)):
+            raise Violation(f"{client.request_id}: a log shrank or went on behind its end")
+        for index in range(entries, len(tokens)):
+            history, claim = self.drawn[tokens[index]]
+            if history != (*record.request.prompt, *tokens[:index]):
+                raise Violation(f"{client.request_id}: token {index} was computed after something else than the log")
+            # An engine that is exact draws the same token under each claim, so its value does not name the claim.
+            if not self.weather.is_exact and claim.number < number:
+                raise Violation(f"{client.request_id}: token {index} comes from claim {claim.number} after {number}")
+            number = max(number, 0 if self.weather.is_exact else claim.number)
+        if client.seen != tokens[: len(client.seen)]:
+            raise Violation(f"{client.request_id}: a client saw tokens that are not in the log")
+        if end is None and record.end is not None:
+            self._check_end(client, record.end, tokens)
+        self.checked[client.request_id] = (record.entries, number, record.end)
+
+    def _check_end(self, client: Client, end: End, tokens: list[int]) -> None:
+        if end.count != len(tokens):
+            raise Violation(f"{client.request_id}: the end counts {end.count} of {len(tokens)} tokens")
+        # A jump of the clock may pass for a second.
+        away_ms = 0 if client.gateway else self.time - client.away_since + 1000 * self.jumps
+        is_away = away_ms >= self.pool.settings.resume_grace_ms
+        if end.reason is FinishReason.CANCELLED and not (client.is_cancel_asked or is_away):
+            raise Violation(f"{client.request_id} was cancelled though its client reads it")
+        if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.has_deadline:
+            raise Violation(f"{client.request_id} has no deadline")
+
+    # the end
+
+    def settle(self) -> None:
+        """No more faults: messages arrive in order, somebody runs every group that is left, and all must end."""
+        self.is_quiet = True
+        self.outage_until = 0
+        self.return_client()
+        epochs = {group.name: self._epoch(group) for group in self.groups}
+        for _ in range(SETTLE_ROUNDS):
+            for group in self.groups:
+                if not group.alive and not group.is_gone:
+                    self.start(group)
+                for process in group.alive:
+                    process.tick()
+            for _ in range(len(self.network)):
+                self.deliver()
+            for _ in range(len(self.replies)):
+                self.reply()
+            self.pass_time(100)
+            self.check()
+            if not self.open_requests() and self.time % 10 == 0:
+                return
+        for group in self.groups:
+            if self._epoch(group) - epochs[group.name] > EPOCHS_WHILE_QUIET_MAX:
+                raise Violation(f"group {group.name} entered {self._epoch(group)} epochs though nothing failed")
+        raise Violation(f"stuck: {self.open_requests()}")
+
+    def _epoch(self, group: Group) -> int:
+        return self.pool.seats[group.name].epoch if group.name in self.pool.seats else 0
+
+    def open_requests(self) -> list[str]:
+        """Requests that have not ended though a group is left that could hold them."""
+        largest = max(group.slots for group in self.groups if not group.is_gone)
+        return [
+            request_id
+            for request_id in self.clients
+            if (record := self.pool.records.get(request_id)) is not None
+            and record.end is None
+            and slots_needed(record.request.max_total_tokens, BLOCK) <= largest
+        ]

@@ -1,0 +1,61 @@
+"""Requests, tokens and ends come out of their bytes as they went in."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.pool import codec
+
+ids = st.integers(0, 2**32 - 1)
+floats = st.floats(allow_nan=False)
+logprobs = st.builds(Logprob, ids, floats, st.lists(st.tuples(ids, floats), max_size=3).map(tuple))
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_k=st.none() | st.integers(1, 1000),
+    logit_bias=st.lists(st.tuples(ids, st.floats(-100, 100)), max_size=3).map(tuple),
+    seed=st.integers(0, 2**63 - 1),
+    logprobs=st.none() | st.integers(0, 20),
+    stop=st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1), max_size=3).map(tuple),
+    stop_token_ids=st.lists(ids, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+requests = st.builds(
+    Request,
+    parent=st.text("abc-09", min_size=1),
+    choice=st.integers(0, 9),
+    revision=st.text("abc09", min_size=1),
+    prompt=st.lists(ids, min_size=1, max_size=20).map(tuple),
+    max_new_tokens=st.integers(1, 10**6),
+    sampling=samplings,
+    deadline_ms=st.none() | st.integers(0, 2**50),
+    traceparent=st.none() | st.text("0123456789abcdef-"),
+    arrival=st.integers(1, 2**40),
+    submitted_ms=st.integers(1, 2**50),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_a_request_survives_its_body(request: Request) -> None:
+    body = codec.pack_body(request)
+    assert codec.unpack_body(body, arrival=request.arrival, submitted_ms=request.submitted_ms) == request
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.builds(Token, ids, st.none() | logprobs, st.lists(logprobs, max_size=3).map(tuple)))
+def test_a_token_survives_its_bytes_and_fits_its_reservation(token: Token) -> None:
+    value = codec.pack_token(token)
+    assert codec.unpack_token(value) == token
+    if token.logprob is not None and not token.prompt_logprobs:
+        assert len(value) <= codec.token_bytes(SamplingParams(logprobs=len(token.logprob.top)))
+
+
+def test_an_end_survives_its_fields() -> None:
+    for stop in (None, "a\n stop", 50_256, ""):
+        end = End(FinishReason.STOP, 3, stop)
+        assert codec.unpack_end(b"stop", b"3", codec.pack_stop(end)) == end
+
+
+def test_a_plain_token_is_its_decimal_id() -> None:
+    assert codec.pack_token(Token(50_256)) == b"50256"

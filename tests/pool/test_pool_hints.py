@@ -1,0 +1,138 @@
+"""Waiting for news: woken by what happened, soon after what was lost, on one connection for all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, entry, started, submission, with_settings
+
+from orca.core.request import FinishReason
+from orca.pool.embedded import EmbeddedRedis
+from orca.pool.hints import Hints
+
+LONG_S = 60.0
+
+
+@pytest.fixture(params=["memory", "redis-6.2", "redis-7"])
+async def bed(request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedRedis]) -> AsyncIterator[Bed]:
+    # No polling: what wakes here is the hint itself.
+    settings = with_settings(hint_poll_ms=1_000_000)
+    made = MemoryBed(settings) if request.param == "memory" else RedisBed(servers(request.param).url, settings)
+    yield made
+    await made.close()
+
+
+async def listening(bed: Bed) -> None:
+    """Wait until the process is subscribed, so that what follows cannot be missed."""
+    if isinstance(bed, RedisBed) and not bed.is_listening:
+        bed.is_listening = True
+        async with asyncio.timeout(10):
+            await bed.pool.wait({"nobody.0": 0}, LONG_S)  # the subscription's confirmation wakes everybody
+
+
+async def woken_by(bed: Bed, request_id: str, seen: int, event: Callable[[], object]) -> frozenset[str]:
+    await listening(bed)
+    waiter = asyncio.create_task(bed.pool.wait({request_id: seen}, LONG_S))
+    await asyncio.sleep(0)
+    await event()  # type: ignore[misc]
+    async with asyncio.timeout(10):
+        names: frozenset[str] = await waiter
+        return names
+
+
+async def test_a_commit_wakes_those_who_wait_for_its_log(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    names = await woken_by(bed, "a.0", 0, lambda: bed.pool.commit([entry(owned["a.0"], 0, 5)]))
+    assert names == {"a.0"}
+
+
+async def test_an_end_wakes_whoever_brought_it(bed: Bed) -> None:
+    _, owned = await started(bed, "a", "b", "c", deadline_ms=await bed.wall_ms() - 1)
+    await woken_by(bed, "a.0", 0, lambda: bed.pool.cancel("a"))
+    step = [entry(owned["b.0"], 0, 5, end=FinishReason.STOP)]
+    await woken_by(bed, "b.0", 1, lambda: bed.pool.commit(step))
+    await woken_by(bed, "c.0", 0, lambda: bed.pool.sweep())
+
+
+async def test_news_from_before_the_wait_return_at_once(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    await woken_by(bed, "a.0", 0, lambda: bed.pool.commit([entry(owned["a.0"], 0, 5)]))
+    async with asyncio.timeout(10):
+        assert await bed.pool.wait({"a.0": 0}, LONG_S) == {"a.0"}
+
+
+async def test_a_wait_without_news_ends_in_time(bed: Bed) -> None:
+    await started(bed, "a")
+    await listening(bed)
+    async with asyncio.timeout(10):
+        assert await bed.pool.wait({"a.0": 0}, 0.02) == frozenset()
+        await bed.pool.wait_for_work(REVISION, 0.02)
+
+
+async def test_a_scheduler_finds_what_woke_it(bed: Bed) -> None:
+    await started(bed)
+    scheduler = Scheduler(bed, "p2", "g2")
+    await scheduler.enter()
+    await listening(bed)
+    waiter = asyncio.create_task(bed.pool.wait_for_work(REVISION, LONG_S))
+    await asyncio.sleep(0)
+    await bed.pool.submit(submission("a"))
+    async with asyncio.timeout(10):
+        await waiter
+    assert list(await scheduler.take()) == ["a.0"]
+
+
+async def test_a_returned_request_wakes_an_idle_scheduler(bed: Bed) -> None:
+    scheduler, _ = await started(bed, "a")
+    await listening(bed)
+    waiter = asyncio.create_task(bed.pool.wait_for_work(REVISION, LONG_S))
+    await asyncio.sleep(0)
+    await bed.pool.leave(scheduler.caller)
+    async with asyncio.timeout(10):
+        await waiter
+
+
+async def test_hundreds_of_waiters_share_one_connection(redis_bed: RedisBed) -> None:
+    _, owned = await started(redis_bed, "a")
+    before = len(await redis_bed.redis.client_list())
+    waiters = [asyncio.create_task(redis_bed.pool.wait({"a.0": 0}, LONG_S)) for _ in range(300)]
+    await asyncio.sleep(0)
+    await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    async with asyncio.timeout(10):
+        await asyncio.gather(*waiters)
+    assert len(await redis_bed.redis.client_list()) <= before + 1
+
+
+async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisBed) -> None:
+    await started(redis_bed, "a")
+    await listening(redis_bed)
+    waiter = asyncio.create_task(redis_bed.pool.wait({"a.0": 0}, LONG_S))
+    await asyncio.sleep(0)
+    await redis_bed.redis.client_kill_filter(_type="pubsub")
+    async with asyncio.timeout(10):
+        await waiter
+        await woken_by(redis_bed, "a.0", 0, lambda: redis_bed.pool.cancel("a"))
+
+
+async def test_a_lost_hint_costs_the_poll_interval_at_most() -> None:
+    hints = Hints(poll_s=0.02)
+    async with asyncio.timeout(10):
+        assert await hints.wait({"a.0": 0}, LONG_S) == frozenset()
+
+
+async def test_what_was_known_is_forgotten_when_messages_may_have_been_missed() -> None:
+    hints = Hints(poll_s=0.02)
+    hints.tell("a.0", 9)
+    assert await hints.wait({"a.0": 8}, LONG_S) == {"a.0"}
+    hints.wake_all()
+    assert await hints.wait({"a.0": 8}, LONG_S) == frozenset()
+
+
+async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
+    hints = Hints(poll_s=LONG_S)
+    waiter = asyncio.create_task(hints.wait({"a.0": 0}, LONG_S))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.gather(waiter, return_exceptions=True)
+    assert hints._waiters == {}
+    assert SETTINGS.hint_poll_ms <= 1000

@@ -1,0 +1,232 @@
+"""The sweep, and time: leases, readers, deadlines, retired revisions, retention, and a pool that stood still."""
+
+from collections.abc import Callable
+
+import pytest
+from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission, with_settings
+
+from orca.core.errors import UnknownRequest
+from orca.core.request import End, FinishReason
+from orca.pool.api import CommitAnswer, OnDisconnect, RequestState
+
+UNREAD_MS = SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms
+
+
+async def state(bed: Bed, request_id: str) -> RequestState:
+    found: RequestState = (await bed.pool.status(request_id)).state
+    return found
+
+
+async def test_the_requests_of_a_dead_group_go_to_another(bed: Bed) -> None:
+    _, owned = await started(bed, "a", on_disconnect=OnDisconnect.KEEP)
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    other = Scheduler(bed, "p2", "g2")
+    await other.enter()
+    await bed.pass_awake(SETTINGS.seat_lease_ms)
+    await other.heartbeat()
+    await bed.pool.sweep()
+    taken = (await other.take())["a.0"]
+    assert [token.id for token in taken.log] == [5]
+    assert await bed.pool.commit([entry(owned["a.0"], 1, 6)]) == [CommitAnswer.NOT_YOURS]
+
+
+async def test_a_holder_that_comes_back_after_the_sweep_finds_its_list_empty(bed: Bed) -> None:
+    scheduler, _ = await started(bed, "a")
+    await bed.pass_awake(SETTINGS.seat_lease_ms)
+    await bed.pool.sweep()
+    assert await scheduler.heartbeat() == {}
+    assert list(await scheduler.take()) == ["a.0"]
+
+
+async def test_a_pool_that_stood_still_costs_nobody_a_lease(bed: Bed) -> None:
+    scheduler, _ = await started(bed, "a")
+    await bed.freeze(3_600_000)
+    await bed.pool.sweep()
+    assert list(await scheduler.heartbeat()) == ["a.0"]
+    assert await state(bed, "a.0") is RequestState.OWNED
+
+
+async def test_a_clock_that_jumps_back_costs_nobody_a_lease_and_stops_no_time(bed: Bed) -> None:
+    scheduler, _ = await started(bed, "a")
+    await bed.freeze(-3_600_000)
+    await bed.pool.sweep()
+    assert list(await scheduler.heartbeat()) == ["a.0"]
+    for _ in range(4):
+        await bed.freeze(1000)
+        await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+
+
+async def test_a_silent_group_still_runs_out_while_others_call(bed: Bed) -> None:
+    await started(bed, "a")
+    for _ in range(SETTINGS.seat_lease_ms // 500 + 1):
+        await bed.freeze(500)
+        await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+
+
+async def test_a_request_that_nobody_reads_is_cancelled_after_lease_and_grace(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pass_awake(UNREAD_MS - 2000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is not RequestState.ENDED
+    await bed.pass_awake(2000)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.CANCELLED, 0)
+
+
+async def test_a_request_to_be_kept_needs_no_reader(bed: Bed) -> None:
+    await started(bed, "a", on_disconnect=OnDisconnect.KEEP)
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(10 * UNREAD_MS)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+
+
+async def test_a_renewed_reader_keeps_its_request(bed: Bed) -> None:
+    await started(bed, "a")
+    for _ in range(5):
+        await bed.pass_awake(SETTINGS.reader_lease_ms)
+        await bed.pool.renew([("a", "reader"), ("gone", "reader"), ("a", "stranger")])
+        await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+
+
+async def test_a_disconnect_takes_out_its_own_entry_only(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pool.attach("a", "other")
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms - 2000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is not RequestState.ENDED
+
+
+async def test_the_grace_counts_from_the_last_reader_that_left(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pass_awake(3000)
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(SETTINGS.resume_grace_ms - 2000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is not RequestState.ENDED
+    await bed.pass_awake(2000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.ENDED
+
+
+async def test_a_client_that_comes_back_within_the_grace_goes_on(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(SETTINGS.resume_grace_ms - 2000)
+    await bed.pool.attach("a", "resumed")
+    await bed.pass_awake(SETTINGS.resume_grace_ms)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is not RequestState.ENDED
+
+
+async def test_a_pool_that_stood_still_cancels_no_reader(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.freeze(3_600_000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.OWNED
+
+
+async def test_a_deadline_ends_waiting_and_running_requests_by_the_wall_clock(bed: Bed) -> None:
+    now = await bed.wall_ms()
+    scheduler, owned = await started(bed, "a", deadline_ms=now - 1)
+    await bed.pool.submit(submission("b", deadline_ms=now - 1))
+    await bed.pool.submit(submission("c", deadline_ms=now + 600_000))
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 1)
+    assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
+    assert list(await scheduler.take()) == ["c.0"]
+
+
+async def test_requests_of_a_replaced_revision_end_when_its_time_is_over(bed: Bed) -> None:
+    scheduler, _ = await started(bed, "run", on_disconnect=OnDisconnect.KEEP)
+    await bed.pool.submit(submission("wait", on_disconnect=OnDisconnect.KEEP))
+    await bed.pool.promise_slots("r2", 100)
+    await bed.pool.set_revision("r2", 2)
+    await bed.pool.submit(submission("new", on_disconnect=OnDisconnect.KEEP, revision="r2"))
+    await bed.pool.sweep()
+    assert await state(bed, "wait.0") is RequestState.QUEUED
+    await bed.pass_awake(SETTINGS.retire_ms)
+    await scheduler.heartbeat()
+    await bed.pool.sweep()
+    assert (await bed.pool.read("run.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
+    assert (await bed.pool.read("wait.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
+    assert await state(bed, "new.0") is RequestState.QUEUED
+
+
+async def test_a_revision_that_comes_back_in_time_loses_nothing(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.submit(submission("a", on_disconnect=OnDisconnect.KEEP))
+    await bed.pool.promise_slots(REVISION, 100)
+    await bed.pool.promise_slots("r2", 100)
+    await bed.pool.set_revision("r2", 2)
+    await bed.pool.set_revision(REVISION, 3)
+    await bed.pass_awake(SETTINGS.retire_ms)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+
+
+async def test_an_ended_request_is_forgotten_after_its_retention_with_all_its_bytes(bed: Bed) -> None:
+    await started(bed, "a", n=2)
+    await bed.pool.cancel("a")
+    await bed.pass_awake(SETTINGS.retention_ms - 2000)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end is not None
+    await bed.pass_awake(2000)
+    await bed.pool.sweep()
+    with pytest.raises(UnknownRequest):
+        await bed.pool.read("a.0", 0)
+    stats = await bed.pool.stats()
+    assert (stats.ended, stats.bytes_reserved) == (0, 0)
+
+
+async def test_a_parent_stays_until_all_its_requests_have_ended(bed: Bed) -> None:
+    _, owned = await started(bed, "a", n=2, on_disconnect=OnDisconnect.KEEP)
+    await bed.pool.commit([entry(owned["a.0"], 0, 5, end=FinishReason.STOP)])
+    await bed.pass_awake(SETTINGS.retention_ms)
+    await bed.pool.sweep()
+    assert [token.id for token in (await bed.pool.read("a.0", 0)).tokens] == [5]
+
+
+async def test_an_ended_request_with_a_living_reader_is_kept(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pool.cancel("a")
+    await bed.pass_awake(SETTINGS.retention_ms)
+    await bed.pool.attach("a", "late reader")
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end is not None
+    await bed.pass_awake(SETTINGS.retention_ms)
+    await bed.pool.sweep()
+    with pytest.raises(UnknownRequest):
+        await bed.pool.read("a.0", 0)
+
+
+async def test_under_pressure_ended_requests_are_forgotten_earlier_but_not_at_once(
+    make_bed: Callable[..., Bed],
+) -> None:
+    probe = make_bed()
+    await started(probe, "a")
+    bed = make_bed(with_settings(bytes_max=3 * (await probe.pool.stats()).bytes_reserved))
+    await started(bed, "a", "b")
+    await bed.pool.cancel("a")
+    await bed.pass_awake(SETTINGS.retention_least_ms)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end is not None
+    await bed.pool.submit(submission("c"))
+    await bed.pool.sweep()
+    with pytest.raises(UnknownRequest):
+        await bed.pool.read("a.0", 0)
+
+
+async def test_a_sweep_of_many_due_requests_ends_them_all(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    deadline_ms = await bed.wall_ms() - 1
+    for i in range(450):
+        await bed.bare.submit(submission(f"a{i}", deadline_ms=deadline_ms))
+    await bed.pool.sweep()
+    stats = await bed.pool.stats()
+    assert (stats.queued, stats.ended) == (0, 450)
