@@ -1,0 +1,80 @@
+"""Iteration-level scheduling: `Select` of Algorithm 1 (ORCA, section 4.2)."""
+
+from dataclasses import dataclass
+
+from orca.core.request import slots_needed
+from orca.scheduler.policy import Limits, Room
+from orca.scheduler.state import Admission, Batch, GroupRequest, GroupState, Pick
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """First come, first served by iterations: whoever arrived earlier has run the same number of iterations or more."""
+
+    @property
+    def holds_results(self) -> bool:
+        return False
+
+    def select(self, state: GroupState, limits: Limits) -> Batch:
+        """Choose the requests of the next iteration, oldest first.
+
+        A request that does not fit stops further admissions, never running requests: while ages are in order this is
+        the paper's `break` (line 25, all younger ones are in the initiation phase too); after a group died its older
+        requests arrive late, and a `break` would stop the younger ones that hold the very slots it waits for.
+
+        With `max_batch_tokens` each increment costs one token and what they leave goes to prompts, oldest first, in
+        chunks. A prompt that finds nothing left is passed over, and with it all younger prompts, so no prompt runs
+        before an older one has run as far as it can; the bound is above `max_batch_size`, so the oldest always moves.
+
+        Source: ORCA, Algorithm 1, lines 17 to 28.
+        """
+        freed = tuple(entry for entry in state.requests if entry.is_over and not entry.in_flight)
+        reserved = state.reserved - sum(entry.slots for entry in freed)
+        pool = [entry for entry in state.requests if not entry.in_flight and not entry.is_over]
+        prompt_tokens = _prompt_tokens(pool, limits)
+        admitted: list[Admission] = []
+        picks: list[Pick] = []
+        is_admitting = True
+        for entry in pool:
+            if len(picks) == limits.max_batch_size:
+                break
+            known_left = len(entry.known) - entry.computed
+            if known_left > 0 and not prompt_tokens:
+                continue
+            if not entry.is_admitted:
+                tokens = entry.request.max_total_tokens
+                slots = slots_needed(tokens, limits.block_tokens)
+                is_admitting = is_admitting and reserved + slots <= limits.slots
+                if not is_admitting:
+                    continue
+                reserved += slots
+                admitted.append(Admission(entry, slots, tokens))
+            count = min(known_left, prompt_tokens) if known_left > 0 else 1
+            if known_left > 0:
+                prompt_tokens -= count
+            picks.append(Pick(entry, entry.computed, count, sample=count >= known_left))
+        return Batch(freed=freed, admitted=tuple(admitted), picks=tuple(picks))
+
+    def room(self, state: GroupState, limits: Limits) -> Room:
+        """A full batch for each stage, as far as slots go.
+
+        Requests that are over are not counted though a step may still hold them: their places and slots are sure to
+        come back, and a successor that is in hand by then costs no iteration.
+        """
+        staying = [entry for entry in state.requests if not entry.is_over]
+        slots = sum(slots_needed(entry.request.max_total_tokens, limits.block_tokens) for entry in staying)
+        return Room(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
+
+    def refuse(self, limits: Limits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
+        return None
+
+    def describe(self) -> str:
+        return "iteration"
+
+
+def _prompt_tokens(pool: list[GroupRequest], limits: Limits) -> int:
+    """Tokens of a step that prompts may use: what the increments, one each, leave of the bound."""
+    if limits.max_batch_tokens is None:
+        return sum(len(entry.known) for entry in pool)
+    increments = sum(entry.computed >= len(entry.known) for entry in pool)
+    return limits.max_batch_tokens - min(increments, limits.max_batch_size)

@@ -1,0 +1,226 @@
+"""The scheduler's life: take the group's seat, form an epoch, serve it, and begin again when it breaks.
+
+    enter seat -> form engine -> serve (epoch.py) -> seat lost or engine broken: again
+                                                  -> stopped: finish the steps in flight, commit, leave
+
+Heartbeats run from the moment the seat is taken, also while the engine forms; the sweep runs always. The loop holds no
+truth: whatever it knows is in the pool or can be computed again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orca.core.engine import EngineShape
+from orca.core.errors import EngineError, PoolUnavailable, SettingError
+from orca.core.request import slots_needed
+from orca.core.step import Epoch
+from orca.pool.api import Entered, SeatLost, StaleCall
+from orca.scheduler.epoch import EpochRun, Seams, patiently
+from orca.scheduler.observer import Load
+from orca.scheduler.policy import Limits
+from orca.scheduler.state import GroupState
+
+log = logging.getLogger("orca.scheduler")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What is chosen about scheduling; the group's own sizes come from its engine when it forms."""
+
+    max_batch_size: int = 16
+    prefetch: int = 0
+    max_batch_tokens: int | None = None
+    generation: int = 1  # of the revision: the newest one becomes current
+    is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
+
+    def limits(self, shape: EngineShape) -> Limits:
+        return Limits(
+            stages=shape.stages,
+            max_batch_size=self.max_batch_size,
+            slots=shape.slots,
+            block_tokens=shape.block_tokens,
+            max_model_len=shape.max_model_len,
+            prefetch=self.prefetch,
+            max_batch_tokens=self.max_batch_tokens,
+        )
+
+
+class Scheduler:
+    """One group's scheduler process, without the process: `run` until `stop` was called."""
+
+    def __init__(self, seams: Seams, choices: Choices) -> None:
+        self._seams = seams
+        self._choices = choices
+        self._stop = asyncio.Event()
+        self._run: EpochRun | None = None
+        self._reported_epoch = 0  # highest epoch that a stage told of
+        self._is_predecessor_dead = choices.is_predecessor_dead  # believed once: later holders may live
+        self._failures = 0  # epochs in a row that ended before a step came back
+
+    @property
+    def is_serving(self) -> bool:
+        return self._run is not None
+
+    @property
+    def state(self) -> GroupState | None:
+        """Of the present epoch, to look at; None while there is none."""
+        return None if self._run is None else self._run.state
+
+    def load(self) -> Load:
+        return Load() if self._run is None else self._run.load()
+
+    def stop(self) -> None:
+        """Drain: no new steps, commit what is in flight, give the rest back, leave. `run` then returns."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until stopped.
+
+        Raises: ProcessClosed when the pool has closed this process, SettingError when the policy cannot work on this
+            group. Both mean that it makes no sense to go on.
+        """
+        async with asyncio.TaskGroup() as group:
+            sweeps = group.create_task(self._sweeps())
+            while not self._stop.is_set():
+                epoch = await self._unless_stopped(self._enter())
+                if epoch is not None:
+                    await self._live(epoch)
+            await self._leave()
+            sweeps.cancel()
+
+    async def _enter(self) -> Epoch:
+        """Take the seat, however long its holder lives."""
+        seams = self._seams
+        while True:
+            call = next(seams.calls)
+            try:
+                answer = await patiently(
+                    lambda call=call: seams.pool.enter(  # type: ignore[misc]
+                        seams.caller,
+                        call,
+                        reported_epoch=self._reported_epoch,
+                        is_holder_dead=self._is_predecessor_dead,
+                    ),
+                    seams.times.pool_retry_s,
+                )
+            except StaleCall:
+                continue
+            self._is_predecessor_dead = False
+            if isinstance(answer, Entered):
+                log.info("seat taken", extra={"epoch": answer.epoch.number, "group": seams.caller.group})
+                return answer.epoch
+            log.info("another process holds the seat", extra={"lease_ms": answer.lease_ms})
+            await asyncio.sleep(min(max(answer.lease_ms, 1) / 1e3, seams.times.heartbeat_s))
+
+    async def _live(self, epoch: Epoch) -> None:
+        """Form and serve one epoch; returns when it is over."""
+        reason: str | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                beats = group.create_task(self._heartbeats())
+                await self._form_and_serve(epoch)
+                beats.cancel()
+        except* SeatLost as errors:
+            reason = f"the seat was lost: {first(errors)}"
+            self._failures = 0
+        except* EngineError as errors:
+            error = first(errors)
+            assert isinstance(error, EngineError)
+            self._reported_epoch = max(self._reported_epoch, error.reported_epoch)
+            reason = f"the engine failed: {error}"
+        finally:
+            self._run = None
+        if reason is not None:
+            log.warning("epoch over", extra={"epoch": epoch.number, "reason": reason})
+            self._seams.observer.broke(epoch, reason)
+            await self._pause()
+
+    async def _form_and_serve(self, epoch: Epoch) -> None:
+        self._failures += 1
+        shape = await self._unless_stopped(self._seams.engine.form(epoch))
+        if shape is None:
+            return
+        limits = self._choices.limits(shape)
+        if (refusal := self._seams.policy.refuse(limits)) is not None:
+            raise SettingError(refusal)
+        if await self._unless_stopped(self._promise(shape)) is None:
+            return
+        self._seams.observer.formed(epoch, shape.slots, self._seams.policy.describe())
+        log.info("epoch formed", extra={"epoch": epoch.number, "stages": shape.stages, "slots": shape.slots})
+        self._run = EpochRun(self._seams, epoch, limits)
+        try:
+            await self._run.run(self._stop)
+        finally:
+            if self._run.state.submitted > len(self._run.state.steps):
+                self._failures = 0
+
+    async def _promise(self, shape: EngineShape) -> int:
+        """State what any one request may need, and the revision. A group with fewer slots than promised is not formed.
+
+        No request needs more than the model's length, so a group that comes back with fewer slots still forms above it.
+        """
+        seams, revision = self._seams, self._seams.caller.revision
+        offer = min(shape.slots, slots_needed(shape.max_model_len, shape.block_tokens))
+        promised = await patiently(lambda: seams.pool.promise_slots(revision, offer), seams.times.pool_retry_s)
+        if shape.slots < promised:
+            raise EngineError(f"the group has {shape.slots} slots, and revision {revision} was promised {promised}")
+        await patiently(lambda: seams.pool.set_revision(revision, self._choices.generation), seams.times.pool_retry_s)
+        return promised
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(self._seams.times.heartbeat_s)
+            try:
+                if self._run is None:
+                    await self._seams.pool.heartbeat(self._seams.caller)
+                else:
+                    await self._run.heartbeat()
+            except PoolUnavailable as error:
+                # An outage costs no lease: leases run in the pool's awake time.
+                log.warning("heartbeat without an answer", extra={"error": str(error)})
+
+    async def _sweeps(self) -> None:
+        while True:
+            try:
+                await self._seams.pool.sweep()
+            except PoolUnavailable as error:
+                log.warning("sweep without an answer", extra={"error": str(error)})
+            await asyncio.sleep(self._seams.times.heartbeat_s)
+
+    async def _leave(self) -> None:
+        """Close this process in the pool. Its lease does the same, later, if the pool does not answer."""
+        seams = self._seams
+        try:
+            async with asyncio.timeout(seams.times.flush_s):
+                await patiently(lambda: seams.pool.leave(seams.caller), seams.times.pool_retry_s)
+            log.info("left", extra={"group": seams.caller.group})
+        except TimeoutError:
+            log.warning("the pool did not answer the farewell", extra={"group": seams.caller.group})
+
+    async def _pause(self) -> None:
+        times = self._seams.times
+        pause_s = min(times.form_retry_s * 2 ** max(self._failures - 1, 0), times.form_retry_max_s)
+        await self._unless_stopped(asyncio.sleep(pause_s))
+
+    async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
+        """Await `call`, or cancel it when the scheduler is stopped first. Returns: None when stopped."""
+        task = asyncio.ensure_future(call)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return await task if task.done() else None
+        finally:
+            for future in (task, stopped):
+                if not future.done():
+                    future.cancel()
+                    await asyncio.wait((future,))
+
+
+def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first single exception of a group of groups."""
+    error = errors.exceptions[0]
+    return first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,98 @@
+"""Prometheus metrics of a scheduler. Names follow those in common use for LLM servers, with our prefix.
+
+Gauges are computed when they are scraped, so that a step costs two counters and two histograms.
+"""
+
+from collections.abc import Callable
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from orca.core.request import FinishReason, Request
+from orca.core.step import Epoch
+from orca.scheduler.observer import IterationRecord, Load, Observer
+from orca.scheduler.state import Phase
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+class Metrics(Observer):
+    """One registry per scheduler, so that several can live in one process.
+
+    Args:
+        group: label of every metric.
+        wall_ms: the wall clock, for the time in the queue.
+    """
+
+    def __init__(self, group: str, wall_ms: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self._group = group
+        self._wall_ms = wall_ms
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ["group"], registry=self.registry).labels(group)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["group"], buckets=buckets, registry=self.registry).labels(group)
+
+        # The gateways count orca_prompt_tokens and orca_generation_tokens as clients see them; a scheduler counts the
+        # work, which is more after a group died.
+        self._prompt = counter("orca_scheduler_prompt_tokens", "Tokens run in the initiation phase, repeats included.")
+        self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
+        self._success = Counter(
+            "orca_scheduler_request_success", "Ends decided here.", ["group", "finished_reason"], registry=self.registry
+        )
+        self._epochs = counter("orca_epochs", "Epochs formed.")
+        self._broken = counter("orca_epochs_broken", "Epochs that ended before the scheduler was stopped.")
+        self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
+        self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
+        self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
+        self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
+
+    def watch(self, load: Callable[[], Load]) -> None:
+        """Show the load at each scrape."""
+
+        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
+            Gauge(name, text, ["group"], registry=self.registry).labels(self._group).set_function(value)
+
+        gauge("orca_num_requests_running", "Requests that have slots and have not ended.", lambda: load().running)
+        gauge("orca_num_requests_claimed", "Requests in hand that have not run yet.", lambda: load().claimed)
+        gauge("orca_num_requests_waiting", "Requests queued in the pool, at the last claim.", lambda: load().waiting)
+        gauge("orca_kv_cache_usage_perc", "Share of the slots that is reserved, 0 to 1.", lambda: _usage(load()))
+        gauge("orca_kv_slots", "KV slots of the group; 0 while it is not formed.", lambda: load().slots)
+        gauge("orca_requests_uncommitted", "Requests with tokens on their way to the pool.", lambda: load().uncommitted)
+
+    def serve(self, address: str) -> tuple[WSGIServer, str]:
+        """Serve /metrics in a thread. Returns: the server, and the address it has (port 0 takes a free one)."""
+        host, _, port = address.rpartition(":")
+        server, _ = start_http_server(int(port), host, registry=self.registry)
+        return server, f"{host}:{server.server_port}"
+
+    def formed(self, epoch: Epoch, slots: int, description: str) -> None:  # noqa: ARG002 - an observer's shape
+        self._epochs.inc()
+
+    def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
+        self._broken.inc()
+
+    def claimed(self, request: Request, logged: int) -> None:
+        if not logged:
+            self._queue.observe(max(0, self._wall_ms() - request.submitted_ms) / 1e3)
+
+    def iterated(self, record: IterationRecord) -> None:
+        if not record.batch.picks:
+            return
+        rows = record.rows
+        self._tokens.observe(record.tokens)
+        self._size.observe(len(rows))
+        self._time.observe((record.returned_ns - record.submitted_ns) / 1e9)
+        self._prompt.inc(sum(row.count for row in rows if row.phase is Phase.INITIATION))
+        self._generated.inc(sum(pick.sample for pick in record.batch.picks))
+
+    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
+        self._success.labels(self._group, reason.value).inc()
+
+
+def _usage(load: Load) -> float:
+    return load.slots_reserved / load.slots if load.slots else 0.0

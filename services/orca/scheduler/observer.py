@@ -1,0 +1,155 @@
+"""What the loop tells about its work: to metrics, to the iteration log, to tests. Observers change nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import orjson
+
+from orca.core.request import FinishReason, Request
+from orca.core.step import Epoch
+from orca.scheduler.state import Batch, Phase, Pick
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """A request's part of an iteration."""
+
+    request_id: str
+    phase: Phase  # INITIATION while it runs known tokens, else INCREMENT
+    start: int  # position of its first token
+    count: int  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationRecord:
+    """One step, once its result was read. Times are of the loop's clock, in nanoseconds.
+
+    It refers to the loop's own entries, so that a step costs no copying; what is shown of them never changes.
+    """
+
+    epoch: Epoch
+    step: int
+    batch: Batch
+    submitted_ns: int
+    returned_ns: int
+
+    @property
+    def rows(self) -> tuple[RowRecord, ...]:
+        return tuple(_row(pick) for pick in self.batch.picks)
+
+    @property
+    def freed(self) -> tuple[str, ...]:
+        """Ids of the requests whose slots this step gave back."""
+        return tuple(entry.request.id for entry in self.batch.freed)
+
+    @property
+    def tokens(self) -> int:
+        return sum(pick.count for pick in self.batch.picks)
+
+    def as_json(self) -> bytes:
+        """One line: epoch, step, rows as [request, phase, start, count], freed, and the two times."""
+        return orjson.dumps(
+            {
+                "epoch": self.epoch.number,
+                "step": self.step,
+                "rows": [(row.request_id, row.phase, row.start, row.count) for row in self.rows],
+                "freed": self.freed,
+                "submitted_ns": self.submitted_ns,
+                "returned_ns": self.returned_ns,
+            },
+            option=orjson.OPT_APPEND_NEWLINE,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Where the group stands."""
+
+    running: int = 0  # requests admitted and not over
+    claimed: int = 0  # requests in hand that have not run yet
+    waiting: int = 0  # requests in the pool's queue, as of the last claim
+    slots_reserved: int = 0
+    slots: int = 0  # 0 while no epoch is formed
+    uncommitted: int = 0  # requests whose newest tokens are not in the pool yet
+
+
+class Observer:
+    """Base of all observers: hears everything and does nothing."""
+
+    def formed(self, epoch: Epoch, slots: int, description: str) -> None:
+        """An epoch begins."""
+
+    def broke(self, epoch: Epoch, reason: str) -> None:
+        """An epoch ended before the scheduler was stopped."""
+
+    def claimed(self, request: Request, logged: int) -> None:
+        """A request came into hand with `logged` tokens of earlier claims."""
+
+    def iterated(self, record: IterationRecord) -> None:
+        """A step was read."""
+
+    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
+        """A request's end was decided here."""
+
+
+class IterationLog(Observer):
+    """Keeps every iteration in memory: for tests and simulations."""
+
+    def __init__(self) -> None:
+        self.records: list[IterationRecord] = []
+
+    def iterated(self, record: IterationRecord) -> None:
+        self.records.append(record)
+
+
+class IterationLogFile(Observer):
+    """Writes every iteration as a JSON line (`IterationRecord.as_json`)."""
+
+    def __init__(self, path: Path) -> None:
+        # A block is 64 KiB: a line a step must not cost a system call a step.
+        self._file = path.open("ab", buffering=1 << 16)
+
+    def iterated(self, record: IterationRecord) -> None:
+        self._file.write(record.as_json())
+
+    def __enter__(self) -> "IterationLogFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class Observers(Observer):
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def formed(self, epoch: Epoch, slots: int, description: str) -> None:
+        for observer in self._observers:
+            observer.formed(epoch, slots, description)
+
+    def broke(self, epoch: Epoch, reason: str) -> None:
+        for observer in self._observers:
+            observer.broke(epoch, reason)
+
+    def claimed(self, request: Request, logged: int) -> None:
+        for observer in self._observers:
+            observer.claimed(request, logged)
+
+    def iterated(self, record: IterationRecord) -> None:
+        for observer in self._observers:
+            observer.iterated(record)
+
+    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
+        for observer in self._observers:
+            observer.ended(request, reason, tokens)
+
+
+def _row(pick: Pick) -> RowRecord:
+    phase = Phase.INITIATION if pick.start < len(pick.request.known) else Phase.INCREMENT
+    return RowRecord(pick.request.request.id, phase, pick.start, pick.count)

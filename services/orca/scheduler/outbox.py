@@ -1,0 +1,86 @@
+"""What has been read from the stages and is not in the pool yet.
+
+Tokens go out in one commit at a time. It takes all that is there: one step's tokens while the pool keeps up, those of
+several steps when it does not, so the backlog stays as long as one call takes.
+"""
+
+from dataclasses import dataclass, field
+
+from orca.core.request import End, Token
+from orca.pool.api import CommitEntry
+from orca.scheduler.state import GroupRequest
+
+
+@dataclass(slots=True)
+class _Written:
+    """The tokens of one request, from `index` on, and its end."""
+
+    index: int
+    tokens: list[Token] = field(default_factory=list)
+    end: End | None = None
+
+
+class Outbox:
+    """Tokens and ends on their way to the pool.
+
+    Args:
+        holds_results: keep what a request wrote until every request of its batch has ended (request-level policy).
+    """
+
+    def __init__(self, *, holds_results: bool) -> None:
+        self._holds_results = holds_results
+        self._ready: dict[GroupRequest, _Written] = {}
+        self._held: dict[int, dict[GroupRequest, _Written]] = {}
+        self._alive: dict[int, set[GroupRequest]] = {}  # batch -> its requests that have not ended
+
+    def __len__(self) -> int:
+        """Requests with something to commit now."""
+        return len(self._ready)
+
+    def admit(self, entry: GroupRequest) -> None:
+        """A request was admitted, into its batch where the policy has such."""
+        if self._holds_results:
+            self._alive.setdefault(entry.batch, set()).add(entry)
+            self._held.setdefault(entry.batch, {})
+
+    def put(self, entry: GroupRequest, index: int, token: Token | None, end: End | None) -> None:
+        """Add a token, an end, or both behind what the request has written so far."""
+        into = self._held[entry.batch] if self._holds_results and entry.is_admitted else self._ready
+        written = into.get(entry)
+        if written is None:
+            written = into[entry] = _Written(index)
+        if token is not None:
+            written.tokens.append(token)
+        written.end = end
+        if end is not None:
+            self._leave_batch(entry)
+
+    def forget(self, entry: GroupRequest) -> None:
+        """The request's claim is over: nothing of it will be taken any more."""
+        self._ready.pop(entry, None)
+        if self._holds_results and entry.is_admitted:
+            self._held.get(entry.batch, {}).pop(entry, None)
+            self._leave_batch(entry)
+
+    def take(self) -> dict[GroupRequest, CommitEntry]:
+        """Everything that is ready, in the order in which it was read."""
+        taken, self._ready = self._ready, {}
+        return {
+            entry: CommitEntry(
+                request_id=entry.request.id,
+                claim=entry.claim,
+                index=written.index,
+                tokens=tuple(written.tokens),
+                end=written.end,
+            )
+            for entry, written in taken.items()
+        }
+
+    def _leave_batch(self, entry: GroupRequest) -> None:
+        alive = self._alive.get(entry.batch)
+        if alive is None or entry not in alive:
+            return
+        alive.remove(entry)
+        if not alive:
+            del self._alive[entry.batch]
+            self._ready |= self._held.pop(entry.batch)

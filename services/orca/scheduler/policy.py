@@ -1,0 +1,89 @@
+"""What a scheduling policy is: a pure function from the group's state and its limits to the next batch.
+
+Two stand behind this seam: `iteration.Iteration` (Algorithm 1 of the paper) and `request_level.RequestLevel` (its
+baseline). `next_batch` adds what both share: how many batches may be in flight, and prefetch.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orca.core.errors import SettingError
+from orca.scheduler.state import NOTHING, Batch, GroupState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a policy may use. Sizes of the group are known once its engine is formed."""
+
+    stages: int  # batches in flight: n_workers of Algorithm 1
+    max_batch_size: int  # requests in a batch: max_bs
+    slots: int  # KV slots: n_slots, a whole number of blocks
+    block_tokens: int  # slots in a block; reservations are whole blocks
+    max_model_len: int  # longest prompt + output in tokens
+    prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
+    max_batch_tokens: int | None = None  # tokens in a step, prompts run in chunks; None: off, the paper
+
+    def __post_init__(self) -> None:
+        """Raises: SettingError naming the limit that makes no sense."""
+        for name in ("stages", "max_batch_size", "slots", "block_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.prefetch not in (0, 1):
+            raise SettingError(f"prefetch must be 0 or 1, not {self.prefetch}")
+        if self.slots % self.block_tokens:
+            raise SettingError(f"slots ({self.slots}) must be a multiple of block_tokens ({self.block_tokens})")
+        # A full batch of increments must leave a token for the oldest prompt, or that would wait for ever.
+        if self.max_batch_tokens is not None and self.max_batch_tokens <= self.max_batch_size:
+            raise SettingError(
+                f"max_batch_tokens ({self.max_batch_tokens}) must be above max_batch_size ({self.max_batch_size})"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the group can still take from the pool."""
+
+    requests: int  # 0 or less: nothing
+    slots: int
+
+
+class Policy(Protocol):
+    """Chooses batches. Implementations hold no state: it is all in `GroupState`."""
+
+    @property
+    def holds_results(self) -> bool:
+        """Do tokens reach the pool only when the whole batch of their request has ended?"""
+        ...
+
+    def select(self, state: GroupState, limits: Limits) -> Batch:
+        """The next batch: whom to free, whom to admit, whom to run. Without picks nothing can run now."""
+        ...
+
+    def room(self, state: GroupState, limits: Limits) -> Room:
+        """How much more to claim."""
+        ...
+
+    def refuse(self, limits: Limits) -> str | None:
+        """Why the policy cannot work under these limits, None when it can."""
+        ...
+
+    def describe(self) -> str:
+        """Name and habits in force, for logs and results."""
+        ...
+
+
+def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
+    """The batch to submit now; one without picks says: wait for a result or a new request.
+
+    With prefetch 0 at most `stages` batches are in flight, none of which share a request (lines 8 to 10). With
+    prefetch 1 the oldest is treated as returned where Algorithm 1 would wait for it; one step only, so at most
+    `stages` + 1 are unread and a request is in at most two of them. What is then selected is what would be selected
+    after its return, unless it brings an early end, so the sequence of batches is the same.
+
+    Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
+    """
+    batch = policy.select(state, limits) if state.in_flight < limits.stages else NOTHING
+    if not batch.picks and limits.prefetch and state.can_assume():
+        state.assume_oldest()
+        batch = policy.select(state, limits)
+    return batch

@@ -1,0 +1,153 @@
+"""Request-level scheduling: the paper's baseline, FasterTransformer under a scheduler like Triton's.
+
+A batch is formed from the oldest requests that wait and stays as it is until all of it has ended. The habits that cost
+the baseline its throughput are flags, so that each can be taken away and its share measured.
+
+Source: ORCA, sections 3 (C1, Figure 3), 4.2 (Figure 8b), 6.1 and 6.2.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from itertools import groupby
+
+from orca.core.request import slots_needed
+from orca.scheduler.policy import Limits, Room
+from orca.scheduler.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What the baseline does and an iteration-level scheduler does not. All on is the paper's baseline."""
+
+    holds_results: bool = True  # tokens are handed out only when the whole batch has ended (section 3, C1)
+    computes_ended: bool = True  # ended requests are computed on until the batch ends (Figure 3)
+    starts_at_shortest: bool = True  # first iteration at the shortest prompt, the rest of others one by one (6.2)
+    splits_batch: bool = True  # one batch at a time, pipelined as microbatches, with their bubbles (Figure 8b)
+    reserves_full_length: bool = True  # memory for the longest sequence of the model, for each request (6.1)
+
+    @classmethod
+    def without(cls, names: Collection[str]) -> "Habits":
+        """All but the named ones, which are of `HABITS`."""
+        return cls(**{name: name not in names for name in HABITS})
+
+    def in_force(self) -> tuple[str, ...]:
+        return tuple(name for name in HABITS if getattr(self, name))
+
+
+HABITS = tuple(habit.name for habit in fields(Habits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLevel:
+    """Batches that are fixed until they end.
+
+    `microbatch_size` is the paper's mbs in requests; None makes the batch one microbatch, which leaves every stage but
+    one idle. Without `splits_batch` it has no meaning: up to `stages` whole batches then follow each other through the
+    pipeline.
+    """
+
+    microbatch_size: int | None = None
+    habits: Habits = Habits()
+
+    @property
+    def holds_results(self) -> bool:
+        return self.habits.holds_results
+
+    def select(self, state: GroupState, limits: Limits) -> Batch:
+        """The next microbatch in turn; a new batch when there is room for one and somebody waits.
+
+        Microbatches run in a fixed order, so when the one whose turn it is has not returned the answer is to wait: that
+        is the bubble of Figure 8b.
+        """
+        batches = _batches(state)
+        freed = tuple(entry for members in batches for entry in self._freed(members))
+        gone = set(map(id, freed))
+        alive = [members for members in batches if any(id(entry) not in gone for entry in members)]
+        if len(alive) < (1 if self.habits.splits_batch else limits.stages):
+            reserved = state.reserved - sum(entry.slots for entry in freed)
+            admitted = self._form_batch(state, limits, reserved)
+            if admitted:
+                members = [admission.request for admission in admitted]
+                first = [admission.request for admission in admitted if admission.microbatch == 0]
+                picks = tuple(self._pick(entry, members) for entry in first)
+                return Batch(freed=freed, admitted=admitted, picks=picks)
+        return Batch(freed=freed, picks=self._next_microbatch(alive))
+
+    def room(self, state: GroupState, limits: Limits) -> Room:
+        """The next batch is claimed while the present one runs, as a queue in front of the engine would hold it."""
+        waiting = [entry for entry in state.requests if not entry.is_admitted]
+        slots = sum(slots_needed(entry.request.max_total_tokens, limits.block_tokens) for entry in waiting)
+        return Room(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
+
+    def refuse(self, limits: Limits) -> str | None:
+        if limits.max_batch_tokens is not None:
+            return "max_batch_tokens has no meaning under the request-level policy"
+        full = slots_needed(limits.max_model_len, limits.block_tokens)
+        if self.habits.reserves_full_length and full > limits.slots:
+            return f"the full length needs {full} slots for each request and the group has {limits.slots}"
+        return None
+
+    def describe(self) -> str:
+        size = "whole batch" if self.microbatch_size is None else str(self.microbatch_size)
+        return f"request_level(microbatch={size}; habits: {', '.join(self.habits.in_force()) or 'none'})"
+
+    def _freed(self, members: list[GroupRequest]) -> list[GroupRequest]:
+        over = [entry for entry in members if entry.is_over and not entry.in_flight]
+        return over if len(over) == len(members) or not self.habits.computes_ended else []
+
+    def _form_batch(self, state: GroupState, limits: Limits, reserved: int) -> tuple[Admission, ...]:
+        number = 1 + max((entry.batch for entry in state.requests), default=0)
+        size = self.microbatch_size if self.habits.splits_batch else None
+        admitted: list[Admission] = []
+        for entry in state.requests:
+            if entry.is_admitted:
+                continue
+            tokens = limits.max_model_len if self.habits.reserves_full_length else entry.request.max_total_tokens
+            slots = slots_needed(tokens, limits.block_tokens)
+            if len(admitted) == limits.max_batch_size or reserved + slots > limits.slots:
+                break
+            reserved += slots
+            microbatch = len(admitted) // (size or limits.max_batch_size)
+            admitted.append(Admission(entry, slots, tokens, number, microbatch))
+        return tuple(admitted)
+
+    def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[Pick, ...]:
+        turns: list[tuple[int, int, int, list[Pick], bool]] = []
+        for members in batches:
+            if all(entry.is_over for entry in members):
+                continue
+            for number, part in groupby(sorted(members, key=_microbatch), key=_microbatch):
+                entries = list(part)
+                wanted = [entry for entry in entries if self.habits.computes_ended or not entry.is_over]
+                if wanted:
+                    iterations = max(entry.iterations for entry in wanted)
+                    picks = [self._pick(entry, members) for entry in wanted]
+                    is_running = any(entry.in_flight for entry in wanted)
+                    turns.append((iterations, members[0].batch, number, picks, is_running))
+        if not turns:
+            return NOTHING.picks
+        *_, picks, is_running = min(turns, key=lambda turn: turn[:3])
+        return NOTHING.picks if is_running else tuple(picks)
+
+    def _pick(self, entry: GroupRequest, members: list[GroupRequest]) -> Pick:
+        if entry.is_over and entry.computed:
+            # Its last position once more: the cost of a row, and no slot, token or length beyond its own.
+            return Pick(entry, entry.computed - 1, 1, sample=False)
+        known = len(entry.known)
+        if entry.computed == 0:
+            count = min(len(other.known) for other in members) if self.habits.starts_at_shortest else known
+            return Pick(entry, 0, count, sample=count == known)
+        return Pick(entry, entry.computed, 1, sample=entry.computed + 1 >= known)
+
+
+def _microbatch(entry: GroupRequest) -> int:
+    return entry.microbatch
+
+
+def _batches(state: GroupState) -> list[list[GroupRequest]]:
+    """The admitted requests by batch, oldest batch first."""
+    by_batch: dict[int, list[GroupRequest]] = {}
+    for entry in state.requests:
+        if entry.is_admitted:
+            by_batch.setdefault(entry.batch, []).append(entry)
+    return [by_batch[number] for number in sorted(by_batch)]

@@ -1,0 +1,176 @@
+"""Entry of a scheduler process: settings, logging, model, pool, engine, and the loop between signals."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from orca.core.engine import Engine, EngineShape
+from orca.core.errors import EngineError, ModelError, PoolUnavailable, SettingError
+from orca.core.logs import Format, configure_logging
+from orca.core.model import ModelInfo, load_model_info
+from orca.core.request import Request
+from orca.core.step import Epoch
+from orca.core.text import OutputText, Tokenizer
+from orca.pool.api import Caller, Pool, ProcessClosed
+from orca.pool.redis_pool import RedisPool
+from orca.pool.settings import PoolSettings, parse_pool_settings
+from orca.scheduler.ending import MakeOutputText
+from orca.scheduler.epoch import Seams
+from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.loop import Scheduler, first
+from orca.scheduler.metrics import Metrics
+from orca.scheduler.observer import IterationLogFile, Observer, Observers
+from orca.scheduler.settings import Settings, parse_settings
+
+log = logging.getLogger("orca.scheduler")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Schedule one group until SIGTERM or SIGINT: the first drains, the second ends at once.
+
+    Args: argv: flags without the program's name; those of the process when None.
+    Returns: exit status; 0 after a drain, 1 when model, pool or group cannot be used, 2 for a bad setting.
+    """
+    try:
+        settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        pool_settings = parse_pool_settings(os.environ)
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logging(
+        f"scheduler-{settings.group}", fmt=cast(Format, settings.log_format), level=settings.log_level.upper()
+    )
+    return uvloop.run(_serve(settings, pool_settings))
+
+
+async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
+    try:
+        model = load_model_info(settings.model, dtype=settings.dtype)
+        tokenizer = Tokenizer.from_folder(settings.model)
+        pool = RedisPool(settings.pool, settings.deployment, pool_settings)
+    except (ModelError, ValueError) as error:
+        log.error("the scheduler cannot serve: %s", error)
+        return 1
+    engine = StagesOfRevision(model.revision, settings)
+    is_ended_well = False
+    try:
+        await _check(pool)
+        await _schedule(settings, model, tokenizer, pool, engine)
+        is_ended_well = True
+    except* (SettingError, ProcessClosed, OSError) as errors:
+        log.error("the scheduler cannot go on: %s", first(errors))
+    except* asyncio.CancelledError:
+        log.warning("ended at once, by a second signal")
+    finally:
+        await engine.close()
+        await pool.close()
+    return 0 if is_ended_well else 1
+
+
+async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine) -> None:
+    """Run the loop until a signal, with metrics and iteration log around it."""
+    process = f"{settings.group}-{secrets.token_hex(6)}"
+    metrics = Metrics(settings.group, wall_ms=lambda: time.time_ns() // 1_000_000)
+    observers: list[Observer] = [metrics]
+    with contextlib.ExitStack() as stack:
+        if settings.iteration_log is not None:
+            observers.append(stack.enter_context(IterationLogFile(Path(settings.iteration_log))))
+        seams = Seams(
+            pool=pool,
+            engine=engine,
+            policy=settings.make_policy(),
+            caller=Caller(group=settings.group, process=process, revision=model.revision),
+            calls=count(1),
+            clock_ns=time.monotonic_ns,
+            observer=Observers(observers),
+            eos_token_ids=model.eos_token_ids,
+            make_output_text=output_texts(tokenizer),
+        )
+        scheduler = Scheduler(seams, settings.make_choices())
+        metrics.watch(scheduler.load)
+        if settings.metrics_listen is not None:
+            server, address = metrics.serve(settings.metrics_listen)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            log.info("metrics", extra={"address": address})
+        log.info(
+            "scheduler of a group",
+            extra={"group": settings.group, "scheduler": process, "revision": model.revision, "model": model.name}
+            | {"policy": seams.policy.describe(), "prefetch": settings.prefetch, "stages": settings.stages},
+        )
+        await _run_until_signalled(scheduler)
+
+
+async def _run_until_signalled(scheduler: Scheduler) -> None:
+    running = asyncio.current_task()
+    assert running is not None
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            log.info("draining")
+            scheduler.stop()
+        else:
+            running.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    await scheduler.run()
+
+
+async def _check(pool: RedisPool) -> None:
+    """Raises: SettingError. A pool that is away is no reason not to start: the loop asks until it is back."""
+    try:
+        await pool.check_server()
+    except PoolUnavailable as error:
+        log.warning("started without the pool: %s", error)
+
+
+def output_texts(tokenizer: Tokenizer) -> MakeOutputText:
+    """How stop strings are seen: with the same code as the gateway's text, so that both see them at the same token."""
+
+    def make(request: Request) -> OutputText:
+        return OutputText(tokenizer, request.sampling.stop, request.sampling.min_tokens)
+
+    return make
+
+
+class StagesOfRevision(GrpcEngine):
+    """Real stages that hold the model whose requests this scheduler claims."""
+
+    def __init__(self, revision: str, settings: Settings) -> None:
+        super().__init__(
+            settings.stages,
+            listen=settings.listen,
+            slots=settings.slots,
+            block_tokens=settings.block_tokens,
+            prefetch=settings.prefetch,
+            step_timeout_s=settings.step_timeout_s,
+            join_timeout_s=settings.join_timeout_s,
+            advertise=settings.advertise,
+        )
+        self._revision = revision
+
+    async def form(self, epoch: Epoch) -> EngineShape:
+        """As GrpcEngine, for stages of the right revision only: outputs of another would be promised as this one's."""
+        for status in await self.wait_loaded():
+            if status.revision != self._revision:
+                raise EngineError(f"stage {status.stage} holds revision {status.revision}, not {self._revision}")
+        return await super().form(epoch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

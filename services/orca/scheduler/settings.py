@@ -1,0 +1,106 @@
+"""The settings of a scheduler: `--prefetch 1` or `ORCA_SCHEDULER_PREFETCH=1` (see core.settings)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from orca.core.model import DTYPES
+from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.core.settings import (
+    check_bounds,
+    is_address,
+    log_format_setting,
+    log_level_setting,
+    read_settings,
+    require,
+    required,
+    setting,
+)
+from orca.scheduler.iteration import Iteration
+from orca.scheduler.loop import Choices
+from orca.scheduler.policy import Policy
+from orca.scheduler.request_level import HABITS, Habits, RequestLevel
+
+PREFIX = "ORCA_SCHEDULER_"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that a scheduler process is told at start."""
+
+    model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
+    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    stages: tuple[str, ...] = required("host:port of each stage's controller, stage 0 first, parted by commas")
+    group: str = setting("g0", "name of the group, whose seat this process takes; one word")
+    listen: str = setting("127.0.0.1:0", "host:port of the rendezvous of the stages; port 0 takes a free one")
+    advertise: str | None = setting(None, "host under which stages reach `listen`; unset takes that of `listen`")
+    pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
+    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
+    generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
+    policy: str = setting(
+        "iteration",
+        "iteration is Algorithm 1 of the paper, request_level its baseline",
+        choices=("iteration", "request_level"),
+    )
+    max_batch_size: int = setting(16, "most requests in a batch", least=1)
+    slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
+    block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
+    # The round trip to the master costs more than a small model's step; 0 is for measuring the paper's algorithm.
+    prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
+    max_batch_tokens: int | None = setting(
+        None, "most tokens in a step, prompts run in chunks; unset is the paper: prompts whole", least=1
+    )
+    microbatch_size: int | None = setting(
+        None, "request_level: requests in a microbatch; unset does not split batches", least=1
+    )
+    without_habits: tuple[str, ...] = setting(
+        (), f"request_level: habits to switch off, parted by commas, of {' '.join(HABITS)}"
+    )
+    # A step behind others waits for all of them: far above any, far below what a client waits.
+    step_timeout_s: float = setting(60.0, "a step not back within it ends the epoch, seconds", least=0.001)
+    join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
+    predecessor_exited: bool = setting(
+        False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
+    )
+    metrics_listen: str | None = setting(None, "host:port of Prometheus metrics; port 0 takes a free one; unset: none")
+    iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
+    log_format: str = log_format_setting()
+    log_level: str = log_level_setting()
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        for address in self.stages:
+            require(is_address(address, least_port=1), self, "stages", "a list of host:port")
+        require(is_address(self.listen), self, "listen", "host:port")
+        require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
+        require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
+        require(self.prefetch <= 1, self, "prefetch", "0 or 1")
+        require(set(self.without_habits) <= set(HABITS), self, "without_habits", f"of {' '.join(HABITS)}")
+        is_request_level = self.policy == "request_level"
+        for name in ("microbatch_size", "without_habits"):
+            require(is_request_level or not getattr(self, name), self, name, "for this policy: only for request_level")
+        is_chunked = self.max_batch_tokens is not None
+        require(not is_chunked or not is_request_level, self, "max_batch_tokens", "for the policy request_level")
+        # The oldest prompt must always find a token beside a full batch of increments.
+        is_enough = self.max_batch_tokens is None or self.max_batch_tokens > self.max_batch_size
+        require(is_enough, self, "max_batch_tokens", f"above max_batch_size ({self.max_batch_size})")
+
+    def make_policy(self) -> Policy:
+        if self.policy == "iteration":
+            return Iteration()
+        return RequestLevel(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
+
+    def make_choices(self) -> Choices:
+        return Choices(
+            max_batch_size=self.max_batch_size,
+            prefetch=self.prefetch,
+            max_batch_tokens=self.max_batch_tokens,
+            generation=self.generation,
+            is_predecessor_dead=self.predecessor_exited,
+        )
+
+
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Raises: SettingError that names the setting; SystemExit only for --help."""
+    return read_settings(
+        Settings, argv, environment, prefix=PREFIX, prog="orca scheduler", description="Run one group's scheduler."
+    )

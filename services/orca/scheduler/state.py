@@ -1,0 +1,240 @@
+"""The requests that a group has in hand, their slots, and the steps in flight: plain data with one owner.
+
+The loop owns a `GroupState` for the length of an epoch and is the only one that changes it. Policies read it and answer
+with a `Batch`; `schedule` carries that out and writes the step. A request goes through
+
+    INITIATION  not all of its known tokens (prompt, and its log if it starts again) have been scheduled
+    RUNNING     in a scheduled batch that has not returned
+    INCREMENT   returned, and ready for its next token
+
+and gives its slots back when it is over and no step in flight holds it any more. With prefetch one unread step may be
+treated as if it had returned with unknown tokens (`assume_oldest`); "in flight" below means neither read nor assumed.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from orca.core.request import Request, Token
+from orca.core.step import Claim, Epoch, NewRequest, Row, Step
+
+
+class Phase(StrEnum):
+    """The states of a request in Algorithm 1 (ORCA, section 4.2)."""
+
+    INITIATION = "initiation"
+    RUNNING = "running"
+    INCREMENT = "increment"
+
+
+@dataclass(slots=True, eq=False)
+class GroupRequest:
+    """A claimed request and how far it has been scheduled. Counts of tokens include those of its log."""
+
+    request: Request
+    claim: Claim
+    known: tuple[int, ...]  # prompt, then the log at the time of the claim: what the initiation phase runs
+    sampled: int  # tokens that scheduled rows draw or drew
+    received: int  # of those, the tokens that came back
+    last_token: int  # the newest one received; meaningless while received is the length of the log it was claimed with
+    handle: int | None = None  # its number on the stages, from its admission on
+    slots: int = 0  # reserved for it, in whole blocks, from its admission on
+    batch: int = 0  # request-level policy: the batch and the part of it that it stays in from its admission on
+    microbatch: int = 0
+    computed: int = 0  # positions scheduled, from 0
+    in_flight: int = 0  # steps that hold it
+    iterations: int = 0  # rows scheduled under this claim
+    is_ended: bool = False  # by its tokens, by the pool, or because the claim is over
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.handle is not None
+
+    @property
+    def is_over(self) -> bool:
+        """It needs no further row: it has ended, or its last token is drawn by a row already scheduled."""
+        return self.is_ended or self.sampled == self.request.max_new_tokens
+
+    @property
+    def phase(self) -> Phase:
+        if self.in_flight:
+            return Phase.RUNNING
+        return Phase.INITIATION if self.computed < len(self.known) else Phase.INCREMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request's first scheduling: what is reserved for it."""
+
+    request: GroupRequest
+    slots: int  # in whole blocks
+    tokens: int  # the same before rounding
+    batch: int = 0  # request-level policy only
+    microbatch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A request's part of a batch: `count` tokens from position `start`; see `core.step.Row`."""
+
+    request: GroupRequest
+    start: int
+    count: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a policy decided, in the order in which the stages carry it out."""
+
+    freed: tuple[GroupRequest, ...] = ()
+    admitted: tuple[Admission, ...] = ()
+    picks: tuple[Pick, ...] = ()
+
+
+NOTHING = Batch()
+
+
+@dataclass(slots=True, eq=False)
+class StepInFlight:
+    """A submitted step whose result has not been read."""
+
+    number: int
+    batch: Batch
+    submitted_ns: int = 0  # of the loop's clock
+    is_assumed: bool = False  # treated as if it had returned
+
+    @property
+    def picks(self) -> tuple[Pick, ...]:
+        return self.batch.picks
+
+
+def by_arrival(entry: GroupRequest) -> int:
+    return entry.request.arrival
+
+
+@dataclass(slots=True, eq=False)
+class GroupState:
+    """All that the scheduler knows about one epoch of its group."""
+
+    requests: list[GroupRequest] = field(default_factory=list)  # in order of arrival; until their slots return
+    steps: deque[StepInFlight] = field(default_factory=deque)  # unread, in order of their numbers
+    reserved: int = 0  # slots
+    handles: int = 0  # given out so far in this epoch
+    submitted: int = 0  # number of the last step
+
+    @property
+    def in_flight(self) -> int:
+        """Batches in flight: `n_scheduled` of Algorithm 1. Steps that only free are not counted."""
+        return sum(1 for step in self.steps if step.picks and not step.is_assumed)
+
+    def add(self, request: Request, claim: Claim, log: Sequence[Token] = ()) -> GroupRequest:
+        """Take up a claimed request at its place in the order of arrival."""
+        known = request.prompt + tuple(token.id for token in log)
+        entry = GroupRequest(request, claim, known, len(log), len(log), known[-1])
+        insort(self.requests, entry, key=by_arrival)
+        return entry
+
+    def end(self, entry: GroupRequest) -> None:
+        """Schedule it no more. Its slots return when no step in flight holds it; it leaves at once if it has none."""
+        entry.is_ended = True
+        if not entry.is_admitted and entry in self.requests:
+            self.requests.remove(entry)
+
+    def schedule(self, batch: Batch, epoch: Epoch, *, now_ns: int = 0) -> Step:
+        """Carry a policy's decision out and write it down as the next step of `epoch`."""
+        freed = tuple(self._free(entry) for entry in batch.freed)
+        new = tuple(self._admit(admission) for admission in batch.admitted)
+        rows = tuple(self._run(pick) for pick in batch.picks)
+        self.submitted += 1
+        self.steps.append(StepInFlight(self.submitted, batch, now_ns))
+        return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
+
+    def can_assume(self) -> bool:
+        """Is there a batch in flight, and no unread one before it that is treated as returned already?"""
+        return self.in_flight > 0 and not any(step.is_assumed and step.picks for step in self.steps)
+
+    def assume_oldest(self) -> None:
+        """Treat the oldest batch in flight as if it had returned with unknown tokens (prefetch)."""
+        _return(next(step for step in self.steps if step.picks and not step.is_assumed))
+
+    def read(self) -> StepInFlight:
+        """Take the oldest unread step out: its result is there."""
+        step = self.steps.popleft()
+        if not step.is_assumed:
+            _return(step)
+        return step
+
+    def receive(self, entry: GroupRequest, token: int) -> None:
+        """Note the next token of a request."""
+        entry.received += 1
+        entry.last_token = token
+
+    def check(self) -> None:
+        """Recount every invariant. Raises: AssertionError."""
+        arrivals = [entry.request.arrival for entry in self.requests]
+        assert arrivals == sorted(arrivals), "requests out of order"
+        alive = [entry.request.id for entry in self.requests if not entry.is_ended]
+        assert len(alive) == len(set(alive)), "a request is there twice"
+        handles = [entry.handle for entry in self.requests if entry.handle is not None]
+        assert len(handles) == len(set(handles)), "a handle is used twice"
+        assert all(0 < handle <= self.handles for handle in handles), "a handle was never given out"
+        assert self.reserved == sum(entry.slots for entry in self.requests), "slots reserved differ from their sum"
+        assert sum(step.is_assumed and bool(step.picks) for step in self.steps) <= 1, "two steps are assumed"
+        numbers = [step.number for step in self.steps]
+        assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
+        for entry in self.requests:
+            self._check_entry(entry)
+
+    def _check_entry(self, entry: GroupRequest) -> None:
+        holding = [step for step in self.steps if any(pick.request is entry for pick in step.picks)]
+        assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
+        assert entry.in_flight <= 1, "a request is in two batches in flight"
+        drawing = sum(pick.request is entry and pick.sample for step in self.steps for pick in step.picks)
+        assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
+        assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
+        assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
+        assert entry.is_admitted or not entry.iterations, "ran before its admission"
+
+    def _free(self, entry: GroupRequest) -> int:
+        assert entry.handle is not None
+        assert entry.in_flight == 0
+        self.requests.remove(entry)
+        self.reserved -= entry.slots
+        return entry.handle
+
+    def _admit(self, admission: Admission) -> NewRequest:
+        entry = admission.request
+        self.handles += 1
+        self.reserved += admission.slots
+        entry.handle, entry.slots = self.handles, admission.slots
+        entry.batch, entry.microbatch = admission.batch, admission.microbatch
+        return NewRequest(
+            handle=self.handles,
+            request_id=entry.request.id,
+            claim=entry.claim,
+            tokens=entry.known,
+            prompt_length=len(entry.request.prompt),
+            max_total_tokens=admission.tokens,
+            sampling=entry.request.sampling,
+        )
+
+    def _run(self, pick: Pick) -> Row:
+        entry = pick.request
+        assert entry.handle is not None
+        # The stages have the known tokens, and they have the newest one while it is still on its way to the master.
+        is_token_here = pick.start >= len(entry.known) and entry.received == entry.sampled
+        token = entry.last_token if is_token_here else None
+        entry.computed = pick.start + pick.count
+        entry.sampled += pick.sample
+        entry.in_flight += 1
+        entry.iterations += 1
+        return Row(handle=entry.handle, start=pick.start, count=pick.count, sample=pick.sample, token=token)
+
+
+def _return(step: StepInFlight) -> None:
+    step.is_assumed = True
+    for pick in step.picks:
+        pick.request.in_flight -= 1

@@ -1,0 +1,200 @@
+"""The lives of a group, on virtual time: engines that break or do not fit, seats lost and taken, stops."""
+
+import asyncio
+
+import pytest
+from scheduler_world import (
+    REVISION,
+    a_request,
+    a_shape,
+    a_world,
+    is_formed,
+    serving,
+    tokens_at_least,
+    virtually,
+)
+
+from orca.core.engine import EngineShape
+from orca.core.errors import EngineError, SettingError
+from orca.core.step import Epoch, Step
+from orca.pool.api import Caller, Entered, RequestState
+from orca.scheduler.loop import Choices
+from orca.scheduler.request_level import RequestLevel
+from orca.scheduler.simulated import CostModel, Fault
+
+
+@virtually
+async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
+    broken: list[int] = []
+
+    def faults(step: Step) -> Fault | None:
+        if step.number == 4 and not broken:
+            broken.append(step.epoch.number)
+            return Fault.DEATH
+        return None
+
+    world = a_world()
+    group = world.add_group(a_shape(), faults=faults)
+    world.start(group)
+    request = await world.submit(a_request("A", new=10))
+    await world.finish()
+    assert [record.epoch.number for record in group.records if record.rows] == [1] * 3 + [2] * 7
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_what_was_read_before_the_engine_broke_is_committed_and_not_computed_again() -> None:
+    world = a_world(delay_ms=40.0)
+    group = world.add_group(a_shape(), faults=lambda step: Fault.DEATH if step.number == 6 else None)
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await world.finish()
+    starts = [record.rows[0].start for record in group.records if record.step == 1]
+    assert starts == [0, 0]
+    assert [record.rows[0].count for record in group.records if record.step == 1] == [3, 3 + 5]
+
+
+@virtually
+async def test_stages_in_a_higher_epoch_than_the_pool_knows_are_entered_above_it() -> None:
+    world = a_world()
+    group = world.add_group(a_shape())
+    await group.engine.form(Epoch(41, "before the pool was lost"))
+    original = group.engine.form
+
+    async def form(epoch: Epoch) -> EngineShape:
+        if epoch.number <= 41:
+            raise EngineError("a stage knows epoch 41", reported_epoch=41)
+        return await original(epoch)
+
+    group.engine.form = form  # type: ignore[method-assign]
+    world.start(group)
+    await world.submit(a_request("A"))
+    await world.finish()
+    assert group.records[0].epoch.number == 42
+
+
+@virtually
+async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so() -> None:
+    world = a_world()
+    await world.pool.promise_slots(REVISION, 128)
+    await world.pool.set_revision(REVISION, 1)
+    group = world.add_group(a_shape(slots=64))
+    world.start(group)
+    await world.submit(a_request("A"))
+    await asyncio.sleep(30)
+    assert not await is_formed(group)
+    assert "64 slots" in group.logs[0].reasons[0]
+    assert "promised 128" in group.logs[0].reasons[0]
+    assert len(group.logs[0].reasons) < 20, "it tries again ever more slowly"
+    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    await world.stop()
+
+
+@virtually
+async def test_a_group_promises_no_more_slots_than_the_longest_request_needs() -> None:
+    world = a_world()
+    world.start(world.add_group(a_shape(slots=128, max_model_len=48)))
+    await world.submit(a_request("A"))
+    await world.finish()
+    assert (await world.pool.stats()).promised_slots == 48
+
+
+@virtually
+async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_reason() -> None:
+    world = a_world(policy=RequestLevel())
+    group = world.add_group(a_shape(slots=32, max_model_len=64))
+    world.start(group)
+    assert group.task is not None
+    with pytest.raises(ExceptionGroup) as caught:
+        await group.task
+    assert caught.group_contains(SettingError, match="64")
+
+
+@virtually
+async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_back() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    await asyncio.sleep(0.1)
+    await world.stop()
+    status = await world.pool.status("A.0")
+    assert (status.state, status.tokens) == (RequestState.QUEUED, 4)
+    assert (await world.pool.stats()).groups == ()
+
+
+@virtually
+async def test_a_scheduler_that_finishes_its_last_step_claims_nothing_more() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=500_000))
+    scheduler = world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 1)
+    scheduler.stop()
+    await world.submit(a_request("B", new=1))
+    await world.stop()
+    assert (await world.pool.status("B.0")).first_claimed_ms is None
+
+
+@virtually
+async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> None:
+    world = a_world()
+    other = Caller(group="g0", process="other", revision=REVISION)
+    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), Entered)
+    group = world.add_group(a_shape())
+    world.start(group)
+    await asyncio.sleep(0.2)
+    before_s = asyncio.get_running_loop().time()
+    await world.stop()
+    assert asyncio.get_running_loop().time() - before_s < 0.1
+
+
+@virtually
+async def test_a_second_process_waits_until_the_first_ones_lease_is_over_and_goes_on_with_its_requests() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    request = await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 2)
+    await world.crash(group)
+    crashed_s = asyncio.get_running_loop().time()
+    world.start(group)
+    await serving(world, group)
+    assert 2.0 < asyncio.get_running_loop().time() - crashed_s < 5.0
+    await world.finish()
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    await serving(world, group)
+    await world.crash(group)
+    world.choices = Choices(is_predecessor_dead=True)
+    crashed_s = asyncio.get_running_loop().time()
+    world.start(group)
+    await serving(world, group)
+    assert asyncio.get_running_loop().time() - crashed_s < 0.2
+    await world.stop()
+
+
+@virtually
+async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take_it_back_by_force() -> None:
+    world = a_world(choices=Choices(is_predecessor_dead=True))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    await world.submit(a_request("A", new=40))
+    await tokens_at_least(world, "A.0", 2)
+    other = Caller(group="g0", process="other", revision=REVISION)
+    taken = await world.pool.enter(other, 1, reported_epoch=0, is_holder_dead=True)
+    assert isinstance(taken, Entered)
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        await world.pool.heartbeat(other)
+    assert not await is_formed(group)
+    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    await world.pool.leave(other)
+    await world.finish()

@@ -1,0 +1,124 @@
+"""What the loop runs and when, on virtual time: joins, leaves, successors, and commits beside the steps."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from scheduler_world import (
+    REVISION,
+    Group,
+    a_request,
+    a_shape,
+    a_world,
+    serving,
+    steps_of,
+    tokens_at_least,
+    virtually,
+)
+
+from orca.scheduler import virtual_time
+from orca.scheduler.epoch import Times
+from orca.scheduler.loop import Choices
+from orca.scheduler.observer import IterationLogFile
+from orca.scheduler.simulated import CostModel
+
+
+@virtually
+async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -> None:
+    world = a_world()
+    group = world.add_group(a_shape())
+    world.start(group)
+    await world.submit(a_request("A", new=20))
+    await world.submit(a_request("B", new=4))
+    await tokens_at_least(world, "B.0", 2)
+    await world.submit(a_request("C", new=3))
+    await world.finish()
+
+    a, b, c = (steps_of(group, name) for name in ("A.0", "B.0", "C.0"))
+    assert a == list(range(a[0], a[0] + 20)), "A runs in every iteration"
+    assert a[0] < c[0], "C came late"
+    assert max(b[-1], c[-1]) < a[-1], "B and C left early"
+
+
+@virtually
+async def test_the_successor_of_a_request_that_ends_by_length_starts_in_the_very_next_step() -> None:
+    world = a_world(choices=Choices(max_batch_size=1))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    for name in "ABC":
+        await world.submit(a_request(name, new=2))
+    await world.finish()
+    names = ["".join(row.request_id[0] for row in record.rows) for record in group.records]
+    assert names == ["A", "A", "B", "B", "C", "C", ""]
+    assert group.records[2].freed == ("A.0",)
+
+
+@virtually
+async def test_a_request_that_waits_for_slots_starts_in_the_step_that_frees_them() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(slots=16))
+    world.start(group)
+    for name in "AB":
+        await world.submit(a_request(name, prompt=8, new=4))
+    await world.finish()
+    assert steps_of(group, "A.0") + steps_of(group, "B.0") == list(range(1, 9))
+    assert {group.records[i + 1].submitted_ns - group.records[i].returned_ns for i in range(8)} == {0}
+
+
+@virtually
+async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are_still_in_flight() -> None:
+    world = a_world(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
+    world.choices = Choices(max_batch_size=1)
+    group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
+    await world.pool.promise_slots(REVISION, 64)
+    await world.pool.set_revision(REVISION, 1)
+    for name in "ABC":
+        await world.submit(a_request(name, new=5))
+    world.start(group)
+    await world.finish()
+    names = "".join(row.request_id[0] for record in group.records for row in record.rows)
+    assert names[:6] == "ABABCB", "C takes the turn that A left, before B has returned"
+
+
+@virtually
+async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at_it() -> None:
+    world = a_world(times=Times(work_s=60.0))
+    group = world.add_group(a_shape())
+    world.start(group)
+    await serving(world, group)
+    await asyncio.sleep(10)
+    submitted_ns = world.clock.monotonic_ns()
+    await world.submit(a_request("A", new=1))
+    await world.finish()
+    assert group.records[0].submitted_ns - submitted_ns < 1_000_000
+
+
+@virtually
+async def test_commits_are_never_waited_for_by_steps() -> None:
+    world = a_world(delay_ms=100.0, times=Times(flush_s=5.0))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=1_000))
+    world.start(group)
+    await world.submit(a_request("A", new=20))
+    await world.finish()
+    took_ns = group.records[19].returned_ns - group.records[0].submitted_ns
+    assert round(took_ns / 1e6) == 20, "twenty steps of a millisecond, though a commit takes a hundred"
+    assert (await world.log_of("A.0"))[0] == world.expected(world.submitted["A.0"])[0]
+
+
+def test_the_iteration_log_file_has_a_line_for_each_step(tmp_path: Any) -> None:
+    async def main() -> Group:
+        world = a_world()
+        group = world.add_group(a_shape())
+        world.start(group)
+        await world.submit(a_request("A", prompt=3, new=2))
+        await world.finish()
+        return group
+
+    group = virtual_time.run(main())
+    with IterationLogFile(tmp_path / "steps.jsonl") as file:
+        for record in group.records:
+            file.iterated(record)
+    lines = [orjson.loads(line) for line in (tmp_path / "steps.jsonl").read_bytes().splitlines()]
+    assert [line["rows"] for line in lines] == [[["A.0", "initiation", 0, 3]], [["A.0", "increment", 3, 1]], []]
+    assert [line["freed"] for line in lines] == [[], [], ["A.0"]]
+    assert [line["returned_ns"] - line["submitted_ns"] for line in lines] == [1_000_000, 1_000_000, 0]

@@ -1,0 +1,64 @@
+"""What a scrape of the scheduler shows after known work."""
+
+from urllib.request import urlopen
+
+from scheduler_world import World, a_request, by_index
+
+from orca.core.engine import EngineShape
+from orca.scheduler import virtual_time
+from orca.scheduler.metrics import Metrics
+from orca.scheduler.observer import Load
+
+
+def a_run_of_two_requests(metrics: Metrics) -> None:
+    async def main() -> None:
+        world = World(tokens=by_index(bool), eos=(1,))
+        group = world.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
+        world.start(group)
+        await world.submit(a_request("A", prompt=5, new=9))
+        await world.submit(a_request("B", prompt=3, new=1))
+        await world.finish()
+        for request in world.submitted.values():
+            metrics.claimed(request, 0)
+        for record in group.records:
+            metrics.iterated(record)
+
+    virtual_time.run(main())
+
+
+def test_tokens_iterations_and_queue_time_are_counted() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 60_000)
+    a_run_of_two_requests(metrics)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"group": "g0", **labels})
+
+    # A runs its prompt of 5 and one increment to EOS, B its prompt of 3; the last step only frees.
+    assert value("orca_scheduler_prompt_tokens_total") == 8
+    assert value("orca_scheduler_generation_tokens_total") == 3
+    assert value("orca_iteration_tokens_sum") == 9
+    assert value("orca_iteration_seconds_count") == 2
+    assert value("orca_request_queue_time_seconds_count") == 2
+    assert value("orca_iteration_requests_bucket", le="1.0") == 1
+
+
+def test_the_load_is_read_at_each_scrape_and_served_over_http() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 0)
+    load = Load(running=3, waiting=7, slots=64, slots_reserved=16)
+    metrics.watch(lambda: load)
+    server, address = metrics.serve("127.0.0.1:0")
+    try:
+        with urlopen(f"http://{address}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert 'orca_num_requests_running{group="g0"} 3.0' in text
+    assert 'orca_num_requests_waiting{group="g0"} 7.0' in text
+    assert 'orca_kv_cache_usage_perc{group="g0"} 0.25' in text
+
+
+def test_an_unformed_group_uses_nothing() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 0)
+    metrics.watch(Load)
+    assert metrics.registry.get_sample_value("orca_kv_cache_usage_perc", {"group": "g0"}) == 0

@@ -1,0 +1,80 @@
+"""The loop on a real Redis and real time, with simulated stages: what the in-memory pool may have hidden."""
+
+import asyncio
+import random
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+from scheduler_world import REVISION, a_request
+
+from orca.core.engine import EngineShape
+from orca.core.request import Request, Token
+from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis_pool import RedisPool
+from orca.pool.settings import PoolSettings
+from orca.scheduler.epoch import Seams
+from orca.scheduler.iteration import Iteration
+from orca.scheduler.loop import Choices, Scheduler
+from orca.scheduler.observer import Observer
+from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine, seeded_tokens
+
+TOKENS = seeded_tokens(7)
+
+
+def a_group(pool: RedisPool, name: str, chance: random.Random) -> Scheduler:
+    """A group whose stages die now and then."""
+    engine = SimulatedEngine(
+        EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=128),
+        cost=CostModel(step_us=500),
+        tokens=TOKENS,
+        faults=lambda step: Fault.DEATH if step.number > 20 and chance.random() < 0.02 else None,
+    )
+    seams = Seams(
+        pool=pool,
+        engine=engine,
+        policy=Iteration(),
+        caller=Caller(group=name, process=f"{name}-p1", revision=REVISION),
+        calls=count(1),
+        clock_ns=time.monotonic_ns,
+        observer=Observer(),
+    )
+    return Scheduler(seams, Choices(max_batch_size=4, prefetch=1))
+
+
+async def submit(pool: RedisPool, request: Request) -> None:
+    await pool.submit(
+        Submission(parent=request.parent, requests=(request,), reader="r", on_disconnect=OnDisconnect.KEEP)
+    )
+
+
+async def wait_until_ended(pool: RedisPool, count: int) -> None:
+    async with asyncio.timeout(60):
+        while (await pool.stats()).ended < count:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+async def test_every_log_holds_the_models_tokens_though_stages_die(tmp_path: Path, groups: int) -> None:
+    chance = random.Random(groups)
+    with EmbeddedRedis(tmp_path) as redis:
+        pool = RedisPool(redis.url, "test", PoolSettings())
+        await pool.promise_slots(REVISION, 512)
+        await pool.set_revision(REVISION, 1)
+        requests = [a_request(f"r{n}", prompt=chance.randint(1, 64), new=chance.randint(1, 32)) for n in range(40)]
+        for request in requests:
+            await submit(pool, request)
+        schedulers = [a_group(pool, f"g{n}", chance) for n in range(groups)]
+        async with asyncio.TaskGroup() as tasks:
+            for scheduler in schedulers:
+                tasks.create_task(scheduler.run())
+            await wait_until_ended(pool, len(requests))
+            for scheduler in schedulers:
+                scheduler.stop()
+        for request in requests:
+            log = await pool.read(request.id, 0)
+            assert log.tokens == tuple(Token(TOKENS(request.id, i)) for i in range(request.max_new_tokens))
+            assert (await pool.status(request.id)).state is RequestState.ENDED
+        await pool.close()
