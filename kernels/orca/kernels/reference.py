@@ -1,0 +1,62 @@
+"""Ragged paged attention, request by request in plain PyTorch: the meaning that every faster version is tested against.
+
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
+
+over the positions j that token t sees: those of its own request, j <= its position, and with a sliding window only the
+last `window` of them (itself included). g(h) = kv_of_query[h] is the KV head that query head h reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRow:
+    """A request's tokens in the flat tensor of a step.
+
+    `slots` holds the cache slot of each position of the request, from 0 to the row's last: context length entries. The
+    row's own tokens are the last `count` of them, at flat rows first .. first + count - 1.
+    """
+
+    first: int
+    count: int
+    slots: Tensor  # [context] int64
+
+
+def attend_reference(
+    query: Tensor,
+    cache: Tensor,
+    rows: Sequence[ContextRow],
+    kv_of_query: Sequence[int],
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of all rows of a step, one request at a time.
+
+    Args:
+        query: [tokens, query heads, head_dim].
+        cache: [slots, 2 x kv heads, head_dim]: the keys of a slot, then its values; the step's own are written already.
+        rows: the requests of the step; together they cover each flat token once.
+        kv_of_query: for each query head the KV head it reads.
+        scale: factor of the scores.
+        window: positions a token sees, itself included; None sees all before it.
+    Returns: [tokens, query heads, head_dim], in the dtype of `query`, accumulated in float32.
+    """
+    output = torch.empty_like(query)
+    head_map = torch.tensor(kv_of_query, device=query.device)
+    for row in rows:
+        keys, values = cache[row.slots].float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
+        here = slice(row.first, row.first + row.count)
+        scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale
+        position = torch.arange(len(row.slots), device=query.device)
+        own = position[-row.count :, None]  # position of each of the row's tokens
+        is_hidden = position > own
+        if window is not None:
+            is_hidden |= position <= own - window
+        weights = scores.masked_fill(is_hidden, float("-inf")).softmax(dim=-1)
+        output[here] = torch.einsum("htj,jhd->thd", weights, values[:, head_map]).to(query.dtype)
+    return output

@@ -1,0 +1,337 @@
+"""What a model's layers look like, read from its config.json: one frozen dataclass per building plan.
+
+Three plans cover the families: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig` (Llama, Mistral,
+Qwen2, Qwen3). Keys are read under the names of transformers 4 and 5. An absent key means what transformers takes it to
+mean. A key that is not known, and says something, is refused by name: it might change the output.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orca.core.errors import ModelError
+from orca.core.model import read_config
+
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish")
+
+# Keys that say nothing about the numbers of a forward pass: bookkeeping, training, and what generation_config.json,
+# the tokenizer or core.model answers for.
+_INERT_TEXT = """
+    architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype initializer_range
+    init_std use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id prefix
+    task_specific_params id2label label2id num_labels problem_type finetuning_task return_dict output_hidden_states
+    output_attentions torchscript use_bfloat16 chunk_size_feed_forward is_encoder_decoder is_decoder
+    cross_attention_hidden_size tie_encoder_decoder pruned_heads attention_dropout hidden_dropout resid_pdrop embd_pdrop
+    attn_pdrop dropout activation_dropout layerdrop summary_type summary_use_proj summary_activation
+    summary_proj_to_labels summary_first_dropout n_ctx reorder_and_upcast_attn pretraining_tp gradient_checkpointing
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tokenizer_class
+    tf_legacy_loss use_mrope attn_implementation _attn_implementation _attn_implementation_autoset unsloth_version
+    unsloth_fixed max_window_layers
+"""
+_INERT = frozenset(_INERT_TEXT.split())
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding, with the scaling that a config asks for."""
+
+    kind: str  # default, linear, dynamic, llama3, yarn or longrope
+    theta: float = 10_000.0
+    factor: float | None = None
+    max_positions: int  # max_position_embeddings: the base of `dynamic`, and of a factor that is not given
+    original_max_positions: int  # length of the pretraining: llama3, yarn, longrope
+    attention_factor: float | None = None  # multiplies cos and sin: yarn, longrope; None derives it from the factor
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()  # longrope: one per pair of dimensions
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """What all plans share."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    activation: str  # one of ACTIVATIONS
+    norm_eps: float
+    is_tied: bool  # head and embedding are one matrix
+    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None sees all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Config(Decoder):
+    max_positions: int
+    scales: tuple[float, ...]  # per layer: factor of the attention scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OPTConfig(Decoder):
+    max_positions: int
+    embedding_dim: int  # word_embed_proj_dim; projected to hidden_size and back where it differs
+    norms_first: bool  # do_layer_norm_before
+    has_final_norm: bool
+    has_bias: bool
+    has_norm_weights: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(Decoder):
+    rope: Rope
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool  # RMSNorm over each head of q and k (Qwen3)
+
+
+ModelConfig = GPT2Config | OPTConfig | LlamaConfig
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """The building plan of the model in `folder`.
+
+    Raises: ModelError that names the file and the key.
+    """
+    options = _Options(folder / "config.json", read_config(folder))
+    options.refuse_unless("quantization_config", None)
+    family = options.take("model_type", str, "")
+    config: ModelConfig
+    if family == "gpt2":
+        config = _gpt2(options)
+    elif family == "opt":
+        config = _opt(options)
+    else:
+        config = _llama(options, family)
+    options.refuse_rest(family)
+    if config.activation not in ACTIVATIONS:
+        raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    if config.num_heads % config.num_kv_heads:
+        raise options.error(f"{config.num_heads} heads do not share {config.num_kv_heads} key-value heads evenly")
+    return config
+
+
+class _Options:
+    """The keys of a config.json, ticked off as they are read."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self._path = path
+        self._values = dict(values)
+
+    def error(self, message: str) -> ModelError:
+        return ModelError(f"{self._path}: {message}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def take(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        """The value of a key, or the default where it is absent or null."""
+        value = self._values.pop(key, None)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(f"{key} is {value!r}, which has the wrong type")
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.take(key, int, default)
+        if value is None:
+            raise self.error(f"{key} is missing")
+        if value < 1:
+            raise self.error(f"{key} is {value}, not a whole number above 0")
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        return float(self.take(key, (int, float), default))
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self.take(key, bool, default))
+
+    def refuse_unless(self, key: str, *neutral: object) -> None:
+        """Refuse a known option of which only some values are built."""
+        value = self._values.pop(key, neutral[0])
+        if value is not None and value not in neutral:
+            raise self.error(f"{key} = {value!r} is not supported")
+
+    def refuse_rest(self, family: str) -> None:
+        """Refuse keys nobody has read, unless they are known to be inert or say nothing."""
+        for key, value in self._values.items():
+            if key not in _INERT and value not in (None, False, "", [], {}):
+                raise self.error(f"option {key} = {value!r} is not known for {family} and might change the output")
+
+
+def _gpt2(options: _Options) -> GPT2Config:
+    hidden = options.size("n_embd")
+    heads = options.size("n_head")
+    layers = options.size("n_layer")
+    if hidden % heads:
+        raise options.error(f"n_embd {hidden} is not a multiple of n_head {heads}")
+    head_dim = hidden // heads
+    scale = head_dim**-0.5 if options.flag("scale_attn_weights", True) else 1.0
+    by_layer = options.flag("scale_attn_by_inverse_layer_idx", False)
+    options.refuse_unless("add_cross_attention", False)
+    return GPT2Config(
+        vocab_size=options.size("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        intermediate_size=options.size("n_inner", 4 * hidden),
+        activation=options.take("activation_function", str, "gelu_new"),
+        norm_eps=options.number("layer_norm_epsilon", 1e-5),
+        is_tied=options.flag("tie_word_embeddings", True),
+        windows=(None,) * layers,
+        max_positions=options.size("n_positions"),
+        scales=tuple(scale / (layer + 1) if by_layer else scale for layer in range(layers)),
+    )
+
+
+def _opt(options: _Options) -> OPTConfig:
+    hidden = options.size("hidden_size")
+    heads = options.size("num_attention_heads")
+    layers = options.size("num_hidden_layers")
+    if hidden % heads:
+        raise options.error(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    norms_first = options.flag("do_layer_norm_before", True)
+    return OPTConfig(
+        vocab_size=options.size("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=options.size("ffn_dim"),
+        activation=options.take("activation_function", str, "relu"),
+        norm_eps=1e-5,
+        is_tied=options.flag("tie_word_embeddings", True),
+        windows=(None,) * layers,
+        max_positions=options.size("max_position_embeddings"),
+        embedding_dim=options.size("word_embed_proj_dim", hidden),
+        norms_first=norms_first,
+        has_final_norm=norms_first and not options.flag("_remove_final_layer_norm", False),
+        has_bias=options.flag("enable_bias", True),
+        has_norm_weights=options.flag("layer_norm_elementwise_affine", True),
+    )
+
+
+def _llama(options: _Options, family: str) -> LlamaConfig:
+    hidden = options.size("hidden_size")
+    heads = options.size("num_attention_heads")
+    layers = options.size("num_hidden_layers")
+    # Qwen3 fixes 128; the others derive it from the hidden size.
+    head_dim = options.size("head_dim", 128 if family == "qwen3" else hidden // heads)
+    if head_dim % 2:
+        raise options.error(f"head_dim {head_dim} is odd, and RoPE turns pairs of dimensions")
+    default_kv_heads = 8 if family == "mistral" else heads
+    has_attention_bias = options.flag("attention_bias", False) if family in ("llama", "qwen3") else False
+    return LlamaConfig(
+        vocab_size=options.size("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=options.size("num_key_value_heads", default_kv_heads),
+        head_dim=head_dim,
+        intermediate_size=options.size("intermediate_size"),
+        activation=options.take("hidden_act", str, "silu"),
+        norm_eps=options.number("rms_norm_eps", 1e-6),
+        is_tied=options.flag("tie_word_embeddings", False),
+        windows=_windows(options, family, layers),
+        rope=_rope(options),
+        has_qkv_bias=has_attention_bias or family == "qwen2",
+        has_output_bias=has_attention_bias,
+        has_mlp_bias=options.flag("mlp_bias", False) if family == "llama" else False,
+        has_qk_norm=family == "qwen3",
+    )
+
+
+def _windows(options: _Options, family: str, layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer. Mistral slides in all, Qwen from `max_window_layers` on, if at all."""
+    if family == "llama":
+        options.refuse_unless("sliding_window", None)
+        kinds = options.take("layer_types", list, ["full_attention"] * layers)
+        window = None
+    elif family == "mistral":
+        window = options.take("sliding_window", int, None if "sliding_window" in options else 4096)
+        kind = "full_attention" if window is None else "sliding_attention"
+        kinds = options.take("layer_types", list, [kind] * layers)
+        if kinds != [kind] * layers:
+            raise options.error(f"layer_types = {kinds!r} is not supported for mistral")
+    else:
+        slides = options.flag("use_sliding_window", False)
+        window = options.take("sliding_window", int, None if "sliding_window" in options else 4096)
+        window = window if slides else None
+        first = options.size("max_window_layers", 28) if slides else layers
+        default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+        kinds = options.take("layer_types", list, default)
+    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise options.error(
+            f"layer_types = {kinds!r} does not name full_attention or sliding_attention for {layers} layers"
+        )
+    if window is None and "sliding_attention" in kinds:
+        raise options.error("layer_types names sliding_attention but there is no sliding window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _rope(options: _Options) -> Rope:
+    """RoPE from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
+    max_positions = options.size("max_position_embeddings")
+    theta = options.number("rope_theta", 10_000.0)
+    old = options.take("rope_scaling", dict, {})
+    new = options.take("rope_parameters", dict, {})
+    values = dict(old or new)
+    partial = options.number("partial_rotary_factor", 1.0)
+    if float(values.pop("partial_rotary_factor", partial)) != 1.0:
+        raise options.error("partial_rotary_factor other than 1 is not supported")
+    kind = values.pop("rope_type", None) or values.get("type") or "default"
+    values.pop("type", None)
+    kind = "longrope" if kind == "su" else kind
+    if kind not in _ROPE_KEYS:
+        raise options.error(f"RoPE type {kind!r} is not one of {', '.join(_ROPE_KEYS)}")
+    for key in _ROPE_KEYS[kind]:
+        if values.get(key) is None:
+            raise options.error(f"RoPE type {kind} needs {key}")
+    outer = options.take("original_max_position_embeddings", int, None)
+    inner = values.pop("original_max_position_embeddings", None)
+    rope = Rope(
+        kind=kind,
+        theta=float(values.pop("rope_theta", None) or theta),
+        factor=values.pop("factor", None),
+        max_positions=max_positions,
+        original_max_positions=outer or inner or max_positions,
+        attention_factor=values.pop("attention_factor", None),
+        low_freq_factor=float(values.pop("low_freq_factor", None) or 1.0),
+        high_freq_factor=float(values.pop("high_freq_factor", None) or 4.0),
+        beta_fast=float(values.pop("beta_fast", None) or 32),
+        beta_slow=float(values.pop("beta_slow", None) or 1),
+        mscale=values.pop("mscale", None),
+        mscale_all_dim=values.pop("mscale_all_dim", None),
+        truncate=bool(values.pop("truncate", True)),
+        short_factors=tuple(values.pop("short_factor", None) or ()),
+        long_factors=tuple(values.pop("long_factor", None) or ()),
+    )
+    values.pop("finetuned", None)
+    if any(value is not None for value in values.values()):
+        raise options.error(f"RoPE options {sorted(values)} are not known")
+    return rope

@@ -1,0 +1,344 @@
+"""The controller of a stage: one process, control messages only, no torch (ORCA, section 4.1, Figure 7).
+
+It serves the Stage service to the master and to the stage before, forwards each step to the next stage before its own
+ranks have touched it, hands it to them, and (on the last stage) streams results back. What a rank process does is
+worker.rank's; which step may run when is worker.order's.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from orca.core import engine_pb2 as pb
+from orca.core import links, wire
+from orca.core.errors import EngineError, ModelError, OrcaError
+from orca.core.step import Epoch
+from orca.worker import frames
+from orca.worker.order import ResultLog, StepOrder, Verdict
+from orca.worker.rank_process import RANK_COMMAND, Loaded, RankProcess
+from orca.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+_FORWARD_S = 5.0
+"""Bound on handing a step to the next stage, retries included."""
+_STOP_GRACE_S = 3.0
+_LEAVE_SHARE = 0.3
+"""Part of a join's bound in which a rank must have left its old group."""
+_LOADS_FAILED_MAX = 3
+"""Ranks that die while they load, in a row, before the controller gives up and lets its supervisor decide."""
+
+_VERDICTS = {
+    Verdict.ACCEPTED: pb.RunReply.ACCEPTED,
+    Verdict.ALREADY_DONE: pb.RunReply.ALREADY_DONE,
+    Verdict.WRONG_EPOCH: pb.RunReply.WRONG_EPOCH,
+}
+
+
+class Controller:
+    """A stage of a group: its ranks, its place in the present epoch, and the Stage service over both."""
+
+    def __init__(self, settings: WorkerSettings, rank_command: Sequence[str] = RANK_COMMAND) -> None:
+        self._settings = settings
+        self._rank_command = rank_command
+        self._process = secrets.token_hex(8)
+        self._ranks: list[RankProcess] = []
+        self._order = StepOrder()
+        self._epoch = Epoch(0, "")  # the last one that this stage was ordered to join
+        self._results = ResultLog(self._epoch)
+        self._failure: str | None = None  # why the present epoch is over
+        self._next: aio.Channel | None = None
+        self._next_stub: Any = None
+        self._server: aio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._epoch_tasks: set[asyncio.Task[None]] = set()
+        self._loads_failed = 0
+        self._hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
+        self.address = ""
+
+    @property
+    def rank_pids(self) -> list[int | None]:
+        """Process ids of the ranks as they are now."""
+        return [rank.pid for rank in self._ranks]
+
+    async def start(self) -> None:
+        """Serve, and start the ranks. Raises: OSError when the address is taken."""
+        self._server = links.new_server()
+        links.serve_stage(self._server, self)
+        try:
+            port = self._server.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._settings.listen}") from error
+        await self._server.start()
+        self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
+        for rank in range(self._settings.tensor):
+            self._ranks.append(await self._start_rank(rank))
+        self._spawn(self._watch_silence(), self._tasks)
+        log.info("stage serves", extra={"stage": self._settings.stage, "address": self.address})
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set.
+
+        Raises: ModelError when this model can never be served, EngineError when ranks keep dying while they load.
+        """
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        waited: set[asyncio.Future[Any]] = {stopping, self._hopeless}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._hopeless.done():
+            raise self._hopeless.result()
+
+    async def close(self) -> None:
+        """End the epoch, the ranks and the server. Nothing of this stage runs afterwards."""
+        self._break_epoch("the stage stops")
+        for task in [*self._tasks]:
+            task.cancel()
+        ranks, self._ranks = self._ranks, []
+        await asyncio.gather(*(rank.stop(_STOP_GRACE_S) for rank in ranks))
+        if self._next is not None:
+            await self._next.close()
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+
+    # The methods of the service; grpc gives them their names.
+
+    async def Status(self, request: pb.StatusRequest, context: aio.ServicerContext) -> pb.StatusReply:  # noqa: N802, ARG002
+        loaded = self._loaded()
+        reply = pb.StatusReply(
+            detail=self._failure
+            or "; ".join(f"rank {rank.rank}: {rank.doing} (mark {rank.mark})" for rank in self._ranks),
+            stage=self._settings.stage,
+            stages=self._settings.stages,
+            tensor=self._settings.tensor,
+            epoch=wire.epoch_to_wire(self._epoch),
+            last_step=self._order.last,
+            loaded_permille=min((rank.loaded_permille for rank in self._ranks), default=0),
+            process=self._process,
+        )
+        if len(loaded) < self._settings.tensor:
+            reply.phase = pb.StatusReply.LOADING
+            return reply
+        reply.phase = self._phase()
+        reply.revision = loaded[0].revision
+        reply.max_model_len = min(rank.max_model_len for rank in loaded)
+        reply.slots_possible = min(rank.slots_possible for rank in loaded)
+        reply.weight_bytes = sum(rank.weight_bytes for rank in loaded)
+        # Every rank holds its heads of the same slots.
+        reply.slots_in_use = max(rank.slots_in_use for rank in self._ranks)
+        return reply
+
+    async def Join(self, request: pb.JoinRequest, context: aio.ServicerContext) -> pb.JoinReply:  # noqa: N802
+        epoch = wire.epoch_from_wire(request.epoch)
+        if epoch.number <= self._epoch.number:
+            detail = f"epoch {epoch.number} is not above the last one, {self._epoch.number}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        if len(self._loaded()) < self._settings.tensor:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "weights are being loaded")
+        self._break_epoch(f"epoch {epoch.number} begins")
+        self._epoch, self._failure = epoch, None
+        self._results = ResultLog(epoch)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1000):
+                await self._form(request, epoch)
+        except (EngineError, TimeoutError) as error:
+            detail = f"epoch {epoch.number} was not formed: {str(error) or 'a rank did not come in time'}"
+            if self._epoch == epoch:
+                self._break_epoch(detail)
+            await context.abort(grpc.StatusCode.ABORTED, detail)
+        if self._epoch != epoch or self._failure is not None:
+            detail = f"epoch {epoch.number} is over already: {self._failure or 'a newer one began'}"
+            await context.abort(grpc.StatusCode.ABORTED, detail)
+        self._order.open(epoch)
+        took_s = time.monotonic() - started
+        log.info("epoch joined", extra={"epoch": epoch.number, "holder": epoch.holder, "took_s": round(took_s, 3)})
+        return pb.JoinReply(epoch=request.epoch)
+
+    async def Run(self, request: pb.StepMessage, context: aio.ServicerContext) -> pb.RunReply:  # noqa: N802
+        received_ns = time.monotonic_ns()
+        epoch = wire.epoch_from_wire(request.epoch)
+        try:
+            verdict = await self._order.admit(epoch, request.number, context.time_remaining())
+        except TimeoutError:
+            detail = f"step {request.number} waited in vain for step {self._order.last + 1}"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, detail)
+        if verdict is Verdict.ACCEPTED:
+            # No await from here on: steps leave in the order in which they were admitted.
+            if self._next_stub is not None:
+                self._spawn(self._forward(epoch, request), self._epoch_tasks)
+            frame = frames.encode_step(received_ns, request.SerializeToString())
+            for rank in self._ranks:
+                rank.send(frame)
+        return pb.RunReply(verdict=_VERDICTS[verdict], epoch=wire.epoch_to_wire(self._epoch))
+
+    async def Results(  # noqa: N802
+        self, request: pb.ResultsRequest, context: aio.ServicerContext
+    ) -> AsyncIterator[pb.ResultMessage]:
+        epoch = wire.epoch_from_wire(request.epoch)
+        results = self._results
+        if results.epoch != epoch:
+            detail = f"this stage is in epoch {self._epoch.number}, not {epoch.number}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            async for message in results.read(request.after):
+                yield message
+        except EngineError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+
+    def _loaded(self) -> list[Loaded]:
+        """What the ranks hold that have their weights; fewer than `tensor` while one loads or is started again."""
+        return [rank.loaded for rank in self._ranks if rank.loaded is not None]
+
+    def _phase(self) -> "pb.StatusReply.Phase":
+        if self._failure is not None:
+            return pb.StatusReply.FAILED
+        return pb.StatusReply.IDLE if self._order.epoch is None else pb.StatusReply.JOINED
+
+    async def _form(self, request: pb.JoinRequest, epoch: Epoch) -> None:
+        """Send the ranks from their old group into the new one.
+
+        Raises: EngineError when a rank cannot; the caller bounds the time.
+        """
+        if self._settings.uses_nccl:
+            await self._renew_ranks()
+        await self._link_next(request.stages)
+        bound_s = request.timeout_ms / 1000
+        order = {
+            "prefix": f"{epoch.number}/{epoch.holder}/",
+            "rendezvous": request.rendezvous,
+            "slots": request.slots,
+            "block_tokens": request.block_tokens,
+            "feeds_tokens": request.feeds_tokens,
+            "timeout_s": bound_s,
+        }
+        ranks = list(self._ranks)
+        moves = [rank.order_join(epoch.number, order) for rank in ranks]
+        left, _ = await asyncio.wait([left for left, _ in moves], timeout=bound_s * _LEAVE_SHARE)
+        for rank, (has_left, _) in zip(ranks, moves, strict=True):
+            if has_left not in left:
+                # Others cannot wait for it: it holds sockets of the old group, and nobody knows for how long.
+                log.warning("a rank did not leave its old group and is killed", extra={"rank": rank.rank})
+                await rank.kill()
+        await asyncio.gather(*(joined for _, joined in moves))
+
+    async def _link_next(self, stages: Sequence[str]) -> None:
+        if self._next is not None:
+            await self._next.close()
+        self._next = self._next_stub = None
+        if not self._settings.is_last:
+            self._next = links.open_channel(stages[self._settings.stage + 1])
+            self._next_stub = links.stage_stub(self._next)
+
+    async def _forward(self, epoch: Epoch, request: pb.StepMessage) -> None:
+        """Hand a step to the next stage. Repeating it is harmless: steps are numbered."""
+        deadline = time.monotonic() + _FORWARD_S
+        stub = self._next_stub
+        while True:
+            try:
+                reply = await stub.Run(request, timeout=max(0.001, deadline - time.monotonic()))
+            except aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline:
+                    await asyncio.sleep(0.05)
+                    continue
+                detail = f"the next stage did not take step {request.number}: {error.code().name} {error.details()}"
+            else:
+                if reply.verdict != pb.RunReply.WRONG_EPOCH:
+                    return
+                detail = f"the next stage is in epoch {reply.epoch.number}"
+            if self._order.epoch == epoch:
+                self._break_epoch(detail)
+            return
+
+    def _break_epoch(self, detail: str) -> None:
+        """The present epoch is over here: no step runs, readers of results are told why."""
+        if self._order.epoch is not None:
+            log.info("epoch ends", extra={"epoch": self._epoch.number, "detail": detail})
+        self._failure = detail
+        self._order.close()
+        self._results.end(detail)
+        for task in [*self._epoch_tasks]:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def _on_result(self, payload: bytes) -> None:
+        message = pb.ResultMessage.FromString(payload)
+        if wire.epoch_from_wire(message.epoch) != self._results.epoch:
+            return
+        try:
+            self._results.append(message)
+        except EngineError as error:
+            self._break_epoch(str(error))
+
+    def _on_broken(self, epoch: int, detail: str) -> None:
+        if epoch == self._epoch.number:
+            self._break_epoch(detail)
+
+    def _on_death(self, rank: RankProcess, detail: str) -> None:
+        if rank not in self._ranks:
+            return  # it was stopped on purpose
+        log.error("a rank died", extra={"rank": rank.rank, "detail": detail})
+        self._break_epoch(detail)
+        if rank.refusal is not None:
+            self._give_up(ModelError(rank.refusal))
+            return
+        self._loads_failed = 0 if rank.loaded_event.is_set() else self._loads_failed + 1
+        if self._loads_failed >= _LOADS_FAILED_MAX:
+            times = self._loads_failed
+            self._give_up(EngineError(f"{times} times in a row a rank died while it loaded; the last time: {detail}"))
+            return
+        self._spawn(self._replace([rank]), self._tasks)
+
+    def _give_up(self, error: OrcaError) -> None:
+        if not self._hopeless.done():
+            self._hopeless.set_result(error)
+
+    async def _replace(self, dead: Sequence[RankProcess]) -> None:
+        """Start the ranks of `dead` again, or give up: a stage without all its ranks would load for ever."""
+        self._ranks = [rank for rank in self._ranks if rank not in dead]
+        try:
+            started = [await self._start_rank(rank.rank) for rank in dead]
+        except OSError as error:
+            self._give_up(EngineError(f"a rank could not be started: {error}"))
+            return
+        # The list as it is now: another rank may have been replaced meanwhile.
+        self._ranks = sorted([*self._ranks, *started], key=lambda rank: rank.rank)
+
+    async def _start_rank(self, rank: int) -> RankProcess:
+        process = RankProcess(rank, self._on_result, self._on_broken, self._on_death)
+        await process.start(self._settings, self._rank_command)
+        return process
+
+    async def _renew_ranks(self) -> None:
+        """NCCL: a process that was in a group starts anew, and finds its weights in the page cache."""
+        used = [rank for rank in self._ranks if rank.joined_once]
+
+        async def renew() -> None:
+            # Out of the list first: then their death is nobody's failure. Dead first: then the device has room again.
+            self._ranks = [rank for rank in self._ranks if rank not in used]
+            await asyncio.gather(*(rank.kill() for rank in used))
+            await self._replace(used)
+
+        # Seen through also when this join is given up meanwhile: nobody else would start the ranks that are missing.
+        await asyncio.shield(self._spawn(renew(), self._tasks))
+        await asyncio.gather(*(rank.loaded_event.wait() for rank in self._ranks))
+
+    async def _watch_silence(self) -> None:
+        """Kill a loaded rank whose heartbeat has stopped: a frozen process neither computes nor leaves its group."""
+        while True:
+            await asyncio.sleep(1.0)
+            for rank in self._ranks:
+                if rank.loaded is not None and rank.silent_s > self._settings.rank_silent_s:
+                    log.error("a rank is silent and is killed", extra={"rank": rank.rank, "silent_s": rank.silent_s})
+                    await rank.kill()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], owner: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        owner.add(task)
+        task.add_done_callback(owner.discard)
+        return task

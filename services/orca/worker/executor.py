@@ -1,0 +1,184 @@
+"""What one rank does with the steps of one epoch: take inputs, compute, pass on, sample.
+
+Order of a step: its receive is posted as soon as its control message is here, often while an earlier step still
+computes; then state differences, fed tokens, activations, computation; then the output is put on the link and the next
+step begins without waiting for it to arrive. No rank ever waits for a rank behind it, and the only way back, from the
+last stage to the first, is read by the first stage before it runs a step that needs it, never by the last one: so the
+waits form no circle.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import orjson
+from torch import Tensor
+
+from orca.core.step import Sampled, StageTiming, Step, StepResult
+from orca.worker.groups import Groups, Inbound
+from orca.worker.shard import Shard
+from orca.worker.stage import Plan, Stage
+
+_FEEDS_HELD = 64
+"""Steps whose fed tokens the first stage may leave unread, because nothing has asked for them yet. Further back than
+any master has steps in flight, so reading the oldest never waits."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a rank's work stands; another thread reads it for the heartbeat."""
+
+    mark: int = 0  # rises with every piece of work done: a hang stands still, a long step does not
+    doing: str = "starting"
+
+    def at(self, doing: str) -> None:
+        self.mark += 1
+        self.doing = doing
+
+
+@dataclass(slots=True)
+class Task:
+    """A step on this rank, from its control message on."""
+
+    step: Step
+    received_ns: int  # of the control message, by the controller
+    hidden: Inbound | None = None
+
+
+@dataclass(slots=True)
+class _Owed:
+    """Tokens that a step sampled and the first stage has not taken yet, one for each handle."""
+
+    handles: tuple[int, ...]
+    tokens: Inbound | Sequence[int]
+
+
+@dataclass(slots=True)
+class FedTokens:
+    """The first stage's end of the way back (prefetch): tokens by step, taken in order and only when needed."""
+
+    _owed: deque[_Owed] = field(default_factory=deque)
+
+    def expect(self, handles: tuple[int, ...], tokens: Inbound | Sequence[int]) -> None:
+        self._owed.append(_Owed(handles, tokens))
+
+    def settle(self, stage: Stage, step: Step) -> None:
+        """Give `stage` what it needs to run `step`: the tokens of its rows that neither master nor prompt supply."""
+        asking = {row.handle for row in step.rows if row.token is None}
+        needed = 0
+        for position, owed in enumerate(self._owed, start=1):
+            if not asking.isdisjoint(owed.handles):
+                needed = position
+        for _ in range(max(needed, len(self._owed) - _FEEDS_HELD)):
+            owed = self._owed.popleft()
+            tokens = owed.tokens.wait().tolist() if isinstance(owed.tokens, Inbound) else owed.tokens
+            stage.feed(owed.handles, tokens)
+
+
+class Executor:
+    """Runs the steps of one epoch on one rank, in the order of their numbers."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        stage: Stage,
+        groups: Groups,
+        *,
+        feeds_tokens: bool,
+        progress: Progress,
+        iteration_log: "IterationLog | None",
+        delay_ms: float,
+    ) -> None:
+        self._shard = shard
+        self._samples = shard.is_last and shard.rank == 0
+        self._stage = stage
+        self._groups = groups
+        self._feeds_tokens = feeds_tokens
+        self._fed = FedTokens()
+        self._progress = progress
+        self._log = iteration_log
+        self._delay_s = delay_ms / 1000
+
+    def take(self, step: Step, received_ns: int) -> Task:
+        """Take up a control message: post the receive of the step's activations, whose size it tells."""
+        has_input = not self._shard.is_first and step.tokens > 0
+        return Task(step, received_ns, self._groups.receive_hidden(step.tokens) if has_input else None)
+
+    def run(self, task: Task) -> StepResult | None:
+        """Run a step. Returns: its result on the rank that samples, else None.
+
+        Raises: whatever breaks the epoch: a link's RuntimeError, or a broken invariant of the stage.
+        """
+        step = task.step
+        self._progress.at(f"step {step.number}: state")
+        plan = self._stage.begin(step)
+        if self._shard.is_first and self._feeds_tokens:
+            self._progress.at(f"step {step.number}: waits for fed tokens")
+            self._fed.settle(self._stage, step)
+        self._progress.at(f"step {step.number}: waits for activations")
+        hidden = task.hidden.wait() if task.hidden is not None else None
+        start_ns = time.monotonic_ns()
+        self._progress.at(f"step {step.number}: computes")
+        sampled = self._compute(plan, hidden) if step.tokens else ()
+        timing = StageTiming(
+            stage=self._shard.stage,
+            received_ns=task.received_ns,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+        )
+        self._pass_back(step, sampled)
+        self._progress.at(f"step {step.number}: done")
+        if self._log is not None:
+            self._log.write(step, timing)
+        if not self._samples:
+            return None
+        return StepResult(epoch=step.epoch, number=step.number, sampled=tuple(sampled), timing=timing)
+
+    def _compute(self, plan: Plan, hidden: Tensor | None) -> Sequence[Sampled]:
+        output = self._stage.forward(plan, hidden)
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        if not self._shard.is_last:
+            self._groups.send_hidden(output)
+            return ()
+        return self._stage.sample(plan, output) if self._samples else ()
+
+    def _pass_back(self, step: Step, sampled: Sequence[Sampled]) -> None:
+        """Prefetch: the sampled tokens go to every rank of the first stage, which notes that they will come."""
+        handles = tuple(row.handle for row in step.rows if row.sample)
+        if not self._feeds_tokens or not handles:
+            return
+        tokens = [each.token.id for each in sampled]
+        if self._samples:
+            self._groups.send_fed(tokens)
+        if self._shard.is_first:
+            self._fed.expect(handles, tokens if self._samples else self._groups.receive_fed(len(handles)))
+
+
+class IterationLog:
+    """One JSON line per step of one stage: who ran, and when; the source of pipeline pictures (ORCA, Figure 8)."""
+
+    def __init__(self, path: Path) -> None:
+        # Line buffered: a reader sees whole lines at once, a killed rank loses none.
+        self._file: IO[str] = path.open("a", buffering=1, encoding="utf-8")
+
+    def write(self, step: Step, timing: StageTiming) -> None:
+        line = {
+            "stage": timing.stage,
+            "epoch": step.epoch.number,
+            "step": step.number,
+            "handles": [row.handle for row in step.rows],
+            "new": [new.request_id for new in step.new],
+            "freed": list(step.freed),
+            "tokens": step.tokens,
+            "received_ns": timing.received_ns,
+            "start_ns": timing.start_ns,
+            "end_ns": timing.end_ns,
+        }
+        self._file.write(orjson.dumps(line).decode() + "\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,91 @@
+"""Frames between a controller and its rank processes, over one local socket pair per rank.
+
+Layout of a frame, little endian: u32 bytes that follow the header, u8 kind, payload. Steps and results travel as the
+protobuf bytes that came in or go out, so neither side converts them twice.
+"""
+
+import asyncio
+import enum
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+_HEADER = struct.Struct("<IB")
+_STEP = struct.Struct("<q")
+
+
+class Kind(enum.IntEnum):
+    """What a frame says, and its payload."""
+
+    # Controller to rank.
+    START = 1  # JSON: settings and rank; the first frame
+    JOIN = 2  # JSON: see rank.JoinOrder; leave the present epoch now, then form this one
+    STEP = 3  # i64 received_ns, then StepMessage bytes
+    STOP = 4  # empty: end the process cleanly
+    # Rank to controller.
+    LOADING = 11  # JSON: permille
+    LOADED = 12  # JSON: see rank.Loaded
+    REFUSED = 13  # text: the model or a setting cannot be served, a restart would not help
+    LEFT = 14  # JSON: epoch number that the rank is about to form, its old group gone
+    JOINED = 15  # JSON: epoch number
+    RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
+    BEAT = 17  # JSON: mark (moves with every piece of work), doing, slots_in_use
+    BROKEN = 18  # JSON: epoch number, detail; the rank lives and waits for the next join
+
+
+Frame = tuple[Kind, bytes]
+
+
+def encode(kind: Kind, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+def encode_json(kind: Kind, **fields: Any) -> bytes:
+    return encode(kind, orjson.dumps(fields))
+
+
+def encode_step(received_ns: int, message: bytes) -> bytes:
+    return encode(Kind.STEP, _STEP.pack(received_ns) + message)
+
+
+def decode_step(payload: bytes) -> tuple[int, bytes]:
+    """received_ns and the StepMessage bytes of a STEP frame."""
+    return _STEP.unpack_from(payload)[0], payload[_STEP.size :]
+
+
+async def frames(reader: asyncio.StreamReader) -> AsyncIterator[Frame]:
+    """The controller's end: frames until the rank is gone."""
+    while True:
+        try:
+            size, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+            payload = await reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        yield Kind(kind), payload
+
+
+class FrameSocket:
+    """The rank's end: blocking reads by one thread, whole-frame writes by any."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        self._write_lock = threading.Lock()
+
+    def read(self) -> Frame | None:
+        """The next frame; None when the controller is gone."""
+        header = self._file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return None
+        size, kind = _HEADER.unpack(header)
+        payload = self._file.read(size)
+        return (Kind(kind), payload) if len(payload) == size else None
+
+    def write(self, frame: bytes) -> None:
+        with self._write_lock:
+            self._connection.sendall(frame)

@@ -1,0 +1,130 @@
+"""y = x W^T + b with the weight laid out for the machine it runs on.
+
+At a batch of some dozens of rows a plain matrix product spends much of its time rearranging the weight. oneDNN and MKL
+can do that once, while loading; which of the three is fastest depends on processor and shape, so each distinct shape is
+timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the plain one.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+# Rows of the timing: a batch as the scheduler likes it. MKL packs for one row count only.
+_ROWS = 16
+# Candidates take turns, and each keeps its best: other processes on the machine only ever add to a time.
+_ROUNDS = 7
+# Between two runs so much memory is written, for in a real step each weight comes from memory and not from a cache.
+_EVICTED_BYTES = 64 << 20
+# Smaller weights live in the processor's cache, where all layouts are alike; timing them would only delay the start.
+_SMALL_BYTES = 128 << 10
+# A packed layout must win by this much: below it is noise, and plain weights can be shared with an embedding.
+_WORTH = 0.95
+# MKL keeps a second copy, so it must also beat oneDNN by a margin that is worth the memory.
+_WORTH_A_COPY = 0.8
+
+
+class Linear:
+    """A weight [out, in] and perhaps a bias [out]; rows in, rows out."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def bytes(self) -> int:
+        return _bytes(self.weight) + (0 if self.bias is None else _bytes(self.bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class OneDnnLinear(Linear):
+    """Weight in oneDNN's blocked layout; right for any number of rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
+
+
+class MklLinear(Linear):
+    """Weight packed by MKL for 16 rows: fewer are filled up, more use the plain weight, which is kept beside it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + _bytes(self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows > _ROWS:
+            return super().__call__(x)
+        filled = x if rows == _ROWS else F.pad(x, (0, 0, 0, _ROWS - rows))
+        y: Tensor = torch.ops.mkl._mkl_linear(filled, self._packed, self.weight, self.bias, _ROWS)
+        return y[:rows]
+
+
+@dataclass(slots=True)
+class Packing:
+    """Chooses a layout for each shape, and remembers it for the other layers."""
+
+    is_on: bool = True  # off for devices other than the CPU, and where a caller wants plain weights
+    only: type[Linear] | None = None  # a layout to take without timing any
+    _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A weight [out, in] in the fastest layout for its shape. Packing keeps no reference to `weight`."""
+        if not self.is_on:
+            return Linear(weight, bias)
+        if self.only is not None:
+            return self.only(weight, bias)
+        if _bytes(weight) < _SMALL_BYTES:
+            return Linear(weight, bias)
+        key = (weight.shape[0], weight.shape[1], weight.dtype)
+        if key not in self._chosen:
+            self._chosen[key] = _fastest(weight, bias)
+        return self._chosen[key](weight, bias)
+
+
+def _fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
+    """The layout with the least time for `_ROWS` rows."""
+    x = torch.ones(_ROWS, weight.shape[1], dtype=weight.dtype)
+    candidates: list[Linear] = []
+    for kind in (Linear, OneDnnLinear, MklLinear):
+        try:
+            candidate = kind(weight, bias)
+            candidate(x)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            continue  # not in this build of torch, or not for this dtype on this processor
+        candidates.append(candidate)
+    seconds = dict.fromkeys(map(type, candidates), float("inf"))
+    evicting = torch.zeros(_EVICTED_BYTES // 4)
+    for _ in range(_ROUNDS):
+        for candidate in candidates:
+            evicting.add_(1.0)
+            start = time.perf_counter()
+            candidate(x)
+            seconds[type(candidate)] = min(seconds[type(candidate)], time.perf_counter() - start)
+    best: type[Linear] = Linear
+    if seconds.get(OneDnnLinear, float("inf")) < _WORTH * seconds[Linear]:
+        best = OneDnnLinear
+    if seconds.get(MklLinear, float("inf")) < _WORTH_A_COPY * seconds[best]:
+        best = MklLinear
+    times = ", ".join(f"{kind.__name__} {1e6 * time:.0f}" for kind, time in seconds.items())
+    log.info("weight %d x %d: %s; microseconds for %d rows: %s", *weight.shape, best.__name__, _ROWS, times)
+    return best
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,155 @@
+"""Reads one rank's slices of a model's weights from safetensors files, and nothing else of them.
+
+`fetch_model` brings a model that is named instead of given as a folder; `Checkpoint` reads tensors, whole or in slices,
+and refuses what is missing, misshapen or of a type that is not a plain float.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from orca.core.errors import ModelError
+from orca.core.model import weight_files
+
+# What a served model consists of; pickles, images and other frameworks' weights stay where they are.
+_FETCHED = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "merges.txt", "*.jinja"]
+_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+Slice = tuple[int, int] | None
+"""[first, last) along one dimension; None takes all of it."""
+
+
+def fetch_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model: `name_or_path` itself if it is one, else a snapshot from the Hugging Face hub.
+
+    Args:
+        revision: branch, tag or commit on the hub; its main branch by default.
+    Raises: ModelError when the hub cannot be reached or has no such model, and no earlier snapshot is on this machine.
+    """
+    if Path(name_or_path).is_dir():
+        return Path(name_or_path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=_FETCHED))
+    except HFValidationError as error:
+        raise ModelError(f"{name_or_path} is neither a folder nor a model name of the form owner/name") from error
+    except HfHubHTTPError as error:
+        raise ModelError(f"the Hugging Face hub refused {name_or_path}: {error}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{name_or_path} is not a folder, and the Hugging Face hub cannot be reached to fetch it: {error}"
+        ) from error
+
+
+class Checkpoint:
+    """The tensors of a model folder, read slice by slice into one dtype and device.
+
+    `bytes_read` counts what was read, in the dtype of the files. `on_progress` hears the share of `expected_bytes` that
+    has been read, in permille below 1000, each time it grows.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.bytes_read = 0
+        self.expected_bytes = 0  # set by the owner when it knows what it will read; 0 reports nothing
+        self._dtype = dtype
+        self._device = device
+        self._on_progress = on_progress
+        self._permille = 0
+        self._files: dict[str, Any] = {}  # open file by tensor name
+        self._paths: dict[str, Path] = {}
+        self._read: set[str] = set()
+        for path in weight_files(folder):
+            try:
+                file = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
+            names: list[str] = file.keys()  # type: ignore[no-untyped-call]
+            for name in names:
+                self._files[name] = file
+                self._paths[name] = path
+        self._folder = folder
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def prefix(self, candidates: Sequence[str], name: str) -> str:
+        """The first of `candidates` under which `name` is there: checkpoints differ in how deep they nest.
+
+        Raises: ModelError when it is under none.
+        """
+        for candidate in candidates:
+            if candidate + name in self._files:
+                return candidate
+        raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
+
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
+        """A tensor, or the part of it that `slices` name, one for each leading dimension.
+
+        Args:
+            shape: what the config says the whole tensor's shape is.
+        Returns: a tensor of its own memory, contiguous, in the checkpoint's dtype and device.
+        Raises: ModelError naming tensor and file.
+        """
+        if name not in self._files:
+            raise ModelError(f"{self._folder} has no tensor {name}")
+        try:
+            stored = self._files[name].get_slice(name)
+            kind, found = stored.get_dtype(), tuple(stored.get_shape())
+            if kind not in _FLOATS:
+                raise ModelError(f"tensor {name} in {self._paths[name]} is {kind}, not one of {', '.join(_FLOATS)}")
+            if found != shape:
+                raise ModelError(f"tensor {name} in {self._paths[name]} has shape {found}, the config says {shape}")
+            index = tuple(slice(None) if part is None else slice(*part) for part in slices)
+            tensor: Tensor = stored[index] if index else stored[:]
+        except SafetensorError as error:
+            raise ModelError(f"tensor {name} in {self._paths[name]} cannot be read: {error}") from error
+        self._read.add(name)
+        self._count(tensor.numel() * tensor.element_size())
+        # A copy: the tensor may be a view of the mapped file, or of a larger buffer.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+
+    def stored_bytes(self, prefixes: Iterable[str]) -> int:
+        """Bytes of all tensors whose names begin with one of `prefixes`: an estimate of what is to be read."""
+        starts = tuple(prefixes)
+        total = 0
+        for name, file in self._files.items():
+            if name.startswith(starts):
+                stored = file.get_slice(name)
+                size = 4 if stored.get_dtype() == "F32" else 2
+                total += torch.Size(stored.get_shape()).numel() * size
+        return total
+
+    def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
+        """Refuse tensors under `prefix` that nobody asked for: the model has a part that the config does not tell of.
+
+        Args:
+            ignored: endings of names that carry no weights (masks, frequencies).
+        Raises: ModelError naming the first such tensor.
+        """
+        for name in sorted(self._files):
+            if name.startswith(prefix) and name not in self._read and not name.endswith(tuple(ignored)):
+                raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _count(self, size: int) -> None:
+        self.bytes_read += size
+        if self._on_progress is not None and self.expected_bytes:
+            permille = min(999, self.bytes_read * 1000 // self.expected_bytes)
+            if permille > self._permille:
+                self._permille = permille
+                self._on_progress(permille)

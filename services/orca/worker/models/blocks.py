@@ -1,0 +1,176 @@
+"""The building blocks of all models. Everything works on one flat [tokens, hidden] tensor (selective batching, ORCA,
+section 3, S2); only `Attention` knows that the tokens belong to different requests.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orca.kernels.attention import RaggedAttention
+from orca.worker.linear import Linear
+from orca.worker.models.rotary import rotate_
+from orca.worker.models.weights import Weights
+from orca.worker.shard import Heads, TensorGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class StepContext:
+    """What the layers need to know of a step, built before its activations arrive."""
+
+    group: TensorGroup
+    caches: Sequence[Tensor]  # per layer of the stage: [slots, 2 x kv heads, head_dim]
+    slots: Tensor  # [tokens]: where each token's keys and values go
+    positions: Tensor  # [tokens]
+    attention: Mapping[int | None, RaggedAttention]  # by sliding window
+    rotation: tuple[Tensor, Tensor] | None = None  # cos and sin, where the model uses RoPE
+
+
+class LayerNorm:
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, size: int, eps: float) -> None:
+        self._weight, self._bias, self._size, self._eps = weight, bias, (size,), eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self._size, self._weight, self._bias, self._eps)
+
+
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._size, self._eps = weight, (weight.shape[-1],), eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._size, self._weight, self._eps)
+
+
+class Attention:
+    """Attention of one layer: fused query-key-value projection, rotation, cache, ragged attention, output projection.
+
+    Args:
+        qkv: column-parallel; this rank's query heads, then its key heads, then its value heads.
+        out: row-parallel.
+        index: of the layer inside the stage.
+        head_norm: per head of q and k, [query heads + kv heads, head_dim] (Qwen3's q_norm and k_norm, stacked).
+    """
+
+    def __init__(
+        self,
+        qkv: Linear,
+        out: Linear,
+        heads: Heads,
+        head_dim: int,
+        *,
+        index: int,
+        scale: float,
+        window: int | None,
+        head_norm: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> None:
+        self._qkv = qkv
+        self._out = out
+        self._head_dim = head_dim
+        self._num_query = heads.num_query
+        self._num_turned = heads.num_query + heads.num_kv
+        self._index = index
+        self._scale = scale
+        self._window = window
+        self._head_norm = head_norm
+        self._norm_eps = norm_eps
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """[tokens, hidden] to [tokens, hidden], already summed over the ranks."""
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+        turned = qkv[:, : self._num_turned]
+        if self._head_norm is not None:
+            normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
+            torch.mul(normed, self._head_norm, out=turned)
+        if step.rotation is not None:
+            rotate_(turned, *step.rotation)
+        cache = step.caches[self._index]
+        cache.index_copy_(0, step.slots, qkv[:, self._num_query :])
+        attended = step.attention[self._window](qkv, cache, self._scale)
+        return step.group.all_reduce(self._out(attended))
+
+
+class MLP:
+    """down(act(up(x)))."""
+
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
+        self._up, self._down, self._act = up, down, _ACT[activation]
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        return step.group.all_reduce(self._down(self._act(self._up(x))))
+
+
+class GatedMLP:
+    """down(act(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+        self._gate_up, self._down, self._act = gate_up, down, _ACT[activation]
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return step.group.all_reduce(self._down(self._act(gate).mul_(up)))
+
+
+class Embedding:
+    """Vocabulary-parallel lookup: each rank knows some tokens, the sum over the ranks knows all."""
+
+    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int) -> None:
+        first, last = weights.shard.slice(vocab_size, "vocabulary entries")
+        self.weight = weights.tensor(name, (vocab_size, dim), (first, last))
+        self._first = first
+        self._is_whole = weights.shard.tensor == 1
+
+    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+        if self._is_whole:
+            return self.weight.index_select(0, ids)
+        local = ids - self._first
+        is_elsewhere = (local < 0) | (local >= self.weight.shape[0])
+        rows = self.weight.index_select(0, local.masked_fill_(is_elsewhere, 0))
+        return step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
+
+
+class Head:
+    """Logits over the whole vocabulary, each rank computing its own part."""
+
+    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Embedding | None) -> None:
+        self._sizes = weights.shard.sizes(vocab_size)
+        if tied is not None:
+            weight = tied.weight
+        else:
+            taken = weights.shard.slice(vocab_size, "vocabulary entries")
+            weight = weights.checkpoint.read(name, (vocab_size, dim), taken)
+        self._linear = weights.linear(weight)
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """[rows, hidden] to [rows, vocab] in float32."""
+        return step.group.all_gather_last(self._linear(x), self._sizes).float()
+
+
+def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, int]:
+    """[first, last) of heads as [first, last) of features, `factor` to a head."""
+    return offset + span[0] * factor, offset + span[1] * factor
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACT: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "silu": F.silu,
+    "swish": F.silu,
+}

@@ -1,0 +1,173 @@
+"""Assembles one rank's share of a model: embedding on the first stage, a run of layers, head on the last."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orca.core.errors import ModelError
+from orca.core.model import ModelInfo, load_model_info
+from orca.worker.config import GPT2Config, LlamaConfig, ModelConfig, load_config
+from orca.worker.linear import Linear, Packing
+from orca.worker.loader import Checkpoint
+from orca.worker.models import gpt2, llama, opt
+from orca.worker.models.blocks import StepContext
+from orca.worker.models.rotary import Rotary
+from orca.worker.models.weights import Weights
+from orca.worker.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class StageModel:
+    """The weights of one rank, and how they are applied. `group` may be replaced when the ranks meet anew."""
+
+    info: ModelInfo
+    config: ModelConfig
+    shard: Shard
+    heads: Heads
+    dtype: torch.dtype
+    device: torch.device
+    group: TensorGroup
+    embed: Callable[[Tensor, StepContext], Tensor] | None  # first stage: ids [tokens] to [tokens, hidden]
+    layers: list[Callable[[Tensor, StepContext], Tensor]]
+    head: Callable[[Tensor, StepContext], Tensor] | None  # last stage: [rows, hidden] to float32 [rows, vocab]
+    rotary: Rotary | None
+    windows: tuple[int | None, ...]  # of the stage's layers
+    weight_bytes: int
+
+    @property
+    def kv_bytes_per_slot(self) -> int:
+        """KV memory of one token on this rank."""
+        per_layer = 2 * self.heads.num_kv * self.config.head_dim
+        return len(self.layers) * per_layer * torch.empty(0, dtype=self.dtype).element_size()
+
+
+def load_stage(
+    model: ModelInfo | Path | str,
+    shard: Shard | None = None,
+    *,
+    dtype: str | None = None,
+    device: torch.device | str = "cpu",
+    group: TensorGroup | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    packs: bool | type[Linear] = True,
+) -> StageModel:
+    """Read one rank's share of a model.
+
+    Args:
+        model: what `load_model_info` answered, or a folder.
+        shard: the rank's place; all of the model by default.
+        dtype: what to compute in; the info's own by default, float32 for a folder.
+        group: how the ranks of the stage exchange tensors; needed for more than one.
+        on_progress: called with the share of the weights read so far, in permille, up to 1000.
+        packs: lay weights out for the CPU as is measured to be fastest (worker.linear); or not; or all in one layout.
+    Raises: ModelError naming the file, and the option or tensor, that stands in the way.
+    """
+    info = model if isinstance(model, ModelInfo) else load_model_info(model, dtype=dtype or "float32")
+    shard = shard or Shard()
+    place = torch.device(device)
+    kind: torch.dtype = getattr(torch, dtype or info.dtype)
+    config = load_config(info.folder)
+    family = _family(config)
+    checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
+    packing = Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
+    weights = Weights(checkpoint, shard, packing)
+    prefix = checkpoint.prefix(family.prefixes, family.probe)
+    numbers = shard.layers(config.num_layers)
+    checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
+
+    embed = family.embedding(weights, config, prefix) if shard.is_first else None
+    layers = []
+    for index, number in enumerate(numbers):
+        layers.append(family.layer(weights, config, prefix, number=number, index=index))
+        checkpoint.refuse_unread(f"{prefix}{family.layers}.{number}.", family.ignored)
+    head = None
+    if shard.is_last:
+        tied = embed.table if config.is_tied and embed is not None else None
+        head = family.head(weights, config, prefix, tied)
+    checkpoint.close()
+    if on_progress is not None:
+        on_progress(1000)
+    log.info("loaded layers %d..%d of %d, %d bytes", numbers[0], numbers[-1], config.num_layers, weights.bytes)
+    return StageModel(
+        info=info,
+        config=config,
+        shard=shard,
+        heads=heads_of(shard, config.num_heads, config.num_kv_heads),
+        dtype=kind,
+        device=place,
+        group=_group(group, shard),
+        embed=embed,
+        layers=layers,
+        head=head,
+        rotary=Rotary(config.rope, config.head_dim, kind, place) if isinstance(config, LlamaConfig) else None,
+        windows=tuple(config.windows[number] for number in numbers),
+        weight_bytes=weights.bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """The parts of a building plan, and how its checkpoints name them."""
+
+    embedding: Callable[..., Any]
+    layer: Callable[..., Any]
+    head: Callable[..., Any]
+    prefixes: tuple[str, ...]  # in front of all names but the head's
+    probe: str  # a tensor that every checkpoint has
+    layers: str  # in front of the layer's number
+    ignored: tuple[str, ...]  # endings of tensors that carry no weights
+
+
+def _family(config: ModelConfig) -> _Family:
+    if isinstance(config, GPT2Config):
+        return _Family(
+            embedding=gpt2.GPT2Embedding,
+            layer=gpt2.GPT2Layer,
+            head=gpt2.GPT2Head,
+            prefixes=gpt2.PREFIXES,
+            probe="wte.weight",
+            layers="h",
+            ignored=gpt2.IGNORED,
+        )
+    if isinstance(config, LlamaConfig):
+        return _Family(
+            embedding=llama.LlamaEmbedding,
+            layer=llama.LlamaLayer,
+            head=llama.LlamaHead,
+            prefixes=llama.PREFIXES,
+            probe="embed_tokens.weight",
+            layers="layers",
+            ignored=llama.IGNORED,
+        )
+    return _Family(
+        embedding=opt.OPTEmbedding,
+        layer=opt.OPTLayer,
+        head=opt.OPTHead,
+        prefixes=opt.PREFIXES,
+        probe="embed_tokens.weight",
+        layers="layers",
+        ignored=opt.IGNORED,
+    )
+
+
+def _expected_bytes(checkpoint: Checkpoint, family: _Family, prefix: str, shard: Shard, numbers: range) -> int:
+    """About what this rank reads: its layers and the vocabulary matrices of its ends, divided by the ranks."""
+    names = [f"{prefix}{family.layers}.{number}." for number in numbers]
+    if shard.is_first or shard.is_last:
+        names.append(f"{prefix}{family.probe}")
+    if shard.is_last:
+        names.append("lm_head.")
+    return checkpoint.stored_bytes(names) // shard.tensor
+
+
+def _group(group: TensorGroup | None, shard: Shard) -> TensorGroup:
+    if group is None and shard.tensor > 1:
+        raise ModelError(f"{shard.tensor} ranks in a stage need a tensor group")
+    return group if group is not None else SingleRank()

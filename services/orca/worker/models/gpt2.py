@@ -1,0 +1,73 @@
+"""GPT-2, and GPT-3 shapes of it: learned positions, LayerNorm before each part, plain MLP; weights stored [in, out]."""
+
+from torch import Tensor
+
+from orca.worker.config import GPT2Config
+from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.weights import Columns, Weights
+from orca.worker.shard import heads_of
+
+PREFIXES = ("transformer.", "")
+IGNORED = ("attn.bias", "attn.masked_bias")  # causal masks that old checkpoints carry
+
+
+class GPT2Embedding:
+    def __init__(self, weights: Weights, config: GPT2Config, prefix: str) -> None:
+        self.table = Embedding(weights, f"{prefix}wte.weight", config.vocab_size, config.hidden_size)
+        self._positions = weights.tensor(f"{prefix}wpe.weight", (config.max_positions, config.hidden_size))
+
+    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+        return self.table(ids, step) + self._positions.index_select(0, step.positions)
+
+
+class GPT2Layer:
+    """Layer `number` of the model, `index` in its stage."""
+
+    def __init__(self, weights: Weights, config: GPT2Config, prefix: str, *, number: int, index: int) -> None:
+        here = f"{prefix}h.{number}."
+        hidden, dim = config.hidden_size, config.head_dim
+        heads = heads_of(weights.shard, config.num_heads, config.num_heads)
+        taken = weights.shard.slice(config.intermediate_size, "MLP columns")
+        # c_attn holds the columns of q, k and v side by side.
+        qkv = [Columns(f"{here}attn.c_attn", 3 * hidden, scaled(heads.query, dim, hidden * part)) for part in range(3)]
+        up = [Columns(f"{here}mlp.c_fc", config.intermediate_size, taken)]
+        self._attention_norm = _norm(weights, config, f"{here}ln_1")
+        self._attention = Attention(
+            weights.columns(qkv, hidden, has_bias=True, is_transposed=True),
+            weights.rows(
+                f"{here}attn.c_proj", hidden, hidden, scaled(heads.query, dim), has_bias=True, is_transposed=True
+            ),
+            heads,
+            dim,
+            index=index,
+            scale=config.scales[number],
+            window=None,
+        )
+        self._mlp_norm = _norm(weights, config, f"{here}ln_2")
+        self._mlp = MLP(
+            weights.columns(up, hidden, has_bias=True, is_transposed=True),
+            weights.rows(
+                f"{here}mlp.c_proj", hidden, config.intermediate_size, taken, has_bias=True, is_transposed=True
+            ),
+            config.activation,
+        )
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        x = x + self._attention(self._attention_norm(x), step)
+        return x + self._mlp(self._mlp_norm(x), step)
+
+
+class GPT2Head:
+    def __init__(self, weights: Weights, config: GPT2Config, prefix: str, tied: Embedding | None) -> None:
+        self._norm = _norm(weights, config, f"{prefix}ln_f")
+        name = f"{prefix}wte.weight" if config.is_tied else "lm_head.weight"
+        self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        return self._head(self._norm(x), step)
+
+
+def _norm(weights: Weights, config: GPT2Config, name: str) -> LayerNorm:
+    size = config.hidden_size
+    weight, bias = weights.tensor(f"{name}.weight", (size,)), weights.tensor(f"{name}.bias", (size,))
+    return LayerNorm(weight, bias, size, config.norm_eps)

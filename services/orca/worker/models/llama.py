@@ -1,0 +1,85 @@
+"""Llama and its relatives (Mistral, Qwen2, Qwen3): RMSNorm first, RoPE, grouped-query attention, gated MLP."""
+
+import torch
+from torch import Tensor
+
+from orca.worker.config import LlamaConfig
+from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, RMSNorm, StepContext, scaled
+from orca.worker.models.weights import Columns, Weights
+from orca.worker.shard import heads_of
+
+PREFIXES = ("model.", "")
+IGNORED = ("rotary_emb.inv_freq",)
+
+
+class LlamaEmbedding:
+    def __init__(self, weights: Weights, config: LlamaConfig, prefix: str) -> None:
+        self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.hidden_size)
+
+    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+        return self.table(ids, step)
+
+
+class LlamaLayer:
+    """Layer `number` of the model, `index` in its stage."""
+
+    def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, *, number: int, index: int) -> None:
+        here = f"{prefix}layers.{number}."
+        hidden, dim = config.hidden_size, config.head_dim
+        heads = heads_of(weights.shard, config.num_heads, config.num_kv_heads)
+        taken = weights.shard.slice(config.intermediate_size, "MLP columns")
+        head_norm = None
+        if config.has_qk_norm:
+            q_norm = weights.checkpoint.read(f"{here}self_attn.q_norm.weight", (dim,)).expand(heads.num_query, dim)
+            k_norm = weights.checkpoint.read(f"{here}self_attn.k_norm.weight", (dim,)).expand(heads.num_kv, dim)
+            head_norm = torch.cat((q_norm, k_norm))
+        self._attention_norm = RMSNorm(weights.tensor(f"{here}input_layernorm.weight", (hidden,)), config.norm_eps)
+        self._attention = Attention(
+            weights.columns(
+                [
+                    Columns(f"{here}self_attn.q_proj", config.num_heads * dim, scaled(heads.query, dim)),
+                    Columns(f"{here}self_attn.k_proj", config.num_kv_heads * dim, scaled(heads.kv, dim)),
+                    Columns(f"{here}self_attn.v_proj", config.num_kv_heads * dim, scaled(heads.kv, dim)),
+                ],
+                hidden,
+                has_bias=config.has_qkv_bias,
+            ),
+            weights.rows(
+                f"{here}self_attn.o_proj",
+                hidden,
+                config.num_heads * dim,
+                scaled(heads.query, dim),
+                has_bias=config.has_output_bias,
+            ),
+            heads,
+            dim,
+            index=index,
+            scale=dim**-0.5,
+            window=config.windows[number],
+            head_norm=head_norm,
+            norm_eps=config.norm_eps,
+        )
+        self._mlp_norm = RMSNorm(weights.tensor(f"{here}post_attention_layernorm.weight", (hidden,)), config.norm_eps)
+        self._mlp = GatedMLP(
+            weights.columns(
+                [Columns(f"{here}mlp.{name}", config.intermediate_size, taken) for name in ("gate_proj", "up_proj")],
+                hidden,
+                has_bias=config.has_mlp_bias,
+            ),
+            weights.rows(f"{here}mlp.down_proj", hidden, config.intermediate_size, taken, has_bias=config.has_mlp_bias),
+            config.activation,
+        )
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        x = x + self._attention(self._attention_norm(x), step)
+        return x + self._mlp(self._mlp_norm(x), step)
+
+
+class LlamaHead:
+    def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Embedding | None) -> None:
+        self._norm = RMSNorm(weights.tensor(f"{prefix}norm.weight", (config.hidden_size,)), config.norm_eps)
+        name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
+        self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        return self._head(self._norm(x), step)

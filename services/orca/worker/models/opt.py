@@ -1,0 +1,92 @@
+"""OPT: learned positions from 2 on, LayerNorm before or after each part, plain MLP."""
+
+from torch import Tensor
+
+from orca.worker.config import OPTConfig
+from orca.worker.linear import Linear
+from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.weights import Columns, Weights
+from orca.worker.shard import heads_of
+
+PREFIXES = ("model.decoder.", "decoder.", "")
+IGNORED = ()
+
+_OFFSET = 2  # the first two rows of the position table belonged to padding in training
+
+
+class OPTEmbedding:
+    def __init__(self, weights: Weights, config: OPTConfig, prefix: str) -> None:
+        self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.embedding_dim)
+        shape = (config.max_positions + _OFFSET, config.hidden_size)
+        self._positions = weights.tensor(f"{prefix}embed_positions.weight", shape)
+        self._project = _projection(weights, config, f"{prefix}project_in", config.embedding_dim, config.hidden_size)
+
+    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+        x = self.table(ids, step)
+        x = x if self._project is None else self._project(x)
+        return x + self._positions.index_select(0, step.positions + _OFFSET)
+
+
+class OPTLayer:
+    """Layer `number` of the model, `index` in its stage."""
+
+    def __init__(self, weights: Weights, config: OPTConfig, prefix: str, *, number: int, index: int) -> None:
+        here = f"{prefix}layers.{number}."
+        hidden, dim, has_bias = config.hidden_size, config.head_dim, config.has_bias
+        heads = heads_of(weights.shard, config.num_heads, config.num_heads)
+        features = scaled(heads.query, dim)
+        taken = weights.shard.slice(config.intermediate_size, "MLP columns")
+        qkv = [Columns(f"{here}self_attn.{name}", hidden, features) for name in ("q_proj", "k_proj", "v_proj")]
+        up = [Columns(f"{here}fc1", config.intermediate_size, taken)]
+        self._norms_first = config.norms_first
+        self._attention_norm = _norm(weights, config, f"{here}self_attn_layer_norm")
+        self._attention = Attention(
+            weights.columns(qkv, hidden, has_bias=has_bias),
+            weights.rows(f"{here}self_attn.out_proj", hidden, hidden, features, has_bias=has_bias),
+            heads,
+            dim,
+            index=index,
+            scale=dim**-0.5,
+            window=None,
+        )
+        self._mlp_norm = _norm(weights, config, f"{here}final_layer_norm")
+        self._mlp = MLP(
+            weights.columns(up, hidden, has_bias=has_bias),
+            weights.rows(f"{here}fc2", hidden, config.intermediate_size, taken, has_bias=has_bias),
+            config.activation,
+        )
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        if self._norms_first:
+            x = x + self._attention(self._attention_norm(x), step)
+            return x + self._mlp(self._mlp_norm(x), step)
+        x = self._attention_norm(x + self._attention(x, step))
+        return self._mlp_norm(x + self._mlp(x, step))
+
+
+class OPTHead:
+    def __init__(self, weights: Weights, config: OPTConfig, prefix: str, tied: Embedding | None) -> None:
+        self._norm = _norm(weights, config, f"{prefix}final_layer_norm") if config.has_final_norm else None
+        self._project = _projection(weights, config, f"{prefix}project_out", config.hidden_size, config.embedding_dim)
+        name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
+        self._head = Head(weights, name, config.vocab_size, config.embedding_dim, tied)
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        x = x if self._norm is None else self._norm(x)
+        x = x if self._project is None else self._project(x)
+        return self._head(x, step)
+
+
+def _norm(weights: Weights, config: OPTConfig, name: str) -> LayerNorm:
+    size = config.hidden_size
+    if not config.has_norm_weights:
+        return LayerNorm(None, None, size, config.norm_eps)
+    weight, bias = weights.tensor(f"{name}.weight", (size,)), weights.tensor(f"{name}.bias", (size,))
+    return LayerNorm(weight, bias, size, config.norm_eps)
+
+
+def _projection(weights: Weights, config: OPTConfig, name: str, inputs: int, outputs: int) -> Linear | None:
+    """The linear between embedding size and hidden size, whole on every rank; None where they are equal."""
+    if config.embedding_dim == config.hidden_size:
+        return None
+    return weights.columns([Columns(name, outputs, (0, outputs))], inputs, has_bias=False)

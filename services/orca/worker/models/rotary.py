@@ -1,0 +1,143 @@
+"""Rotary position embedding (RoPE) with the scalings that configs ask for, as Hugging Face computes them.
+
+A pair of dimensions (j, j + head_dim / 2) of every query and key is turned by position x frequency_j. Frequencies are
+fixed, but for two kinds that depend on how long the sequence was when the position was computed: `dynamic` and
+`longrope`. There the length is max(prompt length, position + 1), which does not depend on how a prompt was cut into
+chunks or whether a request was started again: the same position gets the same turn in every schedule.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from orca.worker.config import Rope
+
+
+class Rotary:
+    """cos and sin of a step's positions.
+
+    Args:
+        head_dim: even.
+        dtype: of the queries and keys; angles are computed in float32.
+    """
+
+    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._rope = rope
+        self._head_dim = head_dim
+        self._dtype = dtype
+        self._device = device
+        self._factor = _amplitude(rope)
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self._exponents = exponents.to(device)
+        self._frequencies, self._long_frequencies = (
+            None if frequencies is None else frequencies.to(device) for frequencies in _frequencies(rope, exponents)
+        )
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether the turn depends on the length of the sequence, not on the position alone."""
+        return self._rope.kind in ("dynamic", "longrope")
+
+    def rows(self, positions: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The turns of a step's tokens.
+
+        Args:
+            positions: [tokens] int64.
+            prompt_lengths: [tokens], of each token's request; needed where `needs_lengths`.
+        Returns: cos and sin, each [tokens, 1, head_dim]; sin is negative in the first half (see `rotate_`).
+        """
+        angles = positions[:, None].float() * self._frequencies_of(positions, prompt_lengths)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        both = (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+        return both[0].to(self._dtype)[:, None], both[1].to(self._dtype)[:, None]
+
+    def _frequencies_of(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+        """[head_dim / 2], or [tokens, head_dim / 2] where they depend on the length."""
+        assert self._frequencies is not None
+        if not self.needs_lengths:
+            return self._frequencies
+        assert prompt_lengths is not None
+        rope, lengths = self._rope, torch.maximum(prompt_lengths, positions + 1)
+        if rope.kind == "longrope":
+            assert self._long_frequencies is not None
+            is_long = (lengths > rope.original_max_positions)[:, None]
+            return torch.where(is_long, self._long_frequencies, self._frequencies)
+        # NTK-aware: a longer sequence slows all frequencies by raising their base; up to max_positions by none.
+        factor, dim = rope.factor or 1.0, self._head_dim
+        stretch = factor * lengths.clamp(min=rope.max_positions) / rope.max_positions - (factor - 1)
+        base = rope.theta * stretch ** (dim / (dim - 2))
+        return 1.0 / base[:, None] ** self._exponents
+
+
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn [tokens, heads, head_dim] in place: x cos + (x, halves swapped) sin, with sin negative in the first half."""
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    heads.mul_(cos).addcmul_(swapped, sin)
+
+
+def _frequencies(rope: Rope, exponents: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Turn per position of each pair of dimensions, [head_dim / 2], and longrope's second set for long sequences."""
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / (rope.factor or 1.0), None
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), None
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, len(exponents) * 2), None
+    if rope.kind == "longrope":
+        short, long = torch.tensor(rope.short_factors), torch.tensor(rope.long_factors)
+        return 1.0 / (short * rope.theta**exponents), 1.0 / (long * rope.theta**exponents)
+    return plain, None
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    factor = rope.factor or 1.0
+    wavelength = 2 * math.pi / plain
+    longest = rope.original_max_positions / rope.low_freq_factor
+    shortest = rope.original_max_positions / rope.high_freq_factor
+    slowed = torch.where(wavelength > longest, plain / factor, plain)
+    blend = rope.original_max_positions / wavelength - rope.low_freq_factor
+    blend = blend / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * slowed / factor + blend * slowed
+    is_between = (wavelength >= shortest) & (wavelength <= longest)
+    return torch.where(is_between, blended, slowed)
+
+
+def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
+    """Fast pairs extrapolate, slow pairs interpolate, a linear ramp between (YaRN, arXiv:2309.00071, section 3.2)."""
+
+    def pair_of(turns: float) -> float:
+        """The pair that makes so many turns over the pretraining length."""
+        ratio = math.log(rope.original_max_positions / (turns * 2 * math.pi))
+        return head_dim * ratio / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return plain / _scale(rope) * (1 - kept) + plain * kept
+
+
+def _scale(rope: Rope) -> float:
+    """How much longer than in pretraining the sequences may be."""
+    return rope.factor if rope.factor is not None else rope.max_positions / rope.original_max_positions
+
+
+def _amplitude(rope: Rope) -> float:
+    """What cos and sin are multiplied by: yarn and longrope sharpen the scores of longer sequences."""
+    if rope.kind not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    scale = _scale(rope)
+    if scale <= 1:
+        return 1.0
+    if rope.kind == "longrope":
+        return math.sqrt(1 + math.log(scale) / math.log(rope.original_max_positions))
+    if rope.mscale and rope.mscale_all_dim:
+        return (0.1 * rope.mscale * math.log(scale) + 1) / (0.1 * rope.mscale_all_dim * math.log(scale) + 1)
+    return 0.1 * math.log(scale) + 1

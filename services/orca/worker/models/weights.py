@@ -1,0 +1,89 @@
+"""Reads a rank's weights in the shapes that the building blocks want: split, fused, and packed.
+
+A column-parallel linear holds some output features of the whole, a row-parallel one some input features; the outputs of
+the latter are partial sums, so its bias is kept by rank 0 only (ORCA, section 4.1: intra-layer parallelism).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orca.worker.linear import Linear, Packing
+from orca.worker.loader import Checkpoint, Slice
+from orca.worker.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Output features [first, last) of the linear `name`, which has `total` of them."""
+
+    name: str
+    total: int
+    taken: tuple[int, int]
+
+
+class Weights:
+    """A checkpoint as one rank reads it. Remembers what it handed out, for `bytes`."""
+
+    def __init__(self, checkpoint: Checkpoint, shard: Shard, packing: Packing) -> None:
+        self.checkpoint = checkpoint
+        self.shard = shard
+        self._packing = packing
+        self._linears: list[Linear] = []
+        self._tensors: list[Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all weights handed out; a tensor shared by embedding and head counts once."""
+        plain = {id(tensor): tensor.numel() * tensor.element_size() for tensor in self._tensors}
+        shared = sum(plain.get(id(linear.weight), 0) for linear in self._linears)
+        return sum(plain.values()) + sum(linear.bytes for linear in self._linears) - shared
+
+    def tensor(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
+        """A tensor or a part of it, as it is."""
+        tensor = self.checkpoint.read(name, shape, *slices)
+        self._tensors.append(tensor)
+        return tensor
+
+    def columns(self, parts: Sequence[Columns], inputs: int, *, has_bias: bool, is_transposed: bool = False) -> Linear:
+        """A column-parallel linear: the parts' output features, stacked, over all `inputs`.
+
+        Args:
+            is_transposed: the checkpoint stores [in, out] (GPT-2's Conv1D).
+        """
+        read = self.checkpoint.read
+        weights = [
+            read(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
+            if is_transposed
+            else read(f"{part.name}.weight", (part.total, inputs), part.taken)
+            for part in parts
+        ]
+        biases = [read(f"{part.name}.bias", (part.total,), part.taken) for part in parts] if has_bias else []
+        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def rows(
+        self,
+        name: str,
+        outputs: int,
+        total: int,
+        taken: tuple[int, int],
+        *,
+        has_bias: bool,
+        is_transposed: bool = False,
+    ) -> Linear:
+        """A row-parallel linear: all `outputs` over input features [first, last) of `total`; its results are summed."""
+        read = self.checkpoint.read
+        if is_transposed:
+            weight = read(f"{name}.weight", (total, outputs), taken).t().contiguous()
+        else:
+            weight = read(f"{name}.weight", (outputs, total), None, taken)
+        bias = read(f"{name}.bias", (outputs,)) if has_bias else None
+        return self.linear(weight, bias if self.shard.rank == 0 else None)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A linear of a weight [out, in] at hand, packed where that is faster."""
+        linear = self._packing.linear(weight, bias)
+        self._linears.append(linear)
+        return linear

@@ -1,0 +1,353 @@
+"""A rank process: one device's part of one stage. `python -m orca.worker.rank <fd>`, started by its controller only.
+
+Main thread: loads its slice of the weights, then computes. A reader thread takes frames from the controller, so that an
+order to leave an epoch, or the controller's death, is seen while the main thread computes or waits for a peer. A third
+thread sends the heartbeat.
+"""
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from orca.core import engine_pb2 as pb
+from orca.core import wire
+from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.logs import configure_logging
+from orca.core.model import load_model_info
+from orca.worker import frames
+from orca.worker.executor import Executor, IterationLog, Progress, Task
+from orca.worker.frames import Frame, FrameSocket, Kind
+from orca.worker.groups import Groups, RendezvousStore, TensorLink
+from orca.worker.models.blocks import StepContext
+from orca.worker.models.build import StageModel, load_stage
+from orca.worker.settings import WorkerSettings
+from orca.worker.shard import Shard
+from orca.worker.stage import Stage
+
+log = logging.getLogger("orca.worker.rank")  # __name__ is __main__ here
+
+_BEAT_S = 0.5
+
+Layer = Callable[[Tensor, StepContext], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOrder:
+    """Payload of a JOIN frame."""
+
+    epoch: int
+    prefix: str  # of the epoch's keys in the rendezvous
+    rendezvous: str  # host:port
+    slots: int
+    block_tokens: int
+    feeds_tokens: bool
+    timeout_s: float
+
+
+class Rank:
+    """The process's main loop."""
+
+    def __init__(self, frame_socket: FrameSocket, settings: WorkerSettings, rank: int) -> None:
+        self._socket = frame_socket
+        self._settings = settings
+        self._shard = Shard(stage=settings.stage, stages=settings.stages, rank=rank, tensor=settings.tensor)
+        self._device = _device_of(settings, rank)
+        self._tensor = TensorLink(settings.tensor)
+        self._progress = Progress()
+        self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._orders: deque[Frame] = deque()
+        self._tasks: deque[Task] = deque()
+        self._epoch = 0  # of the group that this rank is in, 0 when in none
+        self._newest_epoch = 0  # of the newest join order seen by the reader thread
+        self._store: RendezvousStore | None = None
+        self._groups: Groups | None = None
+        self._executor: Executor | None = None
+        self._stage: Stage | None = None
+        path = settings.iteration_log
+        self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
+
+    def run(self) -> None:
+        """Load, then obey the controller until it says stop."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        model = self._load()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._progress.at("idle")
+        while True:
+            if self._tasks and not self._is_leaving:
+                self._run_next()
+                continue
+            kind, payload = self._next_frame()
+            if kind is Kind.STOP:
+                self._leave()
+                if self._log is not None:
+                    self._log.close()
+                return
+            if kind is Kind.JOIN:
+                self._join(JoinOrder(**orjson.loads(payload)), model)
+            elif kind is Kind.STEP:
+                self._take(payload)
+
+    def _load(self) -> StageModel:
+        settings = self._settings
+        torch.set_num_threads(settings.threads_per_rank)
+        torch.set_grad_enabled(False)
+        info = load_model_info(Path(settings.model), dtype=settings.dtype, max_model_len=settings.max_model_len)
+        self._info = info
+
+        def on_progress(permille: int) -> None:
+            self._send(Kind.LOADING, permille=permille)
+
+        model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=on_progress)
+        model.layers[:] = [_marked(layer, self._progress) for layer in model.layers]
+        self._send(
+            Kind.LOADED,
+            revision=info.revision,
+            max_model_len=info.max_model_len,
+            weight_bytes=model.weight_bytes,
+            slots_possible=slots_possible(settings, model, self._device),
+        )
+        return model
+
+    def _next_frame(self) -> Frame:
+        return self._orders.popleft() if self._orders else self._inbox.get()
+
+    def _take_arrived(self) -> None:
+        """Post the receives of all steps whose control message is here already, before the next one computes."""
+        while not self._orders:
+            try:
+                kind, payload = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if kind is Kind.STEP:
+                self._take(payload)
+            else:
+                self._orders.append((kind, payload))
+
+    def _take(self, payload: bytes) -> None:
+        received_ns, message = frames.decode_step(payload)
+        step = wire.step_from_wire(pb.StepMessage.FromString(message))
+        if self._executor is None or step.epoch.number != self._epoch:
+            return  # a step of an epoch that broke or was left
+        try:
+            self._tasks.append(self._executor.take(step, received_ns))
+        except Exception as error:
+            self._break(error)
+
+    def _run_next(self) -> None:
+        assert self._executor is not None
+        self._take_arrived()
+        if not self._tasks or self._is_leaving:
+            return
+        try:
+            result = self._executor.run(self._tasks.popleft())
+        except Exception as error:
+            self._break(error)
+            return
+        if result is not None:
+            self._socket.write(frames.encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._newest_epoch > self._epoch
+
+    def _join(self, order: JoinOrder, model: StageModel) -> None:
+        self._leave()
+        self._send(Kind.LEFT, epoch=order.epoch)
+        if order.epoch < self._newest_epoch:
+            return  # a newer order waits behind this one
+        self._epoch = order.epoch
+        self._progress.at(f"forms epoch {order.epoch}")
+        try:
+            self._form(order, model)
+        except Exception as error:
+            self._break(error)
+            return
+        self._progress.at("idle")
+        self._send(Kind.JOINED, epoch=order.epoch)
+
+    def _form(self, order: JoinOrder, model: StageModel) -> None:
+        """Meet the other ranks under the epoch's keys, with an empty stage."""
+        settings = self._settings
+        stage = Stage(
+            model,
+            slots=order.slots,
+            block_tokens=order.block_tokens,
+            eos_token_ids=self._info.eos_token_ids,
+            feeds_tokens=order.feeds_tokens,
+        )
+        self._store = RendezvousStore(order.rendezvous, order.timeout_s)
+        if self._newest_epoch > order.epoch:  # the reader thread may have come before there was a store to close
+            raise EngineError("a newer epoch was ordered")
+        self._groups = Groups(
+            self._shard,
+            self._device,
+            uses_nccl=settings.uses_nccl,
+            data_host=settings.data_host,
+            hidden_size=model.config.hidden_size,
+            dtype=model.dtype,
+        )
+        self._groups.form(
+            self._store,
+            order.prefix,
+            self._tensor,
+            feeds_tokens=order.feeds_tokens,
+            timeout_s=order.timeout_s,
+            wait_s=settings.step_wait_s,
+        )
+        self._stage = stage
+        self._executor = Executor(
+            self._shard,
+            stage,
+            self._groups,
+            feeds_tokens=order.feeds_tokens,
+            progress=self._progress,
+            iteration_log=self._log,
+            delay_ms=settings.delay_ms,
+        )
+
+    def _leave(self) -> None:
+        self._tasks.clear()
+        self._executor = None
+        self._stage = None
+        if self._groups is not None:
+            self._groups.leave(self._tensor)
+            self._groups = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _break(self, error: Exception) -> None:
+        """The epoch is over for this rank: close its links, so that its peers know too, and wait for the next join."""
+        epoch = self._epoch
+        is_wanted = self._is_leaving
+        doing = self._progress.doing
+        # Frames of the traceback hold tensors and works of the dead groups.
+        log.log(
+            logging.DEBUG if is_wanted else logging.ERROR,
+            "the epoch broke",
+            extra={"epoch": epoch, "doing": doing, "exception_text": traceback.format_exc()},
+        )
+        error.__traceback__ = None
+        self._leave()
+        self._progress.at("broken")
+        if not is_wanted:
+            self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {type(error).__name__}: {error}")
+
+    def _read(self) -> None:
+        """Reader thread: frames into the inbox; what cannot wait for the main thread is done here."""
+        while True:
+            frame = self._socket.read()
+            if frame is None:
+                # The controller is gone. Without it nobody can reach or restart this process.
+                os._exit(1)
+            kind, payload = frame
+            if kind is Kind.JOIN:
+                self._newest_epoch = int(orjson.loads(payload)["epoch"])
+                store = self._store
+                if store is not None:
+                    store.close()  # wakes the main thread if it is still forming an older epoch
+            self._inbox.put(frame)
+
+    def _beat(self) -> None:
+        while True:
+            stage = self._stage
+            self._send(
+                Kind.BEAT,
+                mark=self._progress.mark,
+                doing=self._progress.doing,
+                slots_in_use=0 if stage is None else stage.slots_in_use,
+            )
+            time.sleep(_BEAT_S)
+
+    def _send(self, kind: Kind, **fields: Any) -> None:
+        self._socket.write(frames.encode_json(kind, **fields))
+
+
+def _marked(layer: Layer, progress: Progress) -> Layer:
+    """A layer that moves the progress mark each time it runs."""
+
+    def run(hidden: Tensor, context: StepContext) -> Tensor:
+        progress.mark += 1
+        return layer(hidden, context)
+
+    return run
+
+
+def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
+    """KV slots that fit on this rank's device beside what is loaded, at most `slots_max`."""
+    # On cpu the ranks of a stage share one machine, and load at the same time: each takes its part.
+    is_cuda = device.type == "cuda"
+    room = torch.cuda.mem_get_info(device)[0] if is_cuda else _memory_available_bytes() // settings.tensor
+    slots = int(room * settings.memory_share) // model.kv_bytes_per_slot
+    return slots if settings.slots_max is None else min(slots, settings.slots_max)
+
+
+def _memory_available_bytes() -> int:
+    """Of the machine, or of the container where that is less."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue  # no such cgroup version here, or "max": no limit
+    return max(available, 0)
+
+
+def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
+    if settings.device == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        return device
+    return torch.device(settings.device)
+
+
+def main() -> None:
+    """Entry of the process: argv holds the number of the inherited socket."""
+    frame_socket = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    first = frame_socket.read()
+    if first is None or first[0] is not Kind.START:
+        os._exit(1)
+    start = orjson.loads(first[1])
+    settings = WorkerSettings(**start["settings"])
+    configure_logging(
+        f"worker-{settings.stage}-rank-{start['rank']}",
+        fmt=settings.log_format,  # type: ignore[arg-type]
+        level=settings.log_level.upper(),
+    )
+    status = 0
+    try:
+        Rank(frame_socket, settings, start["rank"]).run()
+    except (ModelError, SettingError) as error:
+        frame_socket.write(frames.encode(Kind.REFUSED, str(error).encode()))
+        status = 1
+    except Exception as error:
+        log.exception("the rank ends")
+        # The last thing the controller hears becomes its word on how this process died.
+        doing = f"{type(error).__name__}: {error}"
+        frame_socket.write(frames.encode_json(Kind.BEAT, mark=0, doing=doing, slots_in_use=0))
+        status = 1
+    logging.shutdown()
+    # Not sys.exit: Gloo's threads and sockets of a broken epoch do not survive an orderly interpreter exit.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

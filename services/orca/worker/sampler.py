@@ -1,0 +1,253 @@
+"""Draws the next token of each request from its logits, all rows of a step at once.
+
+Order of effects, as core.request.SamplingParams has it: logit_bias, min_tokens mask, repetition, presence and
+frequency penalty, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties. Else
+u = uniform(seed, index) (random_numbers.py) picks the first token, in order of token id, whose cumulated probability
+exceeds u; probabilities are float64.
+
+top_k, top_p and min_p each set a floor under the kept logits; equal logits stand or fall together, so the outcome does
+not depend on the order in which a sort leaves ties. top_p is measured on the distribution that top_k leaves.
+
+Log probabilities are those of the model: log_softmax of the raw logits, before everything above (as OpenAI and vLLM
+report them).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orca.core.request import Logprob, SamplingParams
+from orca.worker.random_numbers import uniforms
+
+# Most distributions reach top_p within so many tokens; the rest is sorted only for rows that do not.
+_TOP_P_CANDIDATES = 512
+
+
+class TokenCounts:
+    """What a request's penalties need to know of its tokens, kept up to date token by token.
+
+    Distinct tokens of prompt and output, and how often each is in the output.
+    """
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._place: dict[int, int] = {}
+        self._tokens = np.empty(max(16, len(prompt) + len(output)), np.int64)
+        self._counts = np.zeros(len(self._tokens), np.float32)
+        for token in prompt:
+            self._find(token)
+        for token in output:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Count a token of the output."""
+        place = self._find(token)  # which may move the counts to a larger array
+        self._counts[place] += 1
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self._tokens[: len(self._place)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """Occurrences in the output of each of `tokens`; 0 for those of the prompt only."""
+        return self._counts[: len(self._place)]
+
+    def _find(self, token: int) -> int:
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * place)
+            self._counts = np.concatenate((self._counts, np.zeros(place, np.float32)))
+        self._tokens[place] = token
+        return place
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """One request on the stage that samples."""
+
+    params: SamplingParams
+    masked: tuple[int, ...]  # EOS and stop ids: not allowed before min_tokens
+    counts: TokenCounts | None = None  # where a penalty is in force
+    bias: NDArray[np.float32] = field(init=False)
+    bias_tokens: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bias_tokens = np.array([token for token, _ in self.params.logit_bias], np.int64)
+        self.bias = np.array([value for _, value in self.params.logit_bias], np.float32)
+
+    @classmethod
+    def start(
+        cls, params: SamplingParams, tokens: Sequence[int], prompt_length: int, eos_token_ids: Sequence[int]
+    ) -> "SamplingState":
+        """The state of a request that begins, or begins again, with `tokens`: its prompt and the output so far."""
+        is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+        counts = TokenCounts(tokens[:prompt_length], tokens[prompt_length:]) if is_penalised else None
+        return cls(params, tuple(sorted({*eos_token_ids, *params.stop_token_ids})), counts)
+
+    def changes_logits(self, index: int) -> bool:
+        """Whether the token with this index is drawn from anything but the raw logits."""
+        return bool(self.params.logit_bias) or self.counts is not None or index < self.params.min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A row of logits that wants a token: the `index`-th generated one of its request."""
+
+    state: SamplingState
+    index: int
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token for each row.
+
+    Args:
+        logits: [rows, vocab] float32; left as it is.
+        draws: one for each row.
+    Returns: token ids in row order. The caller counts them (`TokenCounts.add`).
+    """
+    changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
+    if changed:
+        logits = logits.clone()
+        _apply_bias(logits, draws, changed)
+        _apply_mask(logits, draws, changed)
+        _apply_penalties(logits, draws, changed)
+    drawn = [row for row, draw in enumerate(draws) if draw.state.params.temperature > 0]
+    if not drawn:
+        return _as_ints(logits.argmax(dim=-1))
+    if len(drawn) == len(draws):
+        return _as_ints(_draw(logits, draws))
+    tokens = logits.argmax(dim=-1)
+    rows = torch.tensor(drawn, device=logits.device)
+    tokens[rows] = _draw(logits.index_select(0, rows), [draws[row] for row in drawn])
+    return _as_ints(tokens)
+
+
+def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
+    """Log probability of each row's token, with the row's most likely alternatives.
+
+    Args:
+        logits: [rows, vocab] float32, raw.
+        tokens: the chosen (or given) token of each row.
+        tops: how many alternatives to report for each row.
+    """
+    scores = logits.log_softmax(dim=-1)
+    chosen = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    most = min(max(tops), logits.shape[1])
+    values, ids = (
+        (part.tolist() for part in scores.topk(most, dim=-1)) if most else ([[]] * len(tops), [[]] * len(tops))
+    )
+    return [
+        Logprob(token, score, tuple(zip(row_ids[:top], row_values[:top], strict=True)))
+        for token, score, top, row_values, row_ids in zip(tokens, chosen, tops, values, ids, strict=True)
+    ]
+
+
+def _apply_bias(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    biased = [row for row in rows if len(draws[row].state.bias)]
+    if biased:
+        index = _index(biased, [draws[row].state.bias_tokens for row in biased], logits.device)
+        values = np.concatenate([draws[row].state.bias for row in biased])
+        logits[index] += torch.from_numpy(values).to(logits.device)
+
+
+def _apply_mask(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    masked = [row for row in rows if draws[row].index < draws[row].state.params.min_tokens]
+    if masked:
+        ids = [np.array(draws[row].state.masked, np.int64) for row in masked]
+        logits[_index(masked, ids, logits.device)] = float("-inf")
+
+
+def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    states = [(row, draws[row].state, counts) for row in rows if (counts := draws[row].state.counts) is not None]
+    if not states:
+        return
+    index = _index([row for row, _, _ in states], [counts.tokens for _, _, counts in states], logits.device)
+    sizes = [len(counts.tokens) for _, _, counts in states]
+
+    def spread(values: Sequence[float]) -> Tensor:
+        """One value per request as one per (request, token)."""
+        return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
+
+    params = [state.params for _, state, _ in states]
+    repetition = spread([param.repetition_penalty for param in params])
+    presence = spread([param.presence_penalty for param in params])
+    frequency = spread([param.frequency_penalty for param in params])
+    counted = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in states])).to(logits.device)
+    values = logits[index]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[index] = values - presence * (counted > 0) - frequency * counted
+
+
+def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Tokens for rows of temperature above 0."""
+    params = [draw.state.params for draw in draws]
+    device = logits.device
+    temperature = torch.tensor([param.temperature for param in params], dtype=torch.float64, device=device)
+    scaled = logits.double() / temperature[:, None]
+    scaled -= scaled.amax(dim=-1, keepdim=True)  # the largest is 0: no overflow, and min_p is a plain floor
+    floor = _floor(scaled, params)
+    weights = scaled.exp()
+    if floor is not None:
+        weights.masked_fill_(scaled < floor[:, None], 0.0)
+    cumulated = weights.cumsum(dim=-1)
+    numbers = uniforms([param.seed for param in params], [draw.index for draw in draws])
+    target = torch.from_numpy(numbers).to(device) * cumulated[:, -1]
+    tokens = torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
+    # Rounding may carry the target to the total itself: then the last token with any weight is meant.
+    return torch.minimum(tokens, torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())[:, 0])
+
+
+def _floor(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+    """The least logit that each row keeps, from top_k, top_p and min_p; None where no row cuts anything.
+
+    Args:
+        scaled: [rows, vocab] float64, each row's largest 0.
+    """
+    vocab = scaled.shape[1]
+    top_k = [min(param.top_k or vocab, vocab) for param in params]
+    top_p = [param.top_p for param in params]
+    min_p = [param.min_p for param in params]
+    if min(top_k) == vocab and min(top_p) >= 1 and max(min_p) <= 0:
+        return None
+    device = scaled.device
+    floor = torch.full((len(params),), float("-inf"), dtype=torch.float64, device=device)
+    k_rows = [row for row, kept in enumerate(top_k) if kept < vocab]
+    if k_rows:
+        rows = torch.tensor(k_rows, device=device)
+        kept = torch.tensor([top_k[row] for row in k_rows], device=device)
+        largest = scaled.index_select(0, rows).topk(int(kept.max()), dim=-1).values
+        floor[rows] = largest.gather(1, kept[:, None] - 1)[:, 0]
+    p_rows = [row for row, share in enumerate(top_p) if share < 1]
+    if p_rows:
+        rows = torch.tensor(p_rows, device=device)
+        shares = torch.tensor([top_p[row] for row in p_rows], dtype=torch.float64, device=device)
+        floor[rows] = _top_p_floor(scaled.index_select(0, rows), floor[rows], shares)
+    return torch.maximum(floor, torch.tensor(min_p, dtype=torch.float64, device=device).log())
+
+
+def _top_p_floor(scaled: Tensor, cut: Tensor, shares: Tensor) -> Tensor:
+    """The least logit of the smallest set whose share of the weight above `cut` reaches `shares`, for each row."""
+    weights = scaled.exp().masked_fill_(scaled < cut[:, None], 0.0)
+    wanted = shares * weights.sum(dim=-1)
+    vocab = scaled.shape[1]
+    values = scaled.topk(min(_TOP_P_CANDIDATES, vocab), dim=-1).values
+    reached = values.exp().masked_fill_(values < cut[:, None], 0.0).cumsum(dim=-1)
+    if bool((reached[:, -1] < wanted).any()) and values.shape[1] < vocab:
+        values = scaled.sort(dim=-1, descending=True).values
+        reached = values.exp().masked_fill_(values < cut[:, None], 0.0).cumsum(dim=-1)
+    last = torch.searchsorted(reached, wanted[:, None]).clamp_(max=values.shape[1] - 1)
+    return torch.maximum(values.gather(1, last)[:, 0], cut)
+
+
+def _index(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Index of (row, id) pairs: each row with each of its ids."""
+    row = np.repeat(np.array(rows, np.int64), [len(part) for part in ids])
+    return torch.from_numpy(row).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
+
+
+def _as_ints(tokens: Tensor) -> list[int]:
+    return [int(token) for token in tokens.tolist()]

@@ -1,0 +1,59 @@
+"""Entry of a stage worker: settings, logging, signals, and the controller between them."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.logs import configure_logging
+from orca.worker.controller import Controller
+from orca.worker.settings import WorkerSettings, parse_settings
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve one stage until SIGTERM or SIGINT.
+
+    Args: argv: flags without the program's name; those of the process when None.
+    Returns: exit status; 0 after a signal, 2 for a setting or a model that can never be served, 1 for other failures.
+    """
+    try:
+        settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logging(
+        f"worker-{settings.stage}",
+        fmt=settings.log_format,  # type: ignore[arg-type]
+        level=settings.log_level.upper(),
+    )
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: WorkerSettings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    controller = Controller(settings)
+    try:
+        await controller.start()
+        await controller.run(stop)
+    except ModelError as error:
+        log.error("the model cannot be served: %s", error)
+        return 2
+    except (EngineError, OSError) as error:
+        log.error("the stage cannot serve: %s", error)
+        return 1
+    finally:
+        await controller.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

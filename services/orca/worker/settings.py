@@ -1,0 +1,97 @@
+"""The settings of a stage worker: `--stages 2` or `ORCA_WORKER_STAGES=2` (see core.settings)."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+
+from orca.core.model import DTYPES
+from orca.core.settings import (
+    check_bounds,
+    is_address,
+    log_format_setting,
+    log_level_setting,
+    read_settings,
+    require,
+    required,
+    setting,
+)
+
+DEVICES = ("cpu", "cuda")
+LINKS = ("auto", "gloo", "nccl")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Everything that a controller and its ranks are told at start."""
+
+    model: str = required("folder of the model: config.json, *.safetensors, tokenizer.json")
+    stage: int = setting(0, "index of this inter-layer partition, from 0", least=0)
+    stages: int = setting(1, "inter-layer partitions of the group", least=1)
+    tensor: int = setting(1, "ranks inside the stage (intra-layer partitions), one process each", least=1)
+    listen: str = setting("127.0.0.1:0", "host:port of the controller's gRPC server; port 0 takes a free one")
+    data_host: str = setting(
+        "127.0.0.1", "address of this machine on which other stages' ranks reach its ranks; only Gloo asks for it"
+    )
+    dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
+    device: str = setting("cpu", "cpu, or cuda: rank r then takes the device r of those visible", choices=DEVICES)
+    link: str = setting(
+        "auto",
+        "who carries tensors between ranks; auto is nccl on cuda and gloo on cpu. Gloo on cuda goes through host"
+        " memory: slower, for machines where stages share a device",
+        choices=LINKS,
+    )
+    max_model_len: int | None = setting(
+        None, "longest prompt + output in tokens; unset takes what the model allows", least=1
+    )
+    slots_max: int | None = setting(
+        None, "most KV slots that this stage offers; unset offers what memory allows", least=1
+    )
+    memory_share: float = setting(
+        0.5,
+        "share of the memory left after loading that KV slots may take, over 0 to 1; on cpu the default leaves room"
+        " for the other processes of the machine",
+    )
+    threads: int = setting(
+        0, "computing threads of each rank; 0 divides the machine's processors by the ranks of one stage", least=0
+    )
+    step_wait_s: float = setting(120.0, "bound on one wait for another rank's tensor, seconds", least=0.001)
+    rank_silent_s: float = setting(
+        30.0,
+        "a rank without a heartbeat for so long is killed and restarted, seconds; only a frozen process is so silent",
+        least=0.001,
+    )
+    iteration_log: str | None = setting(None, "file that gets one JSON line per step with its times; unset writes none")
+    delay_ms: float = setting(0.0, "test setting: computation of each step takes so much longer, milliseconds", least=0)
+    log_format: str = log_format_setting()
+    log_level: str = log_level_setting()
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(self.stage < self.stages, self, "stage", f"from 0 to stages - 1 = {self.stages - 1}")
+        require(0.0 < self.memory_share <= 1.0, self, "memory_share", "over 0, at most 1")
+        require(is_address(self.listen), self, "listen", "host:port")
+        require(self.link != "nccl" or self.device == "cuda", self, "link", "for the device cpu: it joins GPUs only")
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    @property
+    def uses_nccl(self) -> bool:
+        return self.link == "nccl" or (self.link == "auto" and self.device == "cuda")
+
+    @property
+    def threads_per_rank(self) -> int:
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.tensor)
+
+
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> WorkerSettings:
+    """Raises: SettingError that names the setting; SystemExit only for --help."""
+    return read_settings(
+        WorkerSettings,
+        argv,
+        environment,
+        prefix="ORCA_WORKER_",
+        prog="orca worker",
+        description="Serve one stage of a model.",
+    )

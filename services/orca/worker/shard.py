@@ -1,0 +1,112 @@
+"""Which part of a model one rank holds: layers by stage, heads and columns by rank (ORCA, section 4.1, Figure 6).
+
+The one rule for what does not divide evenly: parts are contiguous, and the first `total % parts` of them get one more.
+Key-value heads follow their query heads: a rank holds every KV head that one of its query heads reads, so a KV head on
+the border of two ranks is held by both.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from orca.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's place in a group."""
+
+    stage: int = 0  # 0 .. stages - 1
+    stages: int = 1
+    rank: int = 0  # inside the stage, 0 .. tensor - 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.stage < self.stages and 0 <= self.rank < self.tensor):
+            raise ValueError(f"{self} is outside its own group")
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def layers(self, num_layers: int) -> range:
+        """The layers of this stage.
+
+        Raises: ModelError when there are more stages than layers.
+        """
+        if self.stages > num_layers:
+            raise ModelError(f"{num_layers} layers cannot be split over {self.stages} stages")
+        first, last = part(num_layers, self.stages, self.stage)
+        return range(first, last)
+
+    def slice(self, total: int, what: str) -> tuple[int, int]:
+        """This rank's [first, last) of `total` columns, heads or tokens.
+
+        Raises: ModelError when a rank would hold nothing.
+        """
+        if self.tensor > total:
+            raise ModelError(f"{total} {what} cannot be split over {self.tensor} ranks")
+        return part(total, self.tensor, self.rank)
+
+    def sizes(self, total: int) -> list[int]:
+        """How much of `total` each rank of the stage holds."""
+        return [last - first for first, last in (part(total, self.tensor, rank) for rank in range(self.tensor))]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of one rank."""
+
+    query: tuple[int, int]  # [first, last) of the model's query heads
+    kv: tuple[int, int]  # [first, last) of the model's KV heads: all that the query heads read
+    kv_of_query: tuple[int, ...]  # per local query head, its KV head counted from kv[0]
+
+    @property
+    def num_query(self) -> int:
+        return self.query[1] - self.query[0]
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv[1] - self.kv[0]
+
+
+def heads_of(shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
+    """The heads that `shard`'s rank holds."""
+    first, last = shard.slice(num_heads, "attention heads")
+    group = num_heads // num_kv_heads
+    kv_first, kv_last = first // group, (last - 1) // group + 1
+    return Heads((first, last), (kv_first, kv_last), tuple(head // group - kv_first for head in range(first, last)))
+
+
+def part(total: int, parts: int, index: int) -> tuple[int, int]:
+    """[first, last) of part `index` of `total` things: the first total % parts get one more than the others."""
+    small, larger = divmod(total, parts)
+    first = index * small + min(index, larger)
+    return first, first + small + (index < larger)
+
+
+class TensorGroup(Protocol):
+    """The ranks of one stage, as its model computes with them. Both calls are made by all ranks, in the same order."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, the same bits on each; `tensor` may be overwritten."""
+        ...
+
+    def all_gather_last(self, tensor: Tensor, sizes: list[int]) -> Tensor:
+        """The ranks' tensors [..., sizes[rank]] joined along the last dimension, in rank order."""
+        ...
+
+
+class SingleRank:
+    """A stage of one rank: nothing to exchange."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather_last(self, tensor: Tensor, sizes: list[int]) -> Tensor:  # noqa: ARG002 (the protocol's signature)
+        return tensor

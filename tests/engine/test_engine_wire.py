@@ -1,0 +1,95 @@
+"""orca.core.wire: what goes over the wire comes back equal, every field of it."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca.core import engine_pb2 as pb
+from orca.core import wire
+from orca.core.request import Logprob, SamplingParams, Token
+from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+
+INT32 = st.integers(0, 2**31 - 1)
+INT64 = st.integers(0, 2**63 - 1)
+DOUBLE = st.floats(allow_nan=False)
+FLOAT = st.floats(allow_nan=False, width=32)
+
+epochs = st.builds(Epoch, INT64, st.text())
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=DOUBLE,
+    top_k=st.none() | st.integers(1, 2**31 - 1),
+    top_p=DOUBLE,
+    min_p=DOUBLE,
+    repetition_penalty=DOUBLE,
+    presence_penalty=DOUBLE,
+    frequency_penalty=DOUBLE,
+    logit_bias=st.lists(st.tuples(INT32, DOUBLE), max_size=3).map(tuple),
+    seed=INT64,
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    min_tokens=INT32,
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(INT32, max_size=3).map(tuple),
+)
+new_requests = st.builds(
+    NewRequest,
+    handle=INT64,
+    request_id=st.text(),
+    claim=st.builds(Claim, INT64, st.text()),
+    tokens=st.lists(INT32, max_size=5).map(tuple),
+    prompt_length=INT32,
+    max_total_tokens=INT32,
+    sampling=sampling_params,
+)
+rows = st.builds(Row, handle=INT64, start=INT32, count=INT32, sample=st.booleans(), token=st.none() | INT32)
+steps = st.builds(
+    Step,
+    epoch=epochs,
+    number=INT64,
+    freed=st.lists(INT64, max_size=3).map(tuple),
+    new=st.lists(new_requests, max_size=2).map(tuple),
+    rows=st.lists(rows, max_size=3).map(tuple),
+)
+logprobs = st.builds(Logprob, INT32, FLOAT, st.lists(st.tuples(INT32, FLOAT), max_size=3).map(tuple))
+tokens = st.builds(
+    Token, INT32, logprob=st.none() | logprobs, prompt_logprobs=st.lists(logprobs, max_size=2).map(tuple)
+)
+results = st.builds(
+    StepResult,
+    epoch=epochs,
+    number=INT64,
+    sampled=st.lists(st.builds(Sampled, INT64, INT32, tokens), max_size=3).map(tuple),
+    timing=st.none() | st.builds(StageTiming, stage=INT32, received_ns=INT64, start_ns=INT64, end_ns=INT64),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_a_step_comes_back_equal(step: Step) -> None:
+    message = pb.StepMessage.FromString(wire.step_to_wire(step).SerializeToString())
+    assert wire.step_from_wire(message) == step
+
+
+@settings(max_examples=60, deadline=None)
+@given(results)
+def test_a_result_comes_back_equal(result: StepResult) -> None:
+    message = pb.ResultMessage.FromString(wire.result_to_wire(result).SerializeToString())
+    assert wire.result_from_wire(message) == result
+
+
+def test_stop_strings_stay_with_the_scheduler() -> None:
+    sampling = SamplingParams(stop=("\n\n",), seed=3)
+    new = NewRequest(
+        handle=1,
+        request_id="r.0",
+        claim=Claim(1, "p/1"),
+        tokens=(5,),
+        prompt_length=1,
+        max_total_tokens=2,
+        sampling=sampling,
+    )
+    step = Step(epoch=Epoch(1, "p"), number=1, new=(new,))
+    [arrived] = wire.step_from_wire(wire.step_to_wire(step)).new
+    assert arrived.sampling == replace(sampling, stop=())

@@ -1,0 +1,66 @@
+"""worker.settings and worker.service: flags over variables over defaults; a bad one stops the start by its name."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from orca.core.errors import SettingError
+from orca.worker.service import main
+from orca.worker.settings import WorkerSettings, parse_settings
+
+
+def test_flags_go_before_variables_and_variables_before_defaults() -> None:
+    variables = {"ORCA_WORKER_MODEL": "/models/a", "ORCA_WORKER_STAGES": "4", "ORCA_WORKER_TENSOR": "2", "HOME": "/"}
+    settings = parse_settings(["--stages", "3", "--memory-share", "0.25"], variables)
+    expected = dataclasses.replace(WorkerSettings(model="/models/a"), stages=3, tensor=2, memory_share=0.25)
+    assert settings == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--stage", "2", "--stages", "2"], "stage"),
+        (["--stages", "0"], "stages"),
+        (["--tensor", "two"], "tensor"),
+        (["--dtype", "int8"], "dtype"),
+        (["--link", "mpi"], "link"),
+        (["--link", "nccl"], "link"),
+        (["--device", "tpu"], "device"),
+        (["--memory-share", "1.5"], "memory_share"),
+        (["--slots-max", "0"], "slots_max"),
+        (["--listen", "7000"], "listen"),
+        (["--delay-ms", "-1"], "delay_ms"),
+        (["--max-model-len", "0"], "max_model_len"),
+        (["--unheard-of", "1"], "--unheard-of"),
+    ],
+)
+def test_a_bad_setting_is_named(flags: list[str], name: str) -> None:
+    with pytest.raises(SettingError, match=f"setting.*{name}"):
+        parse_settings(["--model", "/m", *flags], {})
+
+
+def test_a_misspelt_variable_is_named() -> None:
+    with pytest.raises(SettingError, match="ORCA_WORKER_STAGE5"):
+        parse_settings(["--model", "/m"], {"ORCA_WORKER_STAGE5": "2"})
+
+
+def test_a_stage_without_a_model_does_not_start() -> None:
+    with pytest.raises(SettingError, match="setting model: required"):
+        parse_settings([], {})
+
+
+def test_a_bad_setting_ends_the_service_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "/m", "--stages", "0"]) == 2
+    assert capsys.readouterr().err == "setting stages: 0 is not 1 or more\n"
+
+
+def test_every_setting_has_a_line_of_help() -> None:
+    for field in dataclasses.fields(WorkerSettings):
+        assert len(field.metadata["help"]) > 10, field.name
+
+
+def test_the_controller_process_imports_no_torch() -> None:
+    code = "import sys, orca.worker.service; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,44 @@
+"""Steps for attention tests: rows of every kind over scattered slots, and maps from query heads to KV heads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orca.kernels.reference import ContextRow
+
+
+def random_step(
+    shapes: Sequence[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, list[ContextRow]]:
+    """A step of rows (context, count) over scattered slots; every slot that no row owns holds NaN."""
+    generator = torch.Generator().manual_seed(3)
+    used = sum(context for context, _ in shapes)
+    shuffled = torch.randperm(used + 7, generator=generator)
+    qkv = torch.randn(sum(count for _, count in shapes), heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
+    cache = torch.full((used + 7, 2 * kv_heads, head_dim), float("nan"), dtype=dtype)
+    rows, first, taken = [], 0, 0
+    for context, count in shapes:
+        slots = shuffled[taken : taken + context]
+        cache[slots] = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
+        cache[slots[-count:]] = qkv[first : first + count, heads:]
+        rows.append(ContextRow(first, count, slots))
+        first, taken = first + count, taken + context
+    return qkv, cache, rows
+
+
+STEPS = {
+    "one-row": [(1, 1)],
+    "long-row": [(300, 1)],
+    "decode": [(5, 1), (17, 1), (1, 1), (16, 1)],
+    "prefill": [(6, 6), (2, 2)],
+    "chunk": [(9, 4), (20, 3)],
+    "mixed": [(7, 7), (12, 1), (30, 5), (1, 1), (40, 1)],
+}
+HEADS = {
+    "one": [0],
+    "each-its-own": [0, 1, 2],
+    "grouped": [0, 0, 1, 1],
+    "all-on-one": [0, 0, 0],
+    "border-of-ranks": [0, 1, 1, 1, 2],
+}

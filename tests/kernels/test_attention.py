@@ -1,0 +1,101 @@
+"""Ragged paged attention: the reference by hand, then every faster version against the reference."""
+
+import math
+
+import pytest
+import torch
+from attention_steps import HEADS, STEPS, random_step
+from torch import Tensor
+
+from orca.kernels.attention import RaggedAttention, _GatheredDecode, _Segments
+from orca.kernels.reference import ContextRow, attend_reference
+
+CPU = torch.device("cpu")
+
+
+def one_head(*pairs: tuple[float, float]) -> Tensor:
+    """A cache of one KV head and one dimension from (key, value) of each slot."""
+    return torch.tensor(pairs)[:, :, None]
+
+
+def row(first: int, count: int, *slots: int) -> ContextRow:
+    return ContextRow(first, count, torch.tensor(slots))
+
+
+def test_reference_weighs_values_by_the_softmax_of_scaled_scores() -> None:
+    cache = one_head((0.0, 4.0), (math.log(3.0), 8.0))
+    output = attend_reference(torch.tensor([[[2.0]]]), cache, [row(0, 1, 0, 1)], [0], scale=0.5)
+    # Scores 0 and ln 3: weights 1/4 and 3/4.
+    assert output.item() == pytest.approx(4.0 / 4 + 8.0 * 3 / 4)
+
+
+def test_reference_hides_later_tokens_of_the_same_row() -> None:
+    cache = one_head((0.0, 1.0), (0.0, 3.0), (0.0, 8.0))
+    output = attend_reference(torch.ones(3, 1, 1), cache, [row(0, 3, 0, 1, 2)], [0], scale=1.0)
+    assert output.flatten().tolist() == pytest.approx([1.0, 2.0, 4.0])
+
+
+def test_reference_sees_no_further_back_than_its_window() -> None:
+    cache = one_head((0.0, 1.0), (0.0, 3.0), (0.0, 8.0))
+    output = attend_reference(torch.ones(3, 1, 1), cache, [row(0, 3, 0, 1, 2)], [0], scale=1.0, window=2)
+    assert output.flatten().tolist() == pytest.approx([1.0, 2.0, 5.5])
+
+
+def test_reference_reads_the_slots_in_the_order_of_positions() -> None:
+    cache = one_head((9.0, 9.0), (0.0, 1.0), (0.0, 3.0))
+    output = attend_reference(torch.ones(2, 1, 1), cache, [row(0, 2, 2, 1)], [0], scale=1.0)
+    assert output.flatten().tolist() == pytest.approx([3.0, 2.0])
+
+
+def test_reference_gives_each_query_head_its_kv_head() -> None:
+    cache = torch.tensor([[[0.0], [0.0], [5.0], [7.0]]])  # one slot: two keys, two values
+    output = attend_reference(torch.ones(1, 3, 1), cache, [row(0, 1, 0)], [0, 1, 1], scale=1.0)
+    assert output.flatten().tolist() == [5.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("window", [None, 1, 6], ids=lambda window: f"window-{window}")
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("step", STEPS)
+def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None) -> None:
+    kv_of_query = HEADS[heads]
+    kv_heads = max(kv_of_query) + 1
+    qkv, cache, rows = random_step(STEPS[step], len(kv_of_query), kv_heads, 10, torch.float32)
+    attention = RaggedAttention(
+        rows, kv_of_query, kv_heads=kv_heads, cache_slots=len(cache), window=window, dtype=torch.float32, device=CPU
+    )
+    output = attention(qkv, cache, 0.3)
+    query = qkv[:, : len(kv_of_query)]
+    expected = attend_reference(query, cache, rows, kv_of_query, scale=0.3, window=window)
+    # Sums of at most 300 products of order 1 in another order: some units of 2^-24.
+    torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("step", STEPS)
+def test_half_precision_equals_the_reference_within_its_rounding(step: str, dtype: torch.dtype) -> None:
+    qkv, cache, rows = random_step(STEPS[step], 4, 2, 12, dtype)
+    attention = RaggedAttention(
+        rows, [0, 0, 1, 1], kv_heads=2, cache_slots=len(cache), window=None, dtype=dtype, device=CPU
+    )
+    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3)
+    # Results of order 1 are rounded to 8 (bfloat16) or 11 bits, and a prefill rounds its softmax weights too.
+    tolerance = 2.0**-6 if dtype == torch.bfloat16 else 2.0**-9
+    torch.testing.assert_close(attention(qkv, cache, 0.3), expected.flatten(1), atol=tolerance, rtol=tolerance)
+
+
+def test_decode_without_the_sparse_product_equals_the_reference() -> None:
+    qkv, cache, rows = random_step(STEPS["decode"], 4, 2, 12, torch.float32)
+    gathered = _GatheredDecode(_Segments(rows, 8, CPU), [0, 0, 1, 1], 2, len(cache), CPU)
+    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3, window=8)
+    torch.testing.assert_close(gathered(qkv[:, :4], cache, 0.3), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_scores_of_very_different_size_in_one_step_do_not_disturb_each_other() -> None:
+    qkv, cache, rows = random_step(STEPS["decode"], 1, 1, 4, torch.float32)
+    qkv[0, 0] *= 1e4  # its scores reach thousands; the others stay near 0
+    attention = RaggedAttention(
+        rows, [0], kv_heads=1, cache_slots=len(cache), window=None, dtype=torch.float32, device=CPU
+    )
+    output = attention(qkv, cache, 0.5)
+    expected = attend_reference(qkv[:, :1], cache, rows, [0], scale=0.5)
+    torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)

@@ -1,0 +1,173 @@
+"""Tiny random Hugging Face checkpoints of every family, with odd sizes, for tests.
+
+Random models of the usual scale repeat a token or two whatever the prompt. With embeddings x 3 and all other matrices x
+8 the greedy output changes when any one prompt token does; where head and embedding are always tied (GPT-2, OPT) or a
+window is narrow (Mistral), the layers need more to be heard.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3")
+
+# Sizes off every grid: a vocabulary that nothing divides, heads that do not fill the hidden size, a grouped KV head.
+_ODD: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 211, "n_embd": 24, "n_head": 3, "n_layer": 3, "n_positions": 96, "n_inner": 52},
+    "opt": {
+        "vocab_size": 203,
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "ffn_dim": 54,
+        "max_position_embeddings": 96,
+        "word_embed_proj_dim": 24,
+    },
+    "llama": {
+        "vocab_size": 199,
+        "hidden_size": 36,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "num_hidden_layers": 3,
+        "intermediate_size": 51,
+        "max_position_embeddings": 96,
+    },
+    "mistral": {
+        "vocab_size": 197,
+        "hidden_size": 30,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "num_hidden_layers": 3,
+        "intermediate_size": 47,
+        "max_position_embeddings": 96,
+        "sliding_window": 9,
+    },
+    "qwen2": {
+        "vocab_size": 193,
+        "hidden_size": 28,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 7,
+        "num_hidden_layers": 3,
+        "intermediate_size": 45,
+        "max_position_embeddings": 96,
+        "use_sliding_window": True,
+        "sliding_window": 11,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "vocab_size": 191,
+        "hidden_size": 26,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 14,
+        "num_hidden_layers": 3,
+        "intermediate_size": 43,
+        "max_position_embeddings": 96,
+    },
+}
+_MATRIX_SCALE = {"gpt2": 24, "opt": 24, "mistral": 12}
+_CLASSES = {
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+    "opt": (transformers.OPTConfig, transformers.OPTForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def tiny_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Save a tiny random model of `family` in `folder` (made if absent): config, safetensors, tokenizer.
+
+    Args:
+        overrides: config values that replace the odd sizes; `vocab_size` must leave room for some bytes.
+    Returns: `folder`.
+    """
+    config_class, model_class = _CLASSES[family]
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = config_class(**{**_ODD[family], **special, **overrides})
+    torch.manual_seed(seed)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms that matter
+            else:
+                parameter.mul_(3 if _is_embedding(name) else _MATRIX_SCALE.get(family, 8))
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
+    return folder
+
+
+def reference_model(folder: Path) -> PreTrainedModel:
+    """The checkpoint as Hugging Face runs it, in float32."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def _is_embedding(name: str) -> bool:
+    return any(part in name for part in ("wte", "wpe", "embed_tokens", "embed_positions"))
+
+
+def _byte_tokenizer(vocab_size: int) -> dict[str, Any]:
+    """A byte-level tokenizer with one token per byte, as far as the vocabulary goes; the most printable bytes first."""
+    alphabet = _byte_alphabet()
+    order = [*range(32, 127), 10, 9, *(byte for byte in range(256) if byte not in {*range(32, 127), 9, 10})]
+    vocab = {"<s>": 0, "</s>": 1}
+    for byte in order[: vocab_size - 2]:
+        vocab[alphabet[byte]] = len(vocab)
+    for extra in range(len(vocab), vocab_size):
+        vocab[f"<extra_{extra}>"] = extra
+    special = [
+        {
+            "id": number,
+            "content": content,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for number, content in enumerate(("<s>", "</s>"))
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [],
+        },
+    }
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {byte: chr(byte) for byte in printable}
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(256 + len(table) - len(printable))
+    return table

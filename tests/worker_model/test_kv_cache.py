@@ -1,0 +1,101 @@
+"""The paged KV cache: reservations, blocks on demand, reuse."""
+
+import random
+
+import pytest
+import torch
+
+from orca.core.errors import EngineError
+from orca.worker.kv_cache import KVCache
+
+
+def cache(slots: int = 32, block_tokens: int = 4) -> KVCache:
+    return KVCache(
+        num_layers=2,
+        slots=slots,
+        block_tokens=block_tokens,
+        kv_heads=3,
+        head_dim=5,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
+    kv = cache()
+    kv.reserve(7, 10)
+    assert (kv.slots_reserved, kv.slots_in_use) == (12, 0)
+    for tokens, used in ((1, 4), (4, 4), (5, 8), (10, 12)):
+        assert len(set(kv.extend(7, tokens).tolist())) == tokens
+        assert kv.slots_in_use == used
+        kv.check()
+
+
+def test_positions_keep_their_slots_while_a_request_grows() -> None:
+    kv = cache()
+    kv.reserve(1, 12)
+    before = kv.extend(1, 3).tolist()
+    kv.reserve(2, 4)
+    kv.extend(2, 4)
+    assert kv.extend(1, 12).tolist()[:3] == before
+
+
+def test_freed_blocks_serve_others_and_freeing_twice_is_fine() -> None:
+    kv = cache(slots=8)
+    kv.reserve(1, 8)
+    first = set(kv.extend(1, 8).tolist())
+    kv.free(1)
+    kv.free(1)
+    kv.reserve(2, 8)
+    assert set(kv.extend(2, 8).tolist()) == first
+    kv.check()
+
+
+@pytest.mark.parametrize(
+    ("handle", "tokens", "reason"),
+    [(1, 4, "on this stage already"), (2, 32, "needs 32 slots, but 4 of 32 are reserved")],
+)
+def test_a_reservation_that_cannot_be_kept_is_refused(handle: int, tokens: int, reason: str) -> None:
+    kv = cache()
+    kv.reserve(1, 4)
+    with pytest.raises(EngineError, match=reason):
+        kv.reserve(handle, tokens)
+    kv.check()
+
+
+def test_no_request_goes_past_its_reservation() -> None:
+    kv = cache()
+    kv.reserve(1, 5)
+    with pytest.raises(EngineError, match="runs 9 tokens, but reserved 8"):
+        kv.extend(1, 9)
+    with pytest.raises(EngineError, match="request 2 is not on this stage"):
+        kv.extend(2, 1)
+
+
+def test_slots_are_whole_blocks() -> None:
+    with pytest.raises(EngineError, match="30 slots are not a whole number of blocks of 4"):
+        cache(slots=30)
+
+
+def test_no_slot_is_ever_shared_in_a_long_life() -> None:
+    kv, draw = cache(slots=64), random.Random(2)
+    lengths: dict[int, int] = {}
+    limits: dict[int, int] = {}
+    for handle in range(400):
+        limit = draw.randint(1, 20)
+        while kv.slots_reserved + -(-limit // 4) * 4 > 64:
+            gone = draw.choice(list(lengths))
+            kv.free(gone)
+            del lengths[gone]
+        kv.reserve(handle, limit)
+        limits[handle], lengths[handle] = limit, 1
+        for other in lengths:
+            lengths[other] = draw.randint(lengths[other], limits[other])
+        slots = [slot for other, length in lengths.items() for slot in kv.extend(other, length).tolist()]
+        assert len(slots) == len(set(slots))
+        kv.check()
+        assert kv.slots_in_use - sum(lengths.values()) < 4 * len(lengths)
+
+
+def test_memory_is_what_the_slots_take_in_every_layer() -> None:
+    assert cache().bytes == 32 * 2 * (2 * 3 * 5) * 4

@@ -1,0 +1,245 @@
+"""Loading: each rank reads its slices only, splits of every size, refusals, progress."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from stage_driver import Chain, random_asks, serve
+from tiny_models import FAMILIES, tiny_checkpoint
+
+from orca.core.errors import ModelError
+from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing
+from orca.worker.loader import Checkpoint, fetch_model
+from orca.worker.models.build import StageModel, load_stage
+from orca.worker.shard import Shard, SingleRank, heads_of, part
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def load(folder: Path, shard: Shard | None = None, **options: Any) -> StageModel:
+    return load_stage(folder, shard, group=SingleRank(), packs=False, **options)
+
+
+def bytes_read(folder: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What a rank takes out of the files, counted where they are read."""
+    counted: list[int] = []
+    count = Checkpoint._count
+    monkeypatch.setattr(Checkpoint, "_count", lambda self, size: (counted.append(size), count(self, size))[1])
+    load(folder, shard)
+    monkeypatch.undo()
+    return sum(counted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_stages_together_read_the_model_once(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_checkpoint(family, tmp_path, tie_word_embeddings=False)
+    total = sum(tensor.numel() * 4 for tensor in load_file(folder / "model.safetensors").values())
+    for stages in (1, 2, 3):
+        shards = [Shard(stage=stage, stages=stages) for stage in range(stages)]
+        assert sum(bytes_read(folder, shard, monkeypatch) for shard in shards) == total
+
+
+def test_a_rank_reads_its_slices_and_what_every_rank_needs(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bytes_read(original, Shard(), monkeypatch)
+    halves = [bytes_read(original, Shard(rank=rank, tensor=2), monkeypatch) for rank in range(2)]
+    norms = 4 * 36 * (2 * 3 + 1)  # float32, hidden size, two norms a layer and the last
+    assert sum(halves) == whole + norms
+    assert max(halves) < 0.52 * whole
+
+
+def test_memory_of_the_weights_is_what_was_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shard in (Shard(), Shard(stage=1, stages=2), Shard(rank=1, tensor=2)):
+        assert load(original, shard).weight_bytes == bytes_read(original, shard, monkeypatch)
+
+
+def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("qwen2", tmp_path)
+    table = 4 * 193 * 28
+    both, first, last = (
+        load(folder, shard).weight_bytes for shard in (Shard(), Shard(stages=2), Shard(stage=1, stages=2))
+    )
+    assert both == first + last - table
+
+
+def test_half_precision_takes_half_the_memory(original: Path) -> None:
+    assert load(original, dtype="bfloat16").weight_bytes * 2 == load(original).weight_bytes
+
+
+def test_parts_are_contiguous_and_the_first_ones_take_the_rest() -> None:
+    assert [part(10, 4, index) for index in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    assert [list(Shard(stage=stage, stages=3).layers(5)) for stage in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_kv_head_on_the_border_of_two_ranks_is_held_by_both() -> None:
+    left, right = (heads_of(Shard(rank=rank, tensor=2), 6, 2) for rank in range(2))
+    assert (left.query, left.kv, left.kv_of_query) == ((0, 3), (0, 1), (0, 0, 0))
+    left, right = (heads_of(Shard(rank=rank, tensor=2), 10, 2) for rank in range(2))
+    assert (right.query, right.kv) == ((5, 10), (1, 2))
+    left, middle, right = (heads_of(Shard(rank=rank, tensor=3), 8, 2) for rank in range(3))
+    assert (left.kv, middle.kv, right.kv) == ((0, 1), (0, 2), (1, 2))
+    assert middle.kv_of_query == (0, 1, 1)
+
+
+def test_splits_that_do_not_divide_compute_the_same(original: Path) -> None:
+    outputs = []
+    for tensor in (1, 4, 6):
+        asks = random_asks(199, 4, seed=3)
+        chain = Chain(original, tensor=tensor)
+        serve(chain, asks)
+        chain.close()
+        outputs.append([ask.output for ask in asks])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [
+        (Shard(stages=4), "3 layers cannot be split over 4 stages"),
+        (Shard(tensor=7), "6 attention heads cannot be split over 7 ranks"),
+    ],
+)
+def test_more_parts_than_there_are_things_are_refused(original: Path, shard: Shard, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        load(original, shard)
+
+
+def test_ranks_without_a_group_are_refused(original: Path) -> None:
+    with pytest.raises(ModelError, match="2 ranks in a stage need a tensor group"):
+        load_stage(original, Shard(tensor=2))
+
+
+def test_progress_rises_to_a_thousand(original: Path) -> None:
+    heard: list[int] = []
+    load(original, Shard(stage=1, stages=2), on_progress=heard.append)
+    assert heard == sorted(set(heard))
+    assert heard[-1] == 1000
+    assert len(heard) > 5
+
+
+def test_an_index_over_several_files_is_followed(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part_names in enumerate((names[::2], names[1::2])):
+        save_file({name: tensors[name] for name in part_names}, folder / f"part-{number}.safetensors")
+        weight_map |= dict.fromkeys(part_names, f"part-{number}.safetensors")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert load(folder).weight_bytes == sum(tensor.numel() * 4 for tensor in tensors.values())
+
+
+LAYER = "model.layers.2.self_attn.q_proj.weight"
+
+
+def _without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[LAYER]
+
+
+def _misshapen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[LAYER] = tensors[LAYER][:-1].clone()
+
+
+def _integers(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[LAYER] = tensors[LAYER].to(torch.int8)
+
+
+def _unknown(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.2.self_attn.q_proj.bias"] = torch.zeros(60)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_without, f"has no tensor {LAYER}"),
+        (_misshapen, r"has shape \(59, 36\), the config says \(60, 36\)"),
+        (_integers, "is I8, not one of F32"),
+        (_unknown, "q_proj.bias in .* has no place in the model"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_the_config_is_refused_by_name(folder: Path, spoil: Any, reason: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    spoil(tensors)
+    save_file(tensors, path)
+    load(folder, Shard(stages=3))  # another stage does not read it
+    with pytest.raises(ModelError, match=reason):
+        load(folder, Shard(stage=2, stages=3))
+
+
+def test_a_file_cut_short_is_refused(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        load(folder)
+
+
+def test_frequencies_and_masks_that_old_checkpoints_carry_are_passed_over(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, path)
+    load(folder)
+
+
+def test_names_without_the_outer_prefix_are_found(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("gpt2", tmp_path)
+    path = folder / "model.safetensors"
+    before = load(folder).weight_bytes
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}, path)
+    assert load(folder).weight_bytes == before
+
+
+def test_a_name_is_fetched_only_if_it_is_no_folder(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch_model(original) == original
+    with pytest.raises(ModelError, match="neither a folder nor a model name"):
+        fetch_model("/no/such/folder")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="cannot be reached"):
+        fetch_model("nobody/nothing")
+
+
+@pytest.mark.parametrize("kind", [OneDnnLinear, MklLinear])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has_bias: bool) -> None:
+    weight, bias = torch.randn(53, 31), torch.randn(53) if has_bias else None
+    packed, plain = kind(weight, bias), Linear(weight, bias)
+    for rows in (1, 2, 15, 16, 17, 40, 300):
+        x = torch.randn(rows, 31)
+        torch.testing.assert_close(packed(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
+def test_each_shape_is_timed_once_and_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    packing = Packing()
+    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
+        kinds = {type(packing.linear(torch.randn(400, 300))) for _ in range(3)}
+    assert len(kinds) == 1
+    assert [record.message.split(";")[0].startswith("weight 400 x 300") for record in caplog.records] == [True]
+
+
+def test_small_weights_stay_as_they_are_and_are_not_timed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
+        assert type(Packing().linear(torch.randn(20, 10))) is Linear
+    assert not caplog.records
+
+
+def test_a_onednn_weight_replaces_the_plain_one_and_an_mkl_weight_joins_it() -> None:
+    weight = torch.randn(64, 32)
+    assert OneDnnLinear(weight).bytes == Linear(weight).bytes
+    assert MklLinear(weight).bytes == 2 * Linear(weight).bytes
+
+
+def test_a_slot_takes_the_memory_of_the_ranks_own_layers_and_heads(original: Path) -> None:
+    whole, half = load(original), load(original, Shard(rank=1, tensor=2))
+    assert whole.kv_bytes_per_slot == 3 * 2 * 2 * 10 * 4  # layers, keys and values, KV heads, head_dim, float32
+    assert half.kv_bytes_per_slot == whole.kv_bytes_per_slot // 2

@@ -1,0 +1,112 @@
+"""worker.config: both namings of Hugging Face, their defaults, and refusal of what is not built."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.errors import ModelError
+from orca.worker.config import GPT2Config, LlamaConfig, OPTConfig, load_config
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "intermediate_size": 60,
+    "max_position_embeddings": 128,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 50, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
+OPT = {k: v for k, v in LLAMA.items() if k != "intermediate_size"} | {"model_type": "opt", "ffn_dim": 60}
+
+
+def llama(folder: Path, **values: Any) -> LlamaConfig:
+    config = read(folder, LLAMA | values)
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def read(folder: Path, values: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(values))
+    return load_config(folder)
+
+
+def test_absent_keys_mean_what_transformers_takes_them_to_mean(tmp_path: Path) -> None:
+    config = llama(tmp_path)
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
+    assert (config.is_tied, config.has_qkv_bias, config.rope.kind, config.rope.theta) == (False, False, "default", 1e4)
+    gpt2 = read(tmp_path, GPT2)
+    assert isinstance(gpt2, GPT2Config)
+    assert (gpt2.intermediate_size, gpt2.activation, gpt2.is_tied) == (128, "gelu_new", True)
+    opt = read(tmp_path, OPT)
+    assert isinstance(opt, OPTConfig)
+    assert (opt.embedding_dim, opt.norms_first, opt.has_final_norm, opt.activation) == (32, True, True, "relu")
+
+
+def test_old_and_new_names_of_rope_options_say_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 64}
+    new = llama(tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling}, dtype="bfloat16")
+    old = llama(tmp_path, rope_theta=5e5, rope_scaling={"type": "llama3", **scaling}, torch_dtype="bfloat16")
+    assert new == old
+    assert (new.rope.theta, new.rope.original_max_positions) == (5e5, 64)
+
+
+def test_each_family_slides_its_windows_where_its_config_says(tmp_path: Path) -> None:
+    mistral = {"model_type": "mistral", "num_key_value_heads": 2}
+    assert llama(tmp_path, **mistral).windows == (4096,) * 3
+    assert llama(tmp_path, **mistral, sliding_window=None).windows == (None,) * 3
+    qwen = {"model_type": "qwen2", "sliding_window": 9, "max_window_layers": 2}
+    assert llama(tmp_path, **qwen).windows == (None,) * 3
+    assert llama(tmp_path, **qwen, use_sliding_window=True).windows == (None, None, 9)
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    assert llama(tmp_path, **qwen, use_sliding_window=True, layer_types=kinds).windows == (9, None, None)
+
+
+def test_qwen3_has_its_own_head_size_and_norms_its_heads(tmp_path: Path) -> None:
+    config = llama(tmp_path, model_type="qwen3")
+    assert (config.head_dim, config.has_qk_norm, config.has_qkv_bias) == (128, True, False)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "quantized": (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
+    "unknown option": (LLAMA | {"logit_scale": 0.5}, "option logit_scale = 0.5 is not known for llama"),
+    "window of a llama": (LLAMA | {"sliding_window": 7}, "sliding_window = 7"),
+    "attention bias of a qwen2": (LLAMA | {"model_type": "qwen2", "attention_bias": True}, "option attention_bias"),
+    "cross attention": (GPT2 | {"add_cross_attention": True}, "add_cross_attention"),
+    "unknown activation": (LLAMA | {"hidden_act": "mish"}, "activation 'mish'"),
+    "unknown RoPE": (LLAMA | {"rope_scaling": {"type": "mrope"}}, "RoPE type 'mrope'"),
+    "RoPE without its factor": (LLAMA | {"rope_scaling": {"type": "linear"}}, "RoPE type linear needs factor"),
+    "RoPE by layer": (LLAMA | {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "RoPE options"),
+    "partial RoPE": (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "missing size": ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),
+    "size of the wrong type": (LLAMA | {"hidden_size": "32"}, "hidden_size is '32'"),
+    "flag of the wrong type": (LLAMA | {"mlp_bias": 1}, "mlp_bias is 1"),
+    "negative size": (LLAMA | {"intermediate_size": -1}, "intermediate_size is -1"),
+    "uneven groups": (LLAMA | {"num_key_value_heads": 3}, "4 heads do not share 3"),
+    "odd head": (LLAMA | {"head_dim": 7}, "head_dim 7 is odd"),
+    "heads that do not divide": (GPT2 | {"n_head": 5}, "n_embd 32 is not a multiple of n_head 5"),
+    "layer types of another length": (
+        LLAMA | {"model_type": "qwen3", "layer_types": ["full_attention"]},
+        "layer_types",
+    ),
+    "sliding without a window": (
+        LLAMA | {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3},
+        "no sliding window",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_built_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    values, reason = REFUSED[name]
+    with pytest.raises(ModelError) as refused:
+        read(tmp_path, values)
+    assert reason in str(refused.value)
+    assert "config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_unknown_keys_that_say_nothing_are_passed_over(tmp_path: Path, value: Any) -> None:
+    assert llama(tmp_path, something_new=value) == llama(tmp_path)

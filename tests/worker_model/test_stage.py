@@ -1,0 +1,230 @@
+"""Stage: state of requests over steps, log probabilities, fed tokens, seeds, and what breaks an epoch."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
+from tiny_models import reference_model, tiny_checkpoint
+
+from orca.core.errors import EngineError
+from orca.core.request import SamplingParams
+from orca.core.step import Claim, NewRequest, Row, Step
+from orca.worker.linear import OneDnnLinear
+
+VOCAB = 199
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=1)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    return reference_model(folder)
+
+
+def new(handle: int = 0, tokens: tuple[int, ...] = (5, 6, 7), params: SamplingParams = GREEDY) -> NewRequest:
+    return NewRequest(
+        handle=handle,
+        request_id=f"r{handle}.0",
+        claim=Claim(1, "test/1"),
+        tokens=tokens,
+        prompt_length=len(tokens),
+        max_total_tokens=len(tokens) + 5,
+        sampling=params,
+    )
+
+
+def step(number: int = 1, **parts: Any) -> Step:
+    return Step(epoch=EPOCH, number=number, **parts)
+
+
+@torch.no_grad()
+def reference_scores(reference: Any, tokens: list[int]) -> torch.Tensor:
+    """Log probabilities [tokens, vocab] of what follows each token."""
+    scores: torch.Tensor = reference(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+    return scores
+
+
+@pytest.mark.parametrize(("stages", "tensor", "chunk"), [(1, 1, None), (2, 1, 3), (1, 2, None), (2, 2, 5)])
+def test_log_probabilities_of_output_and_prompt_are_the_references(
+    folder: Path, reference: Any, stages: int, tensor: int, chunk: int | None
+) -> None:
+    params = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2)
+    asks = random_asks(VOCAB, 5, seed=2)
+    for place, ask in enumerate(asks):
+        ask.params = params if place % 2 == 0 else GREEDY
+    chain = Chain(folder, stages=stages, tensor=tensor)
+    serve(chain, asks, chunk=chunk)
+    chain.close()
+    for place, ask in enumerate(asks):
+        first = ask.sampled[0].token
+        if place % 2:
+            assert first.logprob is None
+            assert first.prompt_logprobs == ()
+            continue
+        scores = reference_scores(reference, ask.prompt + ask.output)
+        told = [*first.prompt_logprobs, *(one.token.logprob for one in ask.sampled)]
+        assert [one.token for one in told if one] == ask.prompt[1:] + ask.output
+        for row, one in enumerate(told):
+            assert one is not None
+            assert one.logprob == pytest.approx(scores[row, one.token].item(), abs=2e-4)
+            values, ids = scores[row].topk(len(one.top))
+            assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=2e-4)
+            assert one.top[0][0] == ids[0]
+        assert all(not one.token.prompt_logprobs for one in ask.sampled[1:])
+
+
+def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:
+    ask = Ask([5, 6, 7], 4, SamplingParams(temperature=0.0, prompt_logprobs=0), log=[8])
+    serve(Chain(folder), [ask])
+    assert [one.index for one in ask.sampled] == [1, 2, 3]
+    assert all(one.token.prompt_logprobs == () for one in ask.sampled)
+
+
+PARAMS = [
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, temperature=0.7, top_p=0.9),
+    SamplingParams(seed=3, top_k=20, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(seed=4, presence_penalty=1.0, min_tokens=5, logit_bias=((1, 30.0),)),
+    GREEDY,
+]
+
+
+def seeded_outputs(folder: Path, *, log: int = 0, **layout: Any) -> list[list[int]]:
+    """Outputs of ten sampled requests; with `log`, each starts again behind that many of its tokens."""
+    asks = random_asks(VOCAB, 10, seed=5, new_max=10)
+    for place, ask in enumerate(asks):
+        ask.params = PARAMS[place % len(PARAMS)]
+    options = {name: layout.pop(name) for name in ("max_batch_size", "chunk", "seed") if name in layout}
+    chain = Chain(folder, **layout)
+    serve(chain, asks, **options)
+    if log:
+        asks = [replace(ask, log=ask.output[:log], sampled=[]) for ask in asks if len(ask.output) > log]
+        serve(chain, asks, **options)
+    chain.close()
+    return [ask.output for ask in asks]
+
+
+def test_a_seed_gives_the_same_tokens_in_every_layout_batch_and_chunking(folder: Path) -> None:
+    alone = seeded_outputs(folder, max_batch_size=1)
+    assert len({tuple(output) for output in alone}) == len(alone)
+    for layout in (
+        {"max_batch_size": 10, "seed": 3},
+        {"stages": 3, "chunk": 2},
+        {"tensor": 2, "block_tokens": 8},
+        {"stages": 2, "feeds_tokens": True, "packs": OneDnnLinear},
+    ):
+        assert seeded_outputs(folder, **layout) == alone, layout
+
+
+def test_a_seed_goes_on_as_it_would_have_after_a_restart(folder: Path) -> None:
+    whole = [output for output in seeded_outputs(folder) if len(output) > 3]
+    assert seeded_outputs(folder, log=3) == whole
+
+
+def test_min_tokens_keeps_eos_and_stop_ids_away_and_then_lets_them_come(folder: Path) -> None:
+    params = SamplingParams(
+        temperature=0.0, min_tokens=3, stop_token_ids=(2,), logit_bias=((1, 1e4), (2, 1e5)), ignore_eos=True
+    )
+    ask = Ask([5, 6], 5, params)
+    serve(Chain(folder), [ask])
+    assert not {1, 2} & set(ask.output[:3])
+    assert ask.output[3:] == [2, 2]
+
+
+def test_blocks_are_used_by_one_request_after_another(folder: Path) -> None:
+    chain = Chain(folder, slots=80)  # two requests at a time
+    asks = random_asks(VOCAB, 12, seed=6)
+    serve(chain, asks, max_batch_size=2)
+    stage = chain.stages[0][0]
+    assert (stage.slots_in_use, stage.cache.slots_reserved) == (0, 0)
+    alone = [Ask(ask.prompt, ask.max_new_tokens) for ask in asks]
+    for ask in alone:
+        serve(Chain(folder), [ask])
+    assert [ask.output for ask in asks] == [ask.output for ask in alone]
+
+
+def test_a_step_without_rows_only_frees(folder: Path) -> None:
+    chain = Chain(folder)
+    stage = chain.stages[0][0]
+    chain.run(step(new=(new(),), rows=(Row(handle=0, start=0, count=3, sample=True),)))
+    assert stage.slots_in_use == 4
+    plan = stage.begin(step(2, freed=(0, 99)))
+    assert stage.slots_in_use == 0
+    assert stage.sample(plan, stage.forward(plan)) == []
+
+
+def test_a_handle_may_be_freed_and_another_taken_up_in_one_step(folder: Path) -> None:
+    chain = Chain(folder, slots=8)
+    row = Row(handle=0, start=0, count=3, sample=True)
+    first = chain.run(step(new=(new(),), rows=(row,)))
+    second = chain.run(step(2, freed=(0,), new=(new(1),), rows=(replace(row, handle=1),)))
+    assert first[0].token == second[0].token
+
+
+def test_plans_may_be_laid_out_before_earlier_steps_have_run(folder: Path) -> None:
+    chain = Chain(folder, feeds_tokens=True)
+    stage = chain.stages[0][0]
+    first = stage.begin(step(new=(new(),), rows=(Row(handle=0, start=0, count=3, sample=True),)))
+    second = stage.begin(step(2, rows=(Row(handle=0, start=3, count=1, sample=True),)))
+    tokens = []
+    for plan in (first, second):
+        (one,) = stage.sample(plan, stage.forward(plan))
+        stage.feed([one.handle], [one.token.id])
+        tokens.append(one.token.id)
+    asked = Ask([5, 6, 7], 2)
+    serve(Chain(folder), [asked])
+    assert tokens == asked.output
+
+
+def test_tokens_fed_for_requests_that_are_gone_are_passed_over(folder: Path) -> None:
+    chain = Chain(folder, feeds_tokens=True)
+    stage = chain.stages[0][0]
+    stage.begin(step(new=(new(0), new(1)), rows=(Row(handle=1, start=0, count=3, sample=True),)))
+    stage.begin(step(2, freed=(0,)))
+    stage.feed([0, 1], torch.tensor([11, 12]))
+    plan = stage.begin(step(3, rows=(Row(handle=1, start=3, count=1, sample=False),)))
+    stage.forward(plan)
+    assert plan.ids is not None
+    assert plan.ids.tolist() == [12]
+    stage.feed([0], [13])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (Row(handle=3, start=0, count=1, sample=False), "request 3 is not on this stage"),
+        (Row(handle=0, start=3, count=1, sample=True), r"tokens 3..3 of request 0 are not known"),
+        (Row(handle=0, start=2, count=2, sample=True), r"tokens 2..3 of request 0 are not known"),
+        (Row(handle=0, start=8, count=1, sample=True, token=4), "runs 9 tokens, but reserved 8"),
+    ],
+)
+def test_a_row_that_cannot_be_run_breaks_the_epoch_with_the_reason(folder: Path, row: Row, reason: str) -> None:
+    stage = Chain(folder).stages[0][0]
+    with pytest.raises(EngineError, match=reason):
+        stage.begin(step(new=(new(),), rows=(row,)))
+
+
+def test_kv_in_use_stays_within_a_block_of_the_tokens_of_each_request(folder: Path) -> None:
+    chain = Chain(folder, block_tokens=4)
+    stage = chain.stages[0][0]
+    asks = random_asks(VOCAB, 10, seed=9)
+    run, lengths = chain.run, dict[int, int]()
+
+    def watched(one: Step) -> Any:
+        for handle in one.freed:
+            del lengths[handle]
+        lengths.update({row.handle: row.start + row.count for row in one.rows})
+        sampled = run(one)
+        assert 0 <= stage.slots_in_use - sum(lengths.values()) < 4 * max(1, len(lengths))
+        return sampled
+
+    chain.run = watched  # type: ignore[method-assign]
+    serve(chain, asks)
+    assert stage.cache.bytes == 1024 * 3 * 2 * 2 * 10 * 4
