@@ -1,0 +1,114 @@
+"""What the gateway says of itself and its model: models, tokens, readiness, metrics."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orca.core.errors import InvalidRequest, PoolUnavailable
+from orca.gateway.accept import chat_prompt, check_model
+from orca.gateway.bodies import DetokenizeBody, TokenizeBody
+from orca.gateway.generation import Gateway
+from orca.gateway.receive import receive_body
+from orca.pool.api import PoolStats
+
+STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
+
+
+async def ready(gateway: Gateway) -> Response:
+    """200 once a first call would be served: a group of our revision has been formed at least once.
+
+    From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
+    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are.
+    """
+    stats = await look_for_slots(gateway)
+    revision = gateway.served.info.revision
+    is_ready = gateway.slots is not None
+    answer = {
+        "ready": is_ready,
+        "model": gateway.served.info.name,
+        "revision": revision,
+        "pool": "away" if stats is None else "ok",
+        "groups": [] if stats is None else list(stats.groups),
+        "slots": gateway.slots,
+        "waiting": None if stats is None else stats.queued,
+        "running": None if stats is None else stats.owned,
+    }
+    return Response(orjson.dumps(answer), 200 if is_ready else 503, media_type="application/json")
+
+
+async def metrics(gateway: Gateway) -> Response:
+    gateway.metrics.set_pool(await _stats(gateway))
+    return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def look_for_slots(gateway: Gateway) -> PoolStats | None:
+    """The pool's counts, None when it does not answer in time; takes note when our revision's slots are in them."""
+    stats = await _stats(gateway)
+    if stats is not None and stats.revision == gateway.served.info.revision and stats.promised_slots is not None:
+        gateway.slots = stats.promised_slots
+    return stats
+
+
+async def _stats(gateway: Gateway) -> PoolStats | None:
+    """None when the pool does not answer in time."""
+    try:
+        async with asyncio.timeout(STATS_SECONDS):
+            return await gateway.pool.stats()
+    except (PoolUnavailable, TimeoutError):
+        return None
+
+
+def models(gateway: Gateway) -> dict[str, Any]:
+    return {"object": "list", "data": [_model(gateway)]}
+
+
+def model(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Raises: ApiError 404."""
+    check_model(name, gateway.served)
+    return _model(gateway)
+
+
+def _model(gateway: Gateway) -> dict[str, Any]:
+    info = gateway.served.info
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": gateway.served.created,
+        "owned_by": "orca",
+        "root": info.name,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+        "revision": info.revision,
+    }
+
+
+async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+    """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
+    body = await receive_body(http, TokenizeBody, gateway.settings)
+    check_model(body.model, gateway.served)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    is_chat = body.prompt is None
+    text = chat_prompt(body, gateway.served, gateway.settings) if body.prompt is None else body.prompt
+    add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
+    param = "messages" if is_chat else "prompt"
+    tokens = await gateway.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
+    answer = {"count": len(tokens), "max_model_len": gateway.served.info.max_model_len, "tokens": tokens}
+    if body.return_token_strs:
+        answer["token_strs"] = [gateway.served.tokenizer.token_text(token_id) for token_id in tokens]
+    return answer
+
+
+async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+    """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
+    body = await receive_body(http, DetokenizeBody, gateway.settings)
+    check_model(body.model, gateway.served)
+    limit = gateway.served.info.vocab_size
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
+        raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
+    return {"prompt": gateway.served.tokenizer.decode(body.tokens, skip_special_tokens=False)}

@@ -1,0 +1,292 @@
+"""From a body to a submission: every check that needs no pool, the prompt's tokens, and how to sample.
+
+Straight-line and without I/O; what a call gets from outside (ids, time, chance) comes in as a `Call`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orca.core.errors import InvalidRequest
+from orca.core.model import ModelInfo
+from orca.core.request import Request, SamplingParams
+from orca.core.text import Tokenizer
+from orca.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from orca.gateway.chat_template import ChatTemplate
+from orca.gateway.errors import ApiError
+from orca.gateway.render import Kind, Rendering
+from orca.gateway.settings import Settings
+from orca.gateway.unbuilt import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
+from orca.pool.api import Submission
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default of max_tokens for completions."""
+
+SEEDS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that this gateway serves."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    created: int = 0  # Unix seconds: when its config.json was written, 0 where that is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a call gets from outside its body."""
+
+    parent: str
+    reader: str
+    now_ms: int  # wall clock, Unix milliseconds
+    seed: int  # used where the body has none, [0, 2^63)
+    slots: int | None = None  # what a request may need at most, where known
+    event_ids: bool = False
+    traceparent: str | None = None
+
+
+def check_model(name: str | None, served: Served) -> None:
+    """Raises: ApiError 404. No name means the only model."""
+    if name is not None and name != served.info.name:
+        message = f"the model {name!r} does not exist; this server has {served.info.name!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def completion_prompts(body: CompletionBody, served: Served, settings: Settings) -> list[str | list[int]]:
+    """The prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
+    refuse_unbuilt(body.model_extra or {}, COMPLETION)
+    _check_stream(body)
+    choices = body.n or 1
+    if body.best_of is not None and body.best_of != choices:
+        raise InvalidRequest(f"best_of is {body.best_of}: only n ({choices}) is supported", param="best_of")
+    prompt = body.prompt
+    if isinstance(prompt, str) or _is_token_list(prompt):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidRequest("prompt must be text or token ids, or a list of either, not empty", param="prompt")
+    _check_choices(len(prompt), choices, settings)
+    for i, one in enumerate(prompt):
+        if not isinstance(one, str):
+            _check_token_ids(one, served.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
+    return prompt
+
+
+def chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
+    """The text of a chat as the model's template writes it. Raises: InvalidRequest."""
+    if isinstance(body, ChatBody):
+        refuse_unbuilt(body.model_extra or {}, CHAT)
+        _check_stream(body)
+        _check_choices(1, body.n or 1, settings)
+    if served.chat_template is None:
+        raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
+    messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
+    return served.chat_template.render(
+        messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables=body.chat_template_kwargs,
+    )
+
+
+def submission(
+    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], served: Served, settings: Settings, call: Call
+) -> Submission:
+    """All requests of a call: n choices of each prompt, in order.
+
+    Args:
+        prompts: token ids of each prompt.
+    Raises: InvalidRequest naming the field.
+    """
+    sampling = _sampling(body, served, settings)
+    choices = body.n or 1
+    seed = call.seed if body.seed is None else body.seed
+    deadline_ms = None if body.deadline_ms is None else call.now_ms + body.deadline_ms
+    requests = [
+        Request(
+            parent=call.parent,
+            choice=i * choices + choice,
+            revision=served.info.revision,
+            prompt=tuple(prompt),
+            max_new_tokens=max_new_tokens(body, len(prompt), served, settings, call.slots),
+            # Every prompt gets the seeds that it would get alone.
+            sampling=SamplingParams(**sampling, seed=(seed + choice) % SEEDS),
+            deadline_ms=deadline_ms,
+            traceparent=call.traceparent,
+        )
+        for i, prompt in enumerate(prompts)
+        for choice in range(choices)
+    ]
+    least = min(request.max_new_tokens for request in requests)
+    if sampling["min_tokens"] > least:
+        raise InvalidRequest(f"min_tokens {sampling['min_tokens']} is more than max_tokens {least}", param="min_tokens")
+    return Submission(
+        parent=call.parent,
+        requests=tuple(requests),
+        reader=call.reader,
+        render=_rendering(body, served, call).to_json(),
+    )
+
+
+def max_new_tokens(
+    body: CompletionBody | ChatBody, prompt_length: int, served: Served, settings: Settings, slots: int | None = None
+) -> int:
+    """Tokens that the body asks for; a default, cut to the context and to the slots, where it asks for none.
+
+    Raises: InvalidRequest when they do not fit into the model's context.
+    """
+    limit = served.info.max_model_len
+    if prompt_length == 0:
+        raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
+    if prompt_length >= limit:
+        message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
+        raise ApiError(400, message, param=_prompt_param(body), code="context_length_exceeded")
+    if isinstance(body, ChatBody):
+        asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
+        param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+    else:
+        asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
+    if asked is None:
+        # A prompt that fills the slots alone is left to the pool to refuse.
+        return max(1, min(default, limit - prompt_length, (slots or limit) - prompt_length))
+    if prompt_length + asked > limit:
+        message = (
+            f"{prompt_length + asked} tokens ({prompt_length} of the prompt and {param} {asked}) "
+            f"are more than the model's context of {limit}"
+        )
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
+    return asked
+
+
+def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Settings) -> dict[str, Any]:
+    """The fields of SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
+    stop_token_ids = body.stop_token_ids or []
+    _check_token_ids(stop_token_ids, served.info.vocab_size, param="stop_token_ids")
+    if len(stop_token_ids) > settings.stop_token_ids_max:
+        raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
+    logprobs, prompt_logprobs = _logprobs(body)
+    return {
+        "temperature": _or(body.temperature, 1.0),
+        "top_k": body.top_k if body.top_k and body.top_k > 0 else None,
+        "top_p": _or(body.top_p, 1.0),
+        "min_p": _or(body.min_p, 0.0),
+        "repetition_penalty": _or(body.repetition_penalty, 1.0),
+        "presence_penalty": _or(body.presence_penalty, 0.0),
+        "frequency_penalty": _or(body.frequency_penalty, 0.0),
+        "logit_bias": _logit_bias(body.logit_bias or {}, served, settings),
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "min_tokens": body.min_tokens or 0,
+        "ignore_eos": bool(body.ignore_eos),
+        "stop_token_ids": tuple(stop_token_ids),
+        "stop": _stop(body.stop, settings),
+    }
+
+
+def _rendering(body: CompletionBody | ChatBody, served: Served, call: Call) -> Rendering:
+    options = body.stream_options if body.stream else None
+    continuous = bool(options and options.continuous_usage_stats)
+    return Rendering(
+        kind=Kind.CHAT if isinstance(body, ChatBody) else Kind.COMPLETION,
+        model=served.info.name,
+        created=call.now_ms // 1000,
+        choices_per_prompt=body.n or 1,
+        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=continuous,
+        return_token_ids=bool(body.return_token_ids),
+        event_ids=call.event_ids,
+    )
+
+
+def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
+    """Alternatives to report for output and prompt tokens."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs, body.logprobs if body.echo else None
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return (body.top_logprobs or 0 if body.logprobs else None), None
+
+
+def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest("stop must be a string or a list of strings", param="stop")
+    if len(texts) > settings.stop_max:
+        raise InvalidRequest(f"stop has {len(texts)} strings, more than {settings.stop_max}", param="stop")
+    for text in texts:
+        if not 1 <= len(text) <= settings.stop_characters_max:
+            raise InvalidRequest(f"stop strings have 1 to {settings.stop_characters_max} characters", param="stop")
+    return tuple(dict.fromkeys(texts))
+
+
+def _logit_bias(bias: dict[str, float], served: Served, settings: Settings) -> tuple[tuple[int, float], ...]:
+    if len(bias) > settings.logit_bias_max:
+        raise InvalidRequest(f"logit_bias has more than {settings.logit_bias_max} entries", param="logit_bias")
+    pairs: dict[int, float] = {}
+    for key, value in bias.items():
+        token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
+        if not 0 <= token_id < served.info.vocab_size:
+            raise InvalidRequest(f"logit_bias has {key[:32]!r}, which is no token id", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise InvalidRequest(f"logit_bias of {key} must be between -100 and 100", param="logit_bias")
+        pairs[token_id] = value
+    return tuple(sorted(pairs.items()))
+
+
+def _check_stream(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+
+
+def _check_choices(prompts: int, choices: int, settings: Settings) -> None:
+    if prompts * choices > settings.choices_max:
+        asked = f"n = {choices}" if prompts == 1 else f"{prompts} prompts with n = {choices}"
+        message = f"{asked} is more than the {settings.choices_max} choices of one call"
+        raise InvalidRequest(message, param="n" if choices > 1 else "prompt")
+
+
+def _is_token_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and type(value[0]) is int
+
+
+def _check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
+    if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
+        raise InvalidRequest(f"{param} must be text or a list of token ids", param=param)
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise InvalidRequest(f"{param} has a token id outside 0 to {vocab_size - 1}", param=param)
+
+
+def _plain_message(message: Message, index: int) -> dict[str, Any]:
+    """A message as templates expect it: its content as one text."""
+    where = f"messages[{index}]."
+    extra = message.model_extra or {}
+    refuse_unbuilt(extra, MESSAGE, where)
+    if message.role == "user" and message.content is None:
+        raise InvalidRequest(f"{where}content: is required in a user's message", param=f"{where}content")
+    return {"role": message.role, "content": _text_of(message.content, where)} | {
+        key: value for key, value in extra.items() if key not in MESSAGE and value is not None
+    }
+
+
+def _text_of(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}content must be text or a list of parts", param=f"{where}content")
+    texts = []
+    for i, part in enumerate(content):
+        name = f"{where}content[{i}]"
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{name} is not a part of type text: nothing else is supported", param=name)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _prompt_param(body: GenerationBody) -> str:
+    return "messages" if isinstance(body, ChatBody) else "prompt"
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

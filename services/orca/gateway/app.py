@@ -1,0 +1,254 @@
+"""The gateway as an ASGI application: which paths there are, who may use them, and how errors leave it.
+
+A call's life is in generation.py; here are the thin routes around it and the tasks of the process.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from orca.core.errors import OrcaError, PoolUnavailable
+from orca.core.model import ModelInfo
+from orca.core.text import Tokenizer
+from orca.gateway import about, generation
+from orca.gateway.accept import Served
+from orca.gateway.auth import key_check
+from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from orca.gateway.chat_template import ChatTemplate
+from orca.gateway.encoding import Encoder
+from orca.gateway.errors import ApiError, answer_to
+from orca.gateway.generation import Gateway, wall_clock_ms
+from orca.gateway.metrics import Metrics
+from orca.gateway.middleware import CountHttp, HeadAsGet
+from orca.gateway.playground import playground
+from orca.gateway.readers import Readers
+from orca.gateway.render import Reading
+from orca.gateway.settings import Settings
+from orca.gateway.tracing import Tracing
+from orca.gateway.watcher import LogWatcher
+from orca.pool.api import Pool
+
+log = logging.getLogger(__name__)
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+
+
+def create_app(
+    pool: Pool,
+    model_info: ModelInfo,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    clock_ms: Callable[[], int] = wall_clock_ms,
+    tracing: Tracing | None = None,
+) -> FastAPI:
+    """The application of one gateway process. Its lifespan runs the watcher and the renewal of readers.
+
+    Args:
+        pool: stays open when the application ends.
+        clock_ms: wall clock, Unix milliseconds: `created` and deadlines.
+        tracing: None exports as the environment says.
+    Raises: ModelError when the chat template is broken.
+    """
+    template = tokenizer.chat_template
+    gateway = Gateway(
+        pool=pool,
+        served=Served(
+            model_info,
+            tokenizer,
+            None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
+            _written(model_info.folder / "config.json"),
+        ),
+        settings=settings,
+        clock_ms=clock_ms,
+        metrics=Metrics(model_info.name),
+        tracing=tracing or Tracing.from_environment(),
+        watcher=LogWatcher(pool),
+        readers=Readers(pool, settings.round_seconds),
+        reading=Reading(tokenizer, frozenset(model_info.eos_token_ids)),
+        encoder=Encoder(model_info, tokenizer, settings),
+    )
+    app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.gateway = gateway
+    app.include_router(_open_routes())
+    app.include_router(_keyed_routes(), dependencies=[Depends(key_check(settings.api_keys))])
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(CountHttp, metrics=gateway.metrics)
+    _map_errors(app)
+    app.openapi = functools.partial(_document, app)  # type: ignore[method-assign]
+    return app
+
+
+def _written(path: Path) -> int:
+    """Unix seconds of a file's last change, 0 when there is none."""
+    return int(path.stat().st_mtime) if path.is_file() else 0
+
+
+def _keyed_routes() -> APIRouter:
+    """What needs a key, if there are any."""
+    router = APIRouter(responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await generation.complete(_gateway(request), request)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await generation.chat(_gateway(request), request)
+
+    @router.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        return about.models(_gateway(request))
+
+    # A model's name may hold slashes.
+    @router.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> dict[str, Any]:
+        return about.model(_gateway(request), name)
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await about.tokenize(_gateway(request), request)
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        return await about.detokenize(_gateway(request), request)
+
+    return router
+
+
+def _open_routes() -> APIRouter:
+    """What needs no key: probes, metrics, and the page, which asks for one."""
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return playground()
+
+    @router.get("/health")
+    async def health() -> dict[str, Any]:
+        """The process answers; says nothing about pool and groups, so that no outage of theirs restarts gateways."""
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready(request: Request) -> Response:
+        return await about.ready(_gateway(request))
+
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        return await about.metrics(_gateway(request))
+
+    return router
+
+
+def _gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    gateway: Gateway = app.state.gateway
+    tasks = [
+        asyncio.create_task(gateway.watcher.run(), name="log-watcher"),
+        asyncio.create_task(gateway.readers.run(), name="readers"),
+        asyncio.create_task(_introduce(gateway), name="introduce"),
+    ]
+    try:
+        yield
+    finally:
+        await gateway.readers.settle()
+        await asyncio.gather(*gateway.finishing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        gateway.tracing.close()
+
+
+async def _introduce(gateway: Gateway) -> None:
+    """Make ours the revision of a pool that has none, so that calls are accepted before a group is formed.
+
+    Ends when the pool says how many slots the first group of our revision has.
+    """
+    while gateway.slots is None:
+        try:
+            # Generation 0 is below whatever a rollout states.
+            await gateway.pool.set_revision(gateway.served.info.revision, 0)
+            await about.look_for_slots(gateway)
+        except PoolUnavailable:
+            log.info("the pool does not know this gateway yet: away")
+        except Exception:
+            log.exception("stating the revision failed")
+        if gateway.slots is None:
+            await asyncio.sleep(gateway.settings.round_seconds)
+
+
+def _map_errors(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape."""
+
+    async def api_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return _answer(error)
+
+    async def orca_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, OrcaError)
+        return _answer(answer_to(error))
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return _answer(ApiError(error.status_code, message), error.headers)
+
+    async def client_gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)
+
+    async def bug(_: Request, __: Exception) -> Response:
+        return _answer(ApiError(500, "internal error", kind="server_error"))
+
+    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        ApiError: api_error,
+        OrcaError: orca_error,
+        HTTPException: http_error,
+        ClientDisconnect: client_gone,
+        Exception: bug,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _answer(error: ApiError, headers: Any = None) -> Response:
+    return Response(
+        error.body(),
+        status_code=error.status,
+        headers={**(headers or {}), **error.headers()},
+        media_type="application/json",
+    )
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document and the bodies, which it does not read itself (see receive.py)."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version="1", routes=app.routes)
+        template = "#/components/schemas/{model}"
+        _, schemas = models_json_schema([(body, "validation") for body in BODIES.values()], ref_template=template)
+        document["components"]["schemas"].update(schemas["$defs"])
+        for path, body in BODIES.items():
+            schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+            content = {"application/json": {"schema": schema}}
+            document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,152 @@
+"""The JSON bodies of the API: names, types and ranges of fields, as the OpenAPI document shows them.
+
+null means the default everywhere. Unknown fields are ignored; those in `unbuilt.py` are refused. What a field's value
+means beside the others (prompt length, model, token ids) is checked in `accept.py`.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+# Unions are checked by hand in `accept.py`: a list of a hundred thousand token ids must not be tried as four types.
+Prompt = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ],
+            "description": "Text or token ids, or a list of either; at least one token each.",
+        }
+    ),
+]
+Stop = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}],
+            "description": "Up to 16 strings that end the output and are not part of it.",
+        }
+    ),
+]
+Content = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+                {"type": "null"},
+            ],
+            "description": "Text, or parts of type text.",
+        }
+    ),
+]
+
+
+class Body(BaseModel):
+    """Strict: a number is not a string, a boolean is not a number. Other fields stay in `model_extra`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = Field(None, description="Name of the served model; the only one where missing.")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = Field(None, description="A last chunk without choices brings usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Each chunk brings usage so far.")
+
+
+class GenerationBody(Body):
+    """What completions and chat completions have in common."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, description="Choices per prompt; 1 where missing.")
+    temperature: float | None = Field(None, ge=0, le=2, description="1 where missing; 0 is greedy.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="Most likely tokens kept; 0 and -1 keep all.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100, added to its logit.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Same seed, same tokens; else drawn.")
+    stop: Stop = None
+    stop_token_ids: list[int] | None = Field(None, description="Token ids that end the output.")
+    min_tokens: int | None = Field(None, ge=0, description="The output does not end by itself before so many tokens.")
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = Field(
+        None, description="Whether encoding adds the tokenizer's special tokens: true for completions, false for chat."
+    )
+    deadline_ms: int | None = Field(
+        None, ge=1, le=2**31, description="End the request so many ms from now, unfinished."
+    )
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompt = Field(description="What to continue.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens to generate at most; 16 where missing.")
+    echo: bool | None = Field(None, description="The prompt comes before the output.")
+    logprobs: int | None = Field(None, ge=0, le=20, description="So many alternatives beside each token.")
+    best_of: int | None = Field(None, description="1 or n: the answer holds every choice that is generated.")
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str = Field(min_length=1, max_length=64, description="As the model's chat template knows them.")
+    content: Content = None
+
+
+class ChatBody(GenerationBody):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, description="As max_completion_tokens, which goes first.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="Tokens to generate at most; a setting (512), cut to the context, where missing."
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = Field(None, description="True where missing.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+
+
+class TokenizeBody(Body):
+    """Either `prompt` or `messages`."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, where missing.")
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    tokens: list[int]
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The shape of every error."""
+
+    error: ErrorDetail

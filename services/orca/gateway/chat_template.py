@@ -1,0 +1,101 @@
+"""A model's chat template: messages to the text that the model was trained on.
+
+The environment is the one that Hugging Face templates are written for. Templates come with the weights and are not
+trusted: they run in Jinja's immutable sandbox and see plain JSON values only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from orca.core.errors import InvalidRequest, ModelError
+
+
+class ChatTemplate:
+    """A compiled template with the tokenizer's named special tokens."""
+
+    def __init__(self, source: str, named_special_tokens: Mapping[str, str]) -> None:
+        """Raises: ModelError when the template is not valid Jinja."""
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
+        self._tokens = dict(named_special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text, special tokens written out.
+
+        Args:
+            messages: JSON objects with `role` and `content`.
+            add_generation_prompt: end with the opening of the assistant's answer.
+            variables: further ones for the template; they do not replace those of this method.
+        Raises: InvalidRequest when the template refuses the messages.
+        """
+        given = {
+            **(variables or {}),
+            **self._tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._template.render(given)
+        except Exception as error:
+            # A template is a program of its author's: whatever it raises is about these messages.
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is plain content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's variable
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML characters, which a prompt must not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    # Local time, as the templates' authors have it.
+    return datetime.now().strftime(form)  # noqa: DTZ005

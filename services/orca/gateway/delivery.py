@@ -1,0 +1,214 @@
+"""Brings the answer of an accepted call to its client, as a stream of events or whole.
+
+A plain ASGI response: it sees the client go, takes out its reader entry then, and leaves the rest to the pool.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from orca.core.errors import UnknownRequest
+from orca.core.request import End, Request, Token
+from orca.gateway.errors import ApiError, answer_to, answer_to_end
+from orca.gateway.metrics import Metrics
+from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, stream_end, whole_answer
+from orca.gateway.watcher import Follower
+from orca.pool.api import LogSlice
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened to a call, on the clock of `time.perf_counter`, in seconds."""
+
+    started: float
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A call that the pool has stored."""
+
+    requests: Sequence[Request]
+    rendering: Rendering
+    follower: Follower
+    timing: Timing
+    leave: Callable[[], None]  # takes out the reader entry
+    finished: Callable[["Accepted", Sequence[End]], None] = field(default=lambda _accepted, _ends: None)
+
+    @property
+    def parent(self) -> str:
+        return self.requests[0].parent
+
+
+class Delivery(Response):
+    """What streams and whole answers have in common: the client may go at any moment."""
+
+    def __init__(self, accepted: Accepted, reading: Reading, metrics: Metrics) -> None:
+        super().__init__()
+        self._accepted = accepted
+        self._reading = reading
+        self._metrics = metrics
+        self._ends: dict[str, End] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        accepted = self._accepted
+        gone = asyncio.create_task(_wait_until_gone(receive))
+        gone.add_done_callback(lambda _: accepted.follower.close())
+        self._metrics.open_connections.inc()
+        try:
+            await self._deliver(send)
+        finally:
+            gone.cancel()
+            accepted.follower.close()
+            accepted.leave()
+            self._metrics.open_connections.dec()
+            self._record()
+
+    async def _deliver(self, send: Send) -> None:
+        raise NotImplementedError
+
+    def _note(self, parts: Sequence[tuple[str, LogSlice]]) -> None:
+        """Times of the tokens that go out now, and ends."""
+        now = time.perf_counter()
+        timing = self._accepted.timing
+        tokens = sum(len(part.tokens) for _, part in parts)
+        if tokens:
+            self._metrics.generation_tokens_total.inc(tokens)
+            if timing.first_token is None:
+                timing.first_token = now
+                self._metrics.time_to_first_token.observe(now - timing.started)
+            elif timing.last_token is not None:
+                # Choices of one parent run side by side: each has its own gaps.
+                gap = (now - timing.last_token) * len(parts) / tokens
+                for _ in range(tokens):
+                    self._metrics.inter_token_latency.observe(gap)
+            timing.last_token = now
+        for request_id, part in parts:
+            if part.end is not None:
+                self._ends[request_id] = part.end
+        if len(self._ends) == len(self._accepted.requests):
+            timing.ended = now
+
+    def _in_order(self) -> list[End]:
+        return [self._ends[request.id] for request in self._accepted.requests]
+
+    def _record(self) -> None:
+        """Count and log how the call ended for its client."""
+        accepted = self._accepted
+        if len(self._ends) < len(accepted.requests):
+            self._metrics.disconnects.inc()
+            log.info("client left", extra={"request_id": accepted.parent, "ended": len(self._ends)})
+            return
+        ends = self._in_order()
+        seconds = time.perf_counter() - accepted.timing.started
+        self._metrics.e2e_latency.observe(seconds)
+        for end in ends:
+            self._metrics.count_end(end.reason)
+            self._metrics.generation_tokens.observe(end.count)
+        reasons = ",".join(dict.fromkeys(end.reason for end in ends))
+        tokens = sum(end.count for end in ends)
+        log.info(
+            "call ended",
+            extra={"request_id": accepted.parent, "reasons": reasons, "tokens": tokens, "seconds": round(seconds, 3)},
+        )
+        accepted.finished(accepted, ends)
+
+
+class StreamDelivery(Delivery):
+    """Server-sent events; all that wait for this reader go out in one write."""
+
+    async def _deliver(self, send: Send) -> None:
+        accepted = self._accepted
+        await send(_start(200, self._stream_headers()))
+        streams = {
+            request.id: ChoiceStream(request, accepted.rendering, self._reading) for request in accepted.requests
+        }
+        while len(self._ends) < len(streams):
+            try:
+                parts = await accepted.follower.next()
+            except UnknownRequest as error:
+                await send(_body(error_event(answer_to(error).body())))
+                return
+            if parts is None:
+                return
+            self._note(parts)
+            await send(_body(self._events(parts, streams), more=len(self._ends) < len(streams)))
+
+    def _events(self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream]) -> bytes:
+        events: list[bytes] = []
+        for request_id, part in parts:
+            stream = streams[request_id]
+            events.extend(map(stream.token, part.tokens))
+            if part.end is not None:
+                events.append(stream.end(part.end))
+        if len(self._ends) == len(streams):
+            events.append(stream_end(self._accepted.requests, self._accepted.rendering, self._in_order()))
+        return b"".join(events)
+
+    def _stream_headers(self) -> dict[str, str]:
+        # `no-transform` and `x-accel-buffering` keep proxies from holding events back.
+        return {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache, no-transform",
+            "x-accel-buffering": "no",
+            "x-request-id": self._accepted.parent,
+        }
+
+
+class WholeDelivery(Delivery):
+    """One JSON answer when every choice has ended."""
+
+    async def _deliver(self, send: Send) -> None:
+        accepted = self._accepted
+        tokens: dict[str, list[Token]] = {request.id: [] for request in accepted.requests}
+        while len(self._ends) < len(tokens):
+            try:
+                parts = await accepted.follower.next()
+            except UnknownRequest as error:
+                return await self._send(send, *_error(answer_to(error)))
+            if parts is None:
+                return None
+            self._note(parts)
+            for request_id, part in parts:
+                tokens[request_id].extend(part.tokens)
+        for end in self._in_order():
+            if (failure := answer_to_end(end.reason)) is not None:
+                return await self._send(send, *_error(failure))
+        logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
+        return await self._send(send, 200, whole_answer(accepted.requests, accepted.rendering, logs, self._reading), {})
+
+    async def _send(self, send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        fixed = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": self._accepted.parent,
+        }
+        await send(_start(status, {**fixed, **headers}))
+        await send(_body(body, more=False))
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(error: ApiError) -> tuple[int, bytes, dict[str, str]]:
+    return error.status, error.body(), error.headers()
+
+
+def _start(status: int, headers: Mapping[str, str]) -> dict[str, object]:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+def _body(body: bytes, *, more: bool = False) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": more}

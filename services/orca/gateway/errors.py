@@ -1,0 +1,120 @@
+"""What a client sees when something is wrong, all of it decided here.
+
+ApiError        an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
+`answer_to`     OrcaError -> ApiError
+`answer_to_end` the reason of an end that is none of the generation's own -> ApiError
+"""
+
+import logging
+
+import orjson
+
+from orca.core.errors import (
+    InvalidRequest,
+    NeverFits,
+    OrcaError,
+    PoolFull,
+    PoolUnavailable,
+    QueueFull,
+    UnknownRequest,
+)
+from orca.core.request import FinishReason
+
+log = logging.getLogger(__name__)
+
+INVALID = "invalid_request_error"
+UNAVAILABLE = "service_unavailable_error"
+
+
+class ApiError(Exception):
+    """An error answer. `body()` is what goes out, in a response or as an event of a stream."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        closes: bool = False,
+        is_final: bool = False,
+    ) -> None:
+        """
+        Args:
+            kind: OpenAI's `type`.
+            param: the field at fault.
+            closes: the rest of the request was not read, so the connection cannot be used again.
+            is_final: tell the official clients, which try 408, 409, 429 and 5xx again, not to.
+        """
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.closes = closes
+        self.is_final = is_final
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        if self.closes:
+            headers["connection"] = "close"
+        if self.is_final:
+            headers["x-should-retry"] = "false"
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+def answer_to(error: OrcaError) -> ApiError:
+    """The one mapping from our errors to HTTP."""
+    message = str(error)
+    match error:
+        case NeverFits():
+            return ApiError(400, message, param=error.param, code="never_fits")
+        case InvalidRequest():
+            return ApiError(400, message, param=error.param)
+        case QueueFull():
+            return ApiError(429, message, kind="overloaded_error", code="queue_full", retry_after_s=error.retry_after_s)
+        case PoolFull():
+            return ApiError(503, message, kind=UNAVAILABLE, code="pool_full", retry_after_s=error.retry_after_s)
+        case PoolUnavailable():
+            # Its own words name addresses of ours.
+            log.warning("a call was refused, the pool does not answer: %s", message)
+            message = "the request pool does not answer"
+            return ApiError(503, message, kind=UNAVAILABLE, code="pool_unavailable", retry_after_s=1)
+        case UnknownRequest():
+            return ApiError(404, message, code="unknown_request")
+        case _:
+            return ApiError(500, message, kind="server_error")
+
+
+def answer_to_end(reason: FinishReason) -> ApiError | None:
+    """The error behind an end from outside; None for the ends that a generation comes to by itself.
+
+    A deadline and a cancellation were somebody's wish, and a failure went through every attempt that the pool grants: a
+    client that tried again would have it all computed anew. Only a replaced model serves the same call at once.
+    """
+    match reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return None
+        case FinishReason.CANCELLED:
+            return ApiError(409, "the request was cancelled", code="cancelled", is_final=True)
+        case FinishReason.DEADLINE_EXCEEDED:
+            message = "the request's deadline passed"
+            return ApiError(504, message, kind="timeout_error", code="deadline_exceeded", is_final=True)
+        case FinishReason.MODEL_REPLACED:
+            message = "the model was replaced before the request could finish"
+            return ApiError(503, message, kind=UNAVAILABLE, code="model_replaced", retry_after_s=1)
+        case FinishReason.ERROR:
+            message = "every group that ran the request failed"
+            return ApiError(500, message, kind="server_error", code="failed", is_final=True)

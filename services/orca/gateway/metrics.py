@@ -1,0 +1,79 @@
+"""Prometheus metrics of a gateway. Names follow those in common use for LLM servers, with our prefix."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from orca.pool.api import PoolStats
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class Metrics:
+    """One registry per app, so that several can live in one process."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+            return metric.labels(model)
+
+        self.time_to_first_token = histogram(
+            "orca_time_to_first_token_seconds", "From the call to its first token.", _SECONDS
+        )
+        self.inter_token_latency = histogram(
+            "orca_inter_token_latency_seconds", "Between two tokens of a choice, as written.", _TOKEN_SECONDS
+        )
+        self.e2e_latency = histogram("orca_e2e_request_latency_seconds", "From the call to its end.", _SECONDS)
+        self.prompt_tokens = histogram("orca_request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.generation_tokens = histogram("orca_request_generation_tokens", "Tokens generated for it.", _TOKENS)
+        self.prompt_tokens_total = Counter(
+            "orca_prompt_tokens", "Prompt tokens accepted.", ["model_name"], registry=self.registry
+        ).labels(model)
+        self.generation_tokens_total = Counter(
+            "orca_generation_tokens", "Generated tokens delivered.", ["model_name"], registry=self.registry
+        ).labels(model)
+        self._success = Counter(
+            "orca_request_success", "Requests ended.", ["model_name", "finished_reason"], registry=self.registry
+        )
+        self._http = Counter(
+            "orca_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self.open_connections = Gauge(
+            "orca_open_generations", "Connections that wait for tokens.", registry=self.registry
+        )
+        self.disconnects = Counter(
+            "orca_client_disconnects", "Clients that left before their answer was whole.", registry=self.registry
+        )
+        self._pool = {
+            name: Gauge(f"orca_pool_{name}", text, registry=self.registry)
+            for name, text in {
+                "up": "1 when the pool answers.",
+                "requests_waiting": "Requests queued in the pool, by all gateways.",
+                "requests_running": "Requests owned by a group.",
+                "requests_ended": "Ended records kept for their retention.",
+                "oldest_wait_seconds": "Age of the oldest request that waits.",
+                "reserved_bytes": "Bytes promised to accepted requests.",
+                "groups": "Groups with a living seat.",
+            }.items()
+        }
+        self._model = model
+
+    def count_end(self, reason: str) -> None:
+        self._success.labels(self._model, reason).inc()
+
+    def count_http(self, method: str, route: str, status: int) -> None:
+        self._http.labels(method, route, str(status)).inc()
+
+    def set_pool(self, stats: PoolStats | None) -> None:
+        """None: the pool did not answer; its other values stay as they were."""
+        self._pool["up"].set(stats is not None)
+        if stats is None:
+            return
+        self._pool["requests_waiting"].set(stats.queued)
+        self._pool["requests_running"].set(stats.owned)
+        self._pool["requests_ended"].set(stats.ended)
+        self._pool["oldest_wait_seconds"].set(stats.oldest_wait_ms / 1000)
+        self._pool["reserved_bytes"].set(stats.bytes_reserved)
+        self._pool["groups"].set(len(stats.groups))

@@ -1,0 +1,51 @@
+"""Plain ASGI middleware; Starlette's base class for it would hide disconnects."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orca.gateway.metrics import Metrics
+
+
+class CountHttp:
+    """Counts HTTP answers by method, route and status."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # The route's template: paths that nobody serves must not make up metrics.
+                route = getattr(scope.get("route"), "path", "other")
+                self._metrics.count_http(scope["method"], route, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting)
+
+
+class HeadAsGet:
+    """Answers HEAD as GET without a body, as HTTP asks for; routers made for APIs do not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        inner = {**scope, "method": "GET"}
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # Metrics outside count the method that was used, and the route that the router noted.
+                scope["route"] = inner.get("route")
+                await send(message)
+            else:
+                await send({**message, "body": b""})
+
+        await self._app(inner, receive, without_body)

@@ -1,0 +1,127 @@
+"""Takes a JSON body off the wire: bounded in bytes, time and depth, then checked against its model.
+
+Starlette and uvicorn bound none of these. All that can be wrong comes out as an ApiError: 400, 408, 413 or 415.
+"""
+
+import asyncio
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from orca.gateway.errors import ApiError
+from orca.gateway.settings import Settings
+
+BodyType = TypeVar("BodyType", bound=BaseModel)
+
+
+async def receive_body(request: Request, model: type[BodyType], settings: Settings) -> BodyType:
+    """Raises: ApiError; starlette's ClientDisconnect when the client went away."""
+    _check_headers(request)
+    document = _parse(await _read(request, settings))
+    if not isinstance(document, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    if _is_deeper(document, settings.nesting_max):
+        raise ApiError(400, f"the body is nested deeper than {settings.nesting_max} levels", code="invalid_json")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise _first_problem(error) from error
+
+
+def _check_headers(request: Request) -> None:
+    """Nothing but JSON: browsers send any other kind for any web page, without asking this server first (CORS)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        message = f"the Content-Type header must be application/json, not {kind[:64]!r}"
+        raise ApiError(415, message, code="unsupported_media_type", closes=True)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must come as they are"
+        raise ApiError(415, message, code="unsupported_media_type", closes=True)
+
+
+async def _read(request: Request, settings: Settings) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > settings.body_bytes_max:
+        raise _too_large(settings)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds_max):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > settings.body_bytes_max:
+                    raise _too_large(settings)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {settings.body_seconds_max:g} seconds"
+        raise ApiError(408, message, kind="timeout_error", code="body_timeout", closes=True) from error
+    return bytes(body)
+
+
+def _too_large(settings: Settings) -> ApiError:
+    message = f"the body is larger than {settings.body_bytes_max} bytes"
+    return ApiError(413, message, code="body_too_large", closes=True)
+
+
+def _parse(body: bytes) -> Any:
+    """orjson refuses what Python's own parser lets through: NaN, lone surrogates, invalid UTF-8, endless nesting."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        found = next((word for word in ("NaN", "Infinity") if error.doc.startswith(word, error.pos)), None)
+        reason = error if found is None else f"it has {found}, which JSON does not know, at {_place(error)}"
+        raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from error
+
+
+def _place(error: orjson.JSONDecodeError) -> str:
+    return f"line {error.lineno} column {error.colno}"
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if levels == 0:
+        return True
+    children = value.values() if isinstance(value, dict) else value
+    return any(_is_deeper(child, levels - 1) for child in children if type(child) in (dict, list))
+
+
+def _first_problem(error: ValidationError) -> ApiError:
+    """The first problem as a sentence that begins with the field, written as in JavaScript."""
+    problem = error.errors(include_url=False)[0]
+    field = ""
+    for part in problem["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    return ApiError(400, f"{field}: {_in_words(problem)}", param=field)
+
+
+_WORDS = {
+    "missing": "is required",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+}
+"""pydantic's kinds of problems, in words for people who know JSON and not pydantic."""
+
+
+def _in_words(problem: ErrorDetails) -> str:
+    given = problem["input"]
+    # orjson makes floats of whole numbers beyond 64 bits.
+    if problem["type"] == "int_type" and isinstance(given, float) and abs(given) >= 2**63:
+        return "is too large a number"
+    bounds = {
+        name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        for name, bound in problem.get("ctx", {}).items()
+    }
+    words = _WORDS.get(problem["type"])
+    return problem["msg"] if words is None else words.format(**bounds)

@@ -1,0 +1,260 @@
+"""The bytes of an answer: a pure function of the log and of what was stored at submit.
+
+Nothing here reads a clock, a setting or the pool, so any gateway writes the same bytes, from any index on. A stream has
+one event per token, in the order of its log:
+
+    <choice>.<index>    token `index` of a choice; the first one also brings role, echo and prompt token ids
+    <choice>.end        what was held back, and the finish reason; or the error that ended the choice
+    end                 `[DONE]`, behind a chunk with usage where asked; never after an error
+
+These ids are SSE `id:` lines, sent when `event_ids` was asked for: widely used benchmark clients take each line or
+message of a stream for `data:` and fail on any other field.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from orca.core.request import End, Request, Token
+from orca.core.text import OutputText, Tokenizer
+from orca.gateway.errors import answer_to_end
+from orca.gateway.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
+
+
+class Kind(StrEnum):
+    COMPLETION = "completion"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """All that an answer's bytes depend on beside its requests and their logs. Stored with the parent as JSON."""
+
+    kind: Kind
+    model: str  # the name that the client used
+    created: int  # Unix seconds
+    choices_per_prompt: int = 1  # OpenAI's n: choices i*n .. i*n + n - 1 answer prompt i
+    echo: bool = False  # completions: the prompt's text comes first
+    include_usage: bool = False  # a chunk with usage before `[DONE]`
+    continuous_usage: bool = False  # usage so far in each chunk
+    return_token_ids: bool = False
+    event_ids: bool = False
+
+    def to_json(self) -> str:
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Rendering":
+        fields = orjson.loads(text)
+        return cls(**{**fields, "kind": Kind(fields["kind"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The model's part in rendering."""
+
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+
+
+class ChoiceStream:
+    """The events of one choice. To read on from index k, push tokens 0 .. k-1 and drop what comes back."""
+
+    def __init__(self, request: Request, rendering: Rendering, reading: Reading) -> None:
+        self._request = request
+        self._rendering = rendering
+        self._tokenizer = reading.tokenizer
+        self._log = ChoiceLog(request, rendering, reading)
+        self._is_chat = rendering.kind is Kind.CHAT
+        # An event is: lead, text, tail. The usual tail and both leads never change.
+        head = b"data: " + _head(request.parent, rendering, is_chunk=True)
+        opening = b',"choices":[{"index":%d,' % request.choice
+        self._lead = head + opening + (b'"delta":{"content":' if self._is_chat else b'"text":')
+        self._first_lead = head + self._prompt_ids(Kind.CHAT) + opening
+        self._first_lead += b'"delta":{"role":"assistant","content":' if self._is_chat else b'"text":'
+        self._close_text = b"}" if self._is_chat else b""
+        self._usual_tail = self._tail() if self._is_usual() else None
+
+    def token(self, token: Token) -> bytes:
+        """The event of the next token of the log."""
+        index = self._log.count
+        text, scored = self._log.push(token)
+        if self._usual_tail is not None and index:
+            event = self._lead + orjson.dumps(text) + self._usual_tail
+        else:
+            lead = self._lead if index else self._first_lead
+            prompt_ids = b"" if index else self._prompt_ids(Kind.COMPLETION)
+            event = lead + orjson.dumps(text) + self._tail(scored, prompt_ids=prompt_ids, token_ids=(token.id,))
+        return b"id: %d.%d\n%b" % (self._request.choice, index, event) if self._rendering.event_ids else event
+
+    def end(self, end: End) -> bytes:
+        """The event behind the last token: the finish reason, or the error that ended the choice."""
+        error = answer_to_end(end.reason)
+        if error is None:
+            lead = self._lead if end.count else self._first_lead
+            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=end)
+        else:
+            event = error_event(error.body())
+        return b"id: %d.end\n%b" % (self._request.choice, event) if self._rendering.event_ids else event
+
+    def _is_usual(self) -> bool:
+        rendering = self._rendering
+        has_logprobs = self._request.sampling.logprobs is not None
+        return not (rendering.return_token_ids or rendering.continuous_usage or has_logprobs)
+
+    def _tail(
+        self,
+        scored: Sequence[Scored] = (),
+        *,
+        prompt_ids: bytes = b"",
+        token_ids: Sequence[int] = (),
+        end: End | None = None,
+    ) -> bytes:
+        """All of an event behind its text."""
+        logprobs = orjson.dumps(_logprobs(scored, self._rendering.kind, self._tokenizer))
+        reason, stop = (None, None) if end is None else (end.reason, end.stop)
+        tail = self._close_text + b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(reason)
+        if end is not None:
+            tail += b',"stop_reason":' + orjson.dumps(stop)
+        if self._rendering.return_token_ids:
+            tail += prompt_ids + b',"token_ids":' + orjson.dumps(token_ids)
+        return tail + b"}]" + self._usage() + b"}\n\n"
+
+    def _usage(self) -> bytes:
+        if self._rendering.continuous_usage:
+            return b',"usage":' + orjson.dumps(_usage(len(self._request.prompt), self._log.count))
+        return b',"usage":null' if self._rendering.include_usage else b""
+
+    def _prompt_ids(self, kind: Kind) -> bytes:
+        """The prompt's token ids: a chat answer has them at its top, a completion in the choice."""
+        if not self._rendering.return_token_ids or self._rendering.kind is not kind:
+            return b""
+        return b',"prompt_token_ids":' + orjson.dumps(self._request.prompt)
+
+
+def stream_end(requests: Sequence[Request], rendering: Rendering, ends: Sequence[End]) -> bytes:
+    """What follows when every choice has ended: usage where asked and `[DONE]`; nothing when a choice failed."""
+    if any(answer_to_end(end.reason) for end in ends):
+        return b""
+    done = b"id: end\ndata: [DONE]\n\n" if rendering.event_ids else b"data: [DONE]\n\n"
+    if not rendering.include_usage:
+        return done
+    usage = orjson.dumps(_usage_of_all(requests, rendering, ends))
+    head = _head(requests[0].parent, rendering, is_chunk=True)
+    return b"data: " + head + b',"choices":[],"usage":' + usage + b"}\n\n" + done
+
+
+def error_event(body: bytes) -> bytes:
+    """An event that says why a stream fails; no `[DONE]` follows it."""
+    return b"data: " + body + b"\n\n"
+
+
+def whole_answer(
+    requests: Sequence[Request],
+    rendering: Rendering,
+    logs: Sequence[tuple[Sequence[Token], End]],
+    reading: Reading,
+) -> bytes:
+    """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
+    choices = [
+        _whole_choice(request, rendering, tokens, end, reading)
+        for request, (tokens, end) in zip(requests, logs, strict=True)
+    ]
+    head = _head(requests[0].parent, rendering, is_chunk=False)
+    if rendering.return_token_ids and rendering.kind is Kind.CHAT:
+        head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
+    usage = _usage_of_all(requests, rendering, [end for _, end in logs])
+    return head + b',"choices":' + orjson.dumps(choices) + b',"usage":' + orjson.dumps(usage) + b"}"
+
+
+def _whole_choice(
+    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End, reading: Reading
+) -> dict[str, Any]:
+    log = ChoiceLog(request, rendering, reading)
+    pushed = [log.push(token) for token in tokens]
+    text = "".join(text for text, _ in pushed) + log.flush(end)
+    scored = [entry for _, entries in pushed for entry in entries]
+    choice: dict[str, Any] = {"index": request.choice}
+    if rendering.kind is Kind.CHAT:
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    else:
+        choice["text"] = text
+    choice["logprobs"] = _logprobs(scored, rendering.kind, reading.tokenizer)
+    choice["finish_reason"] = end.reason
+    choice["stop_reason"] = end.stop
+    if rendering.return_token_ids:
+        if rendering.kind is Kind.COMPLETION:
+            choice["prompt_token_ids"] = request.prompt
+        choice["token_ids"] = [token.id for token in tokens]
+    return choice
+
+
+class ChoiceLog:
+    """Reads one choice's log from its start: the text and the log probabilities that each token adds."""
+
+    def __init__(self, request: Request, rendering: Rendering, reading: Reading) -> None:
+        sampling = request.sampling
+        self._request = request
+        self._tokenizer = reading.tokenizer
+        self._echoes = rendering.echo
+        self._output = OutputText(reading.tokenizer, sampling.stop, sampling.min_tokens)
+        self._ending_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._ending_ids |= reading.eos_ids
+        self._min_tokens = sampling.min_tokens
+        self._scorer = Scorer(reading.tokenizer) if sampling.logprobs is not None else None
+        self.count = 0
+
+    def push(self, token: Token) -> tuple[str, Sequence[Scored]]:
+        """What the next token adds, behind the echoed prompt if it is the first."""
+        self.count += 1
+        echo, scored = self._echo(token) if self.count == 1 and self._echoes else ("", [])
+        if self._scorer is not None:
+            scored.append(self._scorer.score(token.id, token.logprob))
+        # A token that ends the output by itself has no text. The first `min_tokens` end nothing.
+        if token.id in self._ending_ids and self.count > self._min_tokens:
+            return echo, scored
+        return echo + self._output.push(token.id).text, scored
+
+    def flush(self, end: End) -> str:
+        """Text held back until the end; nothing when a stop string was found."""
+        return "" if isinstance(end.stop, str) else self._output.flush()
+
+    def _echo(self, token: Token) -> tuple[str, list[Scored]]:
+        prompt = self._request.prompt
+        text = self._tokenizer.decode(prompt)
+        if self._scorer is None:
+            return text, []
+        return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)
+
+
+def _logprobs(scored: Sequence[Scored], kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    if not scored:
+        return None
+    return chat_logprobs(scored, tokenizer) if kind is Kind.CHAT else completion_logprobs(scored, tokenizer)
+
+
+def _head(parent: str, rendering: Rendering, *, is_chunk: bool) -> bytes:
+    """The opening of an answer's JSON object, without the closing brace."""
+    name = "text_completion"
+    if rendering.kind is Kind.CHAT:
+        name = "chat.completion.chunk" if is_chunk else "chat.completion"
+    head = {"id": parent, "object": name, "created": rendering.created, "model": rendering.model}
+    return orjson.dumps(head)[:-1]
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def _usage_of_all(requests: Sequence[Request], rendering: Rendering, ends: Iterable[End]) -> dict[str, int]:
+    """Tokens of the whole call; a prompt with several choices counts once."""
+    prompt_tokens = sum(len(request.prompt) for request in requests[:: rendering.choices_per_prompt])
+    return _usage(prompt_tokens, sum(end.count for end in ends))

@@ -1,0 +1,73 @@
+"""Entry of a gateway: settings, logging, model, pool, and the server between signals."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import uvloop
+
+from orca.core.errors import ModelError, PoolUnavailable, SettingError
+from orca.core.logs import Format, configure_logging
+from orca.core.model import load_model_info
+from orca.core.text import Tokenizer
+from orca.gateway.app import create_app
+from orca.gateway.server import make_server
+from orca.gateway.settings import Settings, parse_settings
+from orca.pool.redis_pool import RedisPool
+from orca.pool.settings import PoolSettings, parse_pool_settings
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT: the first lets open streams end, the second ends them.
+
+    Args: argv: flags without the program's name; those of the process when None.
+    Returns: exit status; 0 after a signal, 1 when model or pool cannot be used, 2 for a bad setting.
+    """
+    try:
+        settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        pool_settings = parse_pool_settings(os.environ)
+    except SettingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logging("gateway", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
+    # Our own lines say more.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvloop.run(_serve(settings, pool_settings))
+
+
+async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
+    try:
+        info = load_model_info(
+            settings.model, name=settings.name, dtype=settings.dtype, max_model_len=settings.max_model_len
+        )
+        tokenizer = Tokenizer.from_folder(settings.model)
+        pool = RedisPool(settings.pool, settings.deployment, pool_settings)
+    except (ModelError, ValueError) as error:
+        log.error("the gateway cannot serve: %s", error)
+        return 1
+    try:
+        await _check(pool)
+        server = make_server(create_app(pool, info, tokenizer, settings), settings)
+        await server.serve()
+        return 0 if server.started else 1
+    except (ModelError, SettingError) as error:
+        log.error("the gateway cannot serve: %s", error)
+        return 1
+    finally:
+        await pool.close()
+
+
+async def _check(pool: RedisPool) -> None:
+    """Raises: SettingError. A pool that is away is no reason not to start: calls get 503 until it is back."""
+    try:
+        await pool.check_server()
+    except PoolUnavailable as error:
+        log.warning("started without the pool: %s", error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

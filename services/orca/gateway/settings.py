@@ -1,0 +1,71 @@
+"""The settings of a gateway: `--port 80` or `ORCA_GATEWAY_PORT=80` (see core.settings)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from orca.core.model import DTYPES
+from orca.core.settings import check_bounds, log_format_setting, log_level_setting, read_settings, required, setting
+
+PREFIX = "ORCA_GATEWAY_"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that a gateway process is told at start."""
+
+    model: str = required("folder of the model: config.json, tokenizer.json and weights, of which it reads no values")
+    name: str | None = setting(None, "what clients call the model; unset takes the folder's name")
+    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset takes what the model allows")
+    # Loopback, because it encrypts nothing itself.
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", least=0)
+    pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
+    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
+    api_keys: tuple[str, ...] = setting(
+        (), "keys that clients may show, parted by commas; none leaves the API open", is_secret=True
+    )
+    default_max_new_tokens: int = setting(
+        512, "tokens of a chat answer without max_tokens, cut to the context; completions take OpenAI's 16", least=1
+    )
+    # 4 MiB are some million tokens of prompt, more than any context.
+    body_bytes_max: int = setting(4 << 20, "largest body of a call", least=1)
+    header_seconds_max: float = setting(10.0, "time for a request's line and headers to arrive", least=0.001)
+    body_seconds_max: float = setting(30.0, "time for a body to arrive; one that drips in is cut then", least=0.001)
+    nesting_max: int = setting(32, "levels of JSON in a body", least=2)
+    choices_max: int = setting(128, "prompts x n of one call", least=1)
+    stop_max: int = setting(16, "stop strings of a call", least=0)
+    # So much text may be held back.
+    stop_characters_max: int = setting(1024, "characters of one stop string", least=1)
+    stop_token_ids_max: int = setting(128, "stop token ids of a call", least=0)
+    logit_bias_max: int = setting(1024, "entries of a call's logit_bias", least=0)
+    # About 10 ms of encoding.
+    inline_characters_max: int = setting(10_000, "longer texts are encoded in a thread, so that streams go on", least=0)
+    # English has 4 to 5; a longer token of the vocabulary raises it.
+    bytes_per_token_max: int = setting(
+        64, "a prompt with more bytes of text for each token of the context is refused before it is encoded", least=1
+    )
+    tokenize_bytes_max: int = setting(
+        256 << 10, "longest text of /tokenize, where the bound for prompts is not above it", least=1
+    )
+    round_seconds: float = setting(0.5, "between two rounds of renewing reader entries and sweeping", least=0.001)
+    drain_seconds: float = setting(
+        300.0, "open streams go on so long after SIGTERM; a second signal ends them", least=0
+    )
+    log_format: str = log_format_setting()
+    log_level: str = log_level_setting()
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Raises: SettingError that names the setting; SystemExit only for --help."""
+    return read_settings(
+        Settings,
+        argv,
+        environment,
+        prefix=PREFIX,
+        prog="orca gateway",
+        description="Serve the OpenAI API in front of a pool.",
+    )

@@ -1,0 +1,101 @@
+"""Spans of a call: queue, prefill, decode, deliver. Exported only where OTEL_EXPORTER_OTLP_ENDPOINT is set.
+
+W3C trace context comes in with the call and goes on with its requests, exported or not.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from orca.gateway.delivery import Timing
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """The span of one call, and what its requests are to carry on."""
+
+    span: Span | None
+    traceparent: str | None
+
+
+class Tracing:
+    """Makes spans, or passes contexts through when there is nowhere to export to."""
+
+    def __init__(self, exporter: SpanExporter | None) -> None:
+        self._provider: TracerProvider | None = None
+        if exporter is not None:
+            self._provider = TracerProvider(resource=Resource.create({"service.name": "orca-gateway"}))
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
+
+    @classmethod
+    def from_environment(cls) -> "Tracing":
+        """As OpenTelemetry's own variables say."""
+        if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            return cls(None)
+        # Imported only here: it is slow to load and most gateways run without.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return cls(OTLPSpanExporter())
+
+    @property
+    def is_exporting(self) -> bool:
+        return self._provider is not None
+
+    def start(self, name: str, headers: Mapping[str, str]) -> CallSpan:
+        """Begin a call's span under the caller's, if its headers name one."""
+        given = headers.get("traceparent")
+        if given is not None and not TRACEPARENT.fullmatch(given):
+            given = None
+        if self._provider is None:
+            return CallSpan(None, given)
+        context = TraceContextTextMapPropagator().extract({"traceparent": given} if given else {})
+        span = self._provider.get_tracer(__name__).start_span(name, context, kind=SpanKind.SERVER)
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
+        return CallSpan(span, carrier.get("traceparent"))
+
+    def finish(
+        self, call: CallSpan, timing: Timing, attributes: Mapping[str, str | int], first_claimed_ms: int | None
+    ) -> None:
+        """End a call's span, with one child per phase that it came to.
+
+        Args:
+            first_claimed_ms: wall clock, Unix milliseconds; without it, waiting and the first iteration are one span.
+        """
+        if call.span is None or self._provider is None:
+            return
+        offset_ns = time.time_ns() - time.perf_counter_ns()
+        started, first, last, ended = (
+            None if seconds is None else int(seconds * 1e9) + offset_ns
+            for seconds in (timing.started, timing.first_token, timing.last_token, timing.ended)
+        )
+        claimed = None if first_claimed_ms is None else first_claimed_ms * 1_000_000
+        delivered = time.time_ns()
+        phases = (
+            ("queue", started, claimed),
+            ("prefill", claimed or started, first),
+            ("decode", first, last),
+            ("deliver", ended, delivered),
+        )
+        context = set_span_in_context(call.span)
+        for name, begin_ns, end_ns in phases:
+            if begin_ns is not None and end_ns is not None:
+                child = self._provider.get_tracer(__name__).start_span(name, context, start_time=begin_ns)
+                child.end(max(begin_ns, end_ns))
+        call.span.set_attributes(attributes)
+        call.span.end(delivered)
+
+    def close(self) -> None:
+        """Export what is left."""
+        if self._provider is not None:
+            self._provider.shutdown()

@@ -1,0 +1,76 @@
+"""Fields that would change the meaning of an answer and are not built: refused by name, never dropped.
+
+Each has the values that mean nothing; null always does. A field that is missing here and in `bodies.py` is harmless
+and ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orca.core.errors import InvalidRequest
+
+_GENERATION: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "logits_processors": ([],),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    "truncate_prompt_tokens": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "kv_transfer_params": (),
+}
+
+COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {"suffix": ("",)}
+
+CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "web_search_options": (),
+    "documents": ([],),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "reasoning_effort": (),
+}
+
+MESSAGE: dict[str, tuple[Any, ...]] = {
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "function_call": (),
+    "audio": (),
+}
+
+
+def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Raises: InvalidRequest naming the first field that is set to more than a neutral value.
+
+    Args:
+        given: the fields of a body beyond those that are built.
+        where: what stands before the field's name, such as `messages[2].`.
+    """
+    for name, value in given.items():
+        if name in table and value is not None and not _is_one_of(value, table[name]):
+            raise InvalidRequest(f"{where}{name} is not supported by this server", param=f"{where}{name}")
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # True == 1 in Python, but not in JSON.
+    return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)

@@ -1,0 +1,179 @@
+"""One watcher per process reads the logs of all open connections: two pool calls a step, however many streams run.
+
+The pool's notifications are hints, so the watcher keeps a cursor per log and asks again. A connection that does not
+take its tokens is not read for until it does: the log is its buffer, and slow readers only hurt themselves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
+from orca.pool.api import LogSlice, Pool
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0  # what a lost hint may cost
+OUTAGE_SECONDS = 0.2  # between two attempts while the pool is away
+UNSEEN_SECONDS = 0.01  # before tokens that were told of and could not be read are looked for again
+UNTAKEN_MAX = 1024  # tokens read for a connection and not taken by it
+
+
+class Follower:
+    """What one connection sees of the logs of its parent. Leave it by `close`."""
+
+    def __init__(self, watcher: "LogWatcher", request_ids: Iterable[str]) -> None:
+        self._watcher = watcher
+        self._request_ids = tuple(request_ids)
+        self._untaken: list[tuple[str, LogSlice]] = []
+        self._has_news = asyncio.Event()
+        self._error: OrcaError | None = None
+        self._is_closed = False
+        self.untaken_tokens = 0
+
+    async def next(self) -> list[tuple[str, LogSlice]] | None:
+        """All that came since the last call, at least one slice; None once closed.
+
+        Raises: UnknownRequest when the pool has lost the record.
+        """
+        await self._has_news.wait()
+        if self._is_closed:
+            return None
+        if self._error is not None:
+            raise self._error
+        taken, self._untaken = self._untaken, []
+        self.untaken_tokens = 0
+        self._has_news.clear()
+        self._watcher.resume(self)
+        return taken
+
+    def close(self) -> None:
+        """Stop following; wakes `next`."""
+        self._is_closed = True
+        self._has_news.set()
+        self._watcher.forget(self._request_ids)
+
+    def give(self, request_id: str, part: LogSlice) -> None:
+        self._untaken.append((request_id, part))
+        self.untaken_tokens += len(part.tokens)
+        self._has_news.set()
+
+    def fail(self, error: OrcaError) -> None:
+        self._error = error
+        self._has_news.set()
+
+
+class LogWatcher:
+    """Reads the logs of all followers. `run` is one task of the process."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._followers: dict[str, Follower] = {}
+        # Log entries read so far; only of logs that are to be read on.
+        self._cursors: dict[str, int] = {}
+        self._paused: dict[Follower, dict[str, int]] = {}
+        self._all_read = 0.0  # when all logs were read last, on the loop's clock
+        self._waiting: asyncio.Task[frozenset[str]] | None = None
+        self._has_cursors = asyncio.Event()
+
+    def follow(self, request_ids: Iterable[str]) -> Follower:
+        """Read these logs from their start."""
+        follower = Follower(self, request_ids)
+        for request_id in follower._request_ids:
+            self._followers[request_id] = follower
+            self._cursors[request_id] = 0
+        self._look_again()
+        return follower
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            follower = self._followers.pop(request_id, None)
+            self._cursors.pop(request_id, None)
+            if follower is not None:
+                self._paused.pop(follower, None)
+
+    def resume(self, follower: Follower) -> None:
+        """The follower has taken what there was: read on for it if it was paused."""
+        cursors = self._paused.pop(follower, None)
+        if cursors:
+            self._cursors.update(cursors)
+            self._look_again()
+
+    async def run(self) -> None:
+        """Until cancelled. Outages of the pool are waited out."""
+        was_away = False
+        while True:
+            await self._has_cursors.wait()
+            if not self._cursors:
+                self._has_cursors.clear()
+                continue
+            try:
+                if was_away:
+                    await self._fail_lost()
+                    was_away = False
+                await self._look()
+            except PoolUnavailable as error:
+                if not was_away:
+                    log.warning("pool away, streams wait: %s", error)
+                was_away = True
+                await asyncio.sleep(OUTAGE_SECONDS)
+            except Exception:
+                log.exception("reading logs failed")
+                await asyncio.sleep(OUTAGE_SECONDS)
+
+    def _look_again(self) -> None:
+        """Let a wait for fewer logs end."""
+        self._has_cursors.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _look(self) -> None:
+        """Wait for news and read what is new; every log once in a while, since a hint may have been lost."""
+        longer = await self._wait_for_news()
+        if longer is None:
+            return
+        now = asyncio.get_running_loop().time()
+        starts = {request_id: self._cursors[request_id] for request_id in longer if request_id in self._cursors}
+        if not starts or now > self._all_read + WAIT_SECONDS:
+            starts, self._all_read = dict(self._cursors), now
+        parts = await self._pool.read_many(starts)
+        self._deliver(parts)
+        if longer and not parts:
+            # Told of, but not to be seen yet: replicas have not confirmed it.
+            await asyncio.sleep(UNSEEN_SECONDS)
+
+    async def _wait_for_news(self) -> frozenset[str] | None:
+        """Logs that are longer now, as far as known; None when the set of logs changed meanwhile."""
+        self._waiting = asyncio.create_task(self._pool.wait(dict(self._cursors), WAIT_SECONDS))
+        try:
+            await asyncio.wait((self._waiting,))
+            if self._waiting.cancelled():
+                return None
+            return self._waiting.result()
+        finally:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _deliver(self, parts: dict[str, LogSlice]) -> None:
+        for request_id, part in parts.items():
+            follower = self._followers.get(request_id)
+            if follower is None or self._cursors.get(request_id) != part.start:
+                continue
+            follower.give(request_id, part)
+            if part.end is not None:
+                self._followers.pop(request_id)
+                self._cursors.pop(request_id)
+            elif follower.untaken_tokens >= UNTAKEN_MAX:
+                self._cursors.pop(request_id)
+                self._paused.setdefault(follower, {})[request_id] = part.start + len(part.tokens)
+            else:
+                self._cursors[request_id] = part.start + len(part.tokens)
+
+    async def _fail_lost(self) -> None:
+        """After an outage: streams of records that did not survive it must not wait for ever."""
+        for request_id, follower in list(self._followers.items()):
+            try:
+                await self._pool.status(request_id)
+            except UnknownRequest as error:
+                follower.fail(error)
+                self.forget((request_id,))

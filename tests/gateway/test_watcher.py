@@ -1,0 +1,298 @@
+"""The one reader of all logs: few pool calls, no lost or repeated token, no unbounded buffer."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+from gateway_rig import ids, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orca.core.errors import PoolUnavailable, UnknownRequest
+from orca.core.request import End, FinishReason, Token
+from orca.gateway.readers import Readers
+from orca.gateway.watcher import UNTAKEN_MAX, Follower, LogWatcher
+from orca.pool.api import LogSlice
+
+
+class FakeLogs:
+    """The three calls that a watcher makes, over plain lists."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[int]] = {}
+        self.ended: set[str] = set()
+        self.calls: list[str] = []
+        self.is_away = False
+        self.limit = 1024
+        self.untold: set[str] = set()  # logs whose hints are lost
+        self.read: list[set[str]] = []
+        self._news = asyncio.Event()
+
+    def add(self, request_id: str, *tokens: int, ends: bool = False) -> None:
+        self.logs.setdefault(request_id, []).extend(tokens)
+        if ends:
+            self.ended.add(request_id)
+        self._news.set()
+
+    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
+        self._called("wait")
+        if not self._parts(versions):
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+        return frozenset(self._parts(versions)) - self.untold
+
+    async def read_many(self, starts: Mapping[str, int]) -> dict[str, LogSlice]:
+        self._called("read_many")
+        self.read.append(set(starts))
+        return self._parts(starts)
+
+    async def status(self, request_id: str) -> None:
+        self._called("status")
+        if request_id not in self.logs:
+            raise UnknownRequest(request_id)
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.is_away:
+            raise PoolUnavailable("away")
+
+    def _parts(self, starts: Mapping[str, int]) -> dict[str, LogSlice]:
+        parts = {}
+        for request_id, start in starts.items():
+            log = self.logs.get(request_id, [])
+            tokens = tuple(map(Token, log[start : start + self.limit]))
+            is_end = request_id in self.ended and start + len(tokens) == len(log)
+            if tokens or is_end:
+                end = End(FinishReason.LENGTH, len(log)) if is_end else None
+                parts[request_id] = LogSlice(start, tokens, end)
+        return parts
+
+
+@contextlib.asynccontextmanager
+async def watching(logs: FakeLogs) -> AsyncIterator[LogWatcher]:
+    watcher = LogWatcher(logs)  # type: ignore[arg-type]
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def read_all(follower: Follower, count: int) -> dict[str, list[int]]:
+    """Everything until `count` logs have ended."""
+    found: dict[str, list[int]] = {}
+    ends = 0
+    while ends < count:
+        parts = await asyncio.wait_for(follower.next(), 5)
+        assert parts
+        for request_id, part in parts:
+            log = found.setdefault(request_id, [])
+            assert part.start == len(log)
+            log.extend(token.id for token in part.tokens)
+            ends += part.end is not None
+    return found
+
+
+async def test_one_step_of_many_streams_costs_one_read() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        followers = [watcher.follow([f"r{i}"]) for i in range(200)]
+        await until(lambda: "wait" in logs.calls)
+        for step in range(3):
+            logs.calls.clear()
+            for i in range(200):
+                logs.logs.setdefault(f"r{i}", []).append(step)
+            logs.add("r0")
+            for follower in followers:
+                await asyncio.wait_for(follower.next(), 5)
+            assert logs.calls.count("read_many") == 1
+
+
+async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        running = watcher.follow(["running"])
+        for i in range(200):
+            watcher.follow([f"waiting{i}"])
+        logs.add("running", 0)
+        await asyncio.wait_for(running.next(), 5)
+        logs.read.clear()
+        logs.add("running", 1)
+        await asyncio.wait_for(running.next(), 5)
+        assert logs.read[0] == {"running"}
+
+
+async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_rest() -> None:
+    logs = FakeLogs()
+    logs.untold.add("untold")
+    logs.add("untold", 1)
+    async with watching(logs) as watcher:
+        busy, untold = watcher.follow(["busy"]), watcher.follow(["untold"])
+        reading = asyncio.create_task(untold.next())
+        while not reading.done():
+            logs.add("busy", 0)
+            await asyncio.wait_for(busy.next(), 5)
+            await asyncio.sleep(0.01)
+        assert reading.result()
+
+
+@given(data=st.data())
+async def test_each_follower_gets_each_token_once_and_in_order(data: st.DataObject) -> None:
+    logs = FakeLogs()
+    logs.limit = data.draw(st.integers(1, 5))
+    wanted = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=4))
+    async with watching(logs) as watcher:
+        follower = watcher.follow(f"r{i}" for i in range(len(wanted)))
+        reading = asyncio.create_task(read_all(follower, len(wanted)))
+        for i, tokens in enumerate(wanted):
+            for token in tokens:
+                logs.add(f"r{i}", token)
+                await asyncio.sleep(0)
+            logs.add(f"r{i}", ends=True)
+        assert await reading == {f"r{i}": tokens for i, tokens in enumerate(wanted)}
+
+
+async def test_a_follower_that_joins_while_others_wait_is_read_for_at_once() -> None:
+    logs = FakeLogs()
+    logs.add("late", 1, ends=True)
+    async with watching(logs) as watcher:
+        watcher.follow(["early"])
+        await until(lambda: logs.calls == ["wait"])
+        async with asyncio.timeout(0.5):
+            assert await read_all(watcher.follow(["late"]), 1) == {"late": [1]}
+
+
+async def test_a_follower_that_takes_nothing_is_read_for_up_to_a_bound_and_then_on() -> None:
+    logs = FakeLogs()
+    logs.limit = 100
+    logs.add("r", *range(5000), ends=True)
+    logs.add("other", 1)
+    async with watching(logs) as watcher:
+        slow = watcher.follow(["r"])
+        await until(lambda: slow.untaken_tokens >= UNTAKEN_MAX)
+        other = watcher.follow(["other"])
+        assert await asyncio.wait_for(other.next(), 5)
+        assert slow.untaken_tokens < UNTAKEN_MAX + logs.limit
+        assert (await read_all(slow, 1))["r"] == list(range(5000))
+
+
+async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        follower = watcher.follow(["r"])
+        waiting = asyncio.create_task(follower.next())
+        await until(lambda: "wait" in logs.calls)
+        follower.close()
+        assert await waiting is None
+        logs.add("r", 1)
+        watcher.follow(["s"])
+        logs.add("s", 1)
+        await until(lambda: "read_many" in logs.calls)
+        assert follower.untaken_tokens == 0
+
+
+async def test_an_outage_is_waited_out() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        follower = watcher.follow(["r"])
+        logs.add("r", 1)
+        assert await asyncio.wait_for(follower.next(), 5)
+        logs.is_away = True
+        logs.add("r", 2)
+        await until(lambda: len(logs.calls) > 5)
+        logs.is_away = False
+        logs.add("r", 3, ends=True)
+        parts = await asyncio.wait_for(follower.next(), 5)
+        assert parts
+        assert [token.id for _, part in parts for token in part.tokens] == [2, 3]
+
+
+async def test_after_an_outage_the_followers_of_lost_records_fail() -> None:
+    logs = FakeLogs()
+    logs.is_away = True
+    async with watching(logs) as watcher:
+        lost = watcher.follow(["lost"])
+        await until(lambda: logs.calls)
+        logs.is_away = False
+        with pytest.raises(UnknownRequest):
+            await asyncio.wait_for(lost.next(), 5)
+
+
+async def test_a_bug_in_the_pool_does_not_end_the_watcher(caplog: pytest.LogCaptureFixture) -> None:
+    logs = FakeLogs()
+    broken = iter([ZeroDivisionError()])
+    read_many = logs.read_many
+
+    async def once_broken(*args: Mapping[str, int]) -> dict[str, LogSlice]:
+        for error in broken:
+            raise error
+        return await read_many(*args)
+
+    logs.read_many = once_broken  # type: ignore[assignment, method-assign]
+    logs.add("r", *ids("a"), ends=True)
+    async with watching(logs) as watcher:
+        assert await read_all(watcher.follow(["r"]), 1) == {"r": list(ids("a"))}
+    assert "reading logs failed" in caplog.text
+
+
+class FakeEntries:
+    """Renews, sweeps and detaches, noting what came."""
+
+    def __init__(self) -> None:
+        self.renewed: list[list[tuple[str, str]]] = []
+        self.sweeps = 0
+        self.detached: list[tuple[str, str]] = []
+        self.fails_with: Exception | None = None
+
+    async def renew(self, readers: list[tuple[str, str]]) -> None:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.renewed.append(sorted(readers))
+
+    async def sweep(self) -> None:
+        self.sweeps += 1
+
+    async def detach(self, parent: str, reader: str) -> None:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.detached.append((parent, reader))
+
+
+async def test_one_call_a_round_renews_all_readers_and_the_round_sweeps() -> None:
+    entries = FakeEntries()
+    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    task = asyncio.create_task(readers.run())
+    readers.add("a", "1")
+    readers.add("b", "2")
+    await until(lambda: entries.renewed and entries.sweeps > 2)
+    assert entries.renewed[-1] == [("a", "1"), ("b", "2")]
+    readers.remove("a", "1")
+    await until(lambda: entries.renewed[-1] == [("b", "2")] and entries.detached == [("a", "1")])
+    task.cancel()
+
+
+@pytest.mark.parametrize("error", [PoolUnavailable("away"), ZeroDivisionError()])
+async def test_rounds_go_on_after_a_failure(error: Exception) -> None:
+    entries = FakeEntries()
+    entries.fails_with = error
+    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    task = asyncio.create_task(readers.run())
+    readers.add("a", "1")
+    await asyncio.sleep(0)
+    entries.fails_with = None
+    await until(lambda: entries.renewed)
+    task.cancel()
+
+
+async def test_a_detach_that_fails_is_left_to_the_lease() -> None:
+    entries = FakeEntries()
+    entries.fails_with = PoolUnavailable("away")
+    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    readers.add("a", "1")
+    readers.remove("a", "1")
+    await readers.settle()
+    assert entries.detached == []

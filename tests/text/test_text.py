@@ -1,0 +1,249 @@
+"""The text of an output while it grows: whole characters, whole stop strings, the same however it is cut."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from orca.core.errors import ModelError
+from orca.core.text import Detokenizer, OutputText, Tokenizer
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
+
+
+def run(tokenizer: Tokenizer, ids: list[int], stop: list[str], min_tokens: int = 0) -> tuple[str, str | None, int]:
+    """Text given out, stop string, and tokens used."""
+    output = OutputText(tokenizer, stop, min_tokens)
+    text = ""
+    for used, token_id in enumerate(ids, start=1):
+        delta = output.push(token_id)
+        text += delta.text
+        if delta.stop is not None:
+            return text, delta.stop, used
+    return text + output.flush(), None, len(ids)
+
+
+def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
+    return [token_id for text in texts for token_id in tokenizer.encode(text, add_special_tokens=False)]
+
+
+@given(text=st.text(max_size=60))
+def test_a_text_has_the_token_ids_that_the_library_gives_it_alone(
+    text: str, byte_level: Tokenizer, byte_fallback: Tokenizer
+) -> None:
+    for tokenizer in (byte_level, byte_fallback):
+        for adds in (True, False):
+            alone = tokenizer._inner.encode(text, add_special_tokens=adds).ids
+            assert tokenizer.encode(text, add_special_tokens=adds) == alone
+
+
+@given(data=st.data())
+def test_the_pieces_of_any_token_sequence_join_to_the_decoded_whole(data: st.DataObject, byte_level: Tokenizer) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size - 1), max_size=40))
+    assert "".join(pieces(byte_level, ids)) == byte_level.decode(ids)
+
+
+@given(text=st.text(max_size=60))
+def test_text_comes_back_from_its_tokens_with_no_replacement_character_on_the_way(
+    text: str, byte_level: Tokenizer
+) -> None:
+    parts = pieces(byte_level, ids_of(byte_level, text))
+    assert "".join(parts) == text
+    assert not any("\ufffd" in part for part in parts if "\ufffd" not in text)
+
+
+@given(text=st.text(max_size=60))
+def test_byte_fallback_gives_text_back_in_whole_characters(text: str, byte_fallback: Tokenizer) -> None:
+    text = text.replace("▁", "")
+    ids = byte_fallback.encode(text, add_special_tokens=False)
+    parts = pieces(byte_fallback, ids)
+    # The encoder puts a word mark before the first word; in an output it is a real space.
+    assert "".join(parts) == (f" {text}" if text else "")
+    assert not any("\ufffd" in part for part in parts if "\ufffd" not in text)
+
+
+def test_the_bytes_of_an_emoji_are_held_back_until_it_is_whole(byte_level: Tokenizer) -> None:
+    assert pieces(byte_level, single_byte_ids(byte_level, "🦑")) == ["", "", "", "🦑", ""]
+
+
+def test_an_unfinished_character_ends_as_one_replacement_character(byte_level: Tokenizer) -> None:
+    assert pieces(byte_level, single_byte_ids(byte_level, "🦑")[:3]) == ["", "", "", "\ufffd"]
+
+
+def test_a_broken_character_is_given_out_as_soon_as_it_cannot_be_completed(byte_level: Tokenizer) -> None:
+    ids = [*single_byte_ids(byte_level, "🦑")[:2], *ids_of(byte_level, "a")]
+    assert pieces(byte_level, ids) == ["", "", "\ufffda", ""]
+
+
+def test_special_tokens_have_no_text_and_other_added_tokens_have(byte_level: Tokenizer) -> None:
+    assert "".join(pieces(byte_level, ids_of(byte_level, "a<|end|><think>b"))) == "a<think>b"
+
+
+def test_a_token_id_that_the_tokenizer_does_not_know_has_no_text(byte_level: Tokenizer) -> None:
+    assert "".join(pieces(byte_level, [10**6, *ids_of(byte_level, "a"), -1])) == "a"
+
+
+def test_token_text_shows_broken_characters_as_bytes(byte_level: Tokenizer) -> None:
+    first = single_byte_ids(byte_level, "🦑")[0]
+    assert byte_level.token_text(first) == "bytes:\\xf0"
+    assert byte_level.token_bytes(first) == b"\xf0"
+    assert byte_level.token_text(ids_of(byte_level, "<|end|>")[0]) == "<|end|>"
+
+
+def test_a_stop_string_over_token_borders_is_found_and_not_given_out(byte_level: Tokenizer) -> None:
+    ids = ids_of(byte_level, "one ", "ST", "O", "P", " two")
+    assert run(byte_level, ids, ["STOP"])[:2] == ("one ", "STOP")
+
+
+def test_what_follows_the_stop_string_in_its_last_token_is_dropped(byte_level: Tokenizer) -> None:
+    the = ids_of(byte_level, " the")
+    assert len(the) == 1
+    assert run(byte_level, the, ["th"]) == (" ", "th", 1)
+
+
+def test_text_that_only_began_like_a_stop_string_is_given_out(byte_level: Tokenizer) -> None:
+    output = OutputText(byte_level, ["ab!"])
+    texts = [output.push(token_id).text for token_id in ids_of(byte_level, "x", "a", "b", "c")]
+    assert texts == ["x", "", "", "abc"]
+
+
+def test_the_end_gives_out_what_was_held_back(byte_level: Tokenizer) -> None:
+    assert run(byte_level, ids_of(byte_level, "so STO"), ["STOP"]) == (
+        "so STO",
+        None,
+        len(ids_of(byte_level, "so STO")),
+    )
+
+
+def test_of_two_stop_strings_the_one_complete_first_counts(byte_level: Tokenizer) -> None:
+    for parts in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
+        assert run(byte_level, ids_of(byte_level, *parts), ["abcd", "bc"])[:2] == ("a", "bc")
+
+
+@pytest.mark.parametrize(("min_tokens", "text", "used"), [(1, "a", 2), (2, "a!b", 4), (3, "a!b", 4), (4, "a!b!c", 5)])
+def test_the_first_min_tokens_complete_no_stop_string(
+    min_tokens: int, text: str, used: int, byte_level: Tokenizer
+) -> None:
+    stop = None if used == 5 else "!"
+    assert run(byte_level, ids_of(byte_level, "a", "!", "b", "!", "c"), ["!"], min_tokens) == (text, stop, used)
+
+
+def test_a_stop_string_that_begins_within_min_tokens_and_ends_after_counts(byte_level: Tokenizer) -> None:
+    assert run(byte_level, ids_of(byte_level, "x", "a", "b"), ["ab"], min_tokens=2) == ("x", "ab", 3)
+
+
+def test_a_stop_string_complete_within_min_tokens_is_not_found_later(byte_level: Tokenizer) -> None:
+    ids = ids_of(byte_level, "a", "a", "b", "c")
+    assert run(byte_level, ids, ["aa", "aabd"], min_tokens=2) == ("aabc", None, 4)
+
+
+@given(data=st.data(), stop=st.lists(st.text("abé🐋", min_size=1, max_size=4), max_size=3))
+def test_the_result_is_that_of_searching_the_whole_text(
+    data: st.DataObject, stop: list[str], byte_level: Tokenizer
+) -> None:
+    texts = data.draw(st.lists(st.text("abé🐋 ", max_size=5), max_size=12))
+    whole = "".join(texts)
+    # The first prefix of the whole text that ends with a stop string; the longest such stop string.
+    found = next(
+        (
+            max((s for s in stop if whole[:end].endswith(s)), key=len)
+            for end in range(len(whole) + 1)
+            if whole[:end].endswith(tuple(stop))
+        ),
+        None,
+    )
+    end = min((whole.find(s) + len(s) for s in stop if s in whole), default=None)
+    expected = (whole, None) if found is None or end is None else (whole[: end - len(found)], found)
+    assert run(byte_level, ids_of(byte_level, *texts), stop)[:2] == expected
+
+
+@given(data=st.data(), stop=st.lists(st.text("abé🐋", min_size=1, max_size=3), min_size=1, max_size=2))
+def test_what_is_given_out_never_has_to_be_taken_back(
+    data: st.DataObject, stop: list[str], byte_level: Tokenizer
+) -> None:
+    ids = data.draw(st.lists(st.sampled_from(ids_of(byte_level, "ab a é🐋<think>")), max_size=20))
+    final = run(byte_level, ids, stop)[0]
+    for used in range(len(ids)):
+        output = OutputText(byte_level, stop)
+        so_far = ""
+        for token_id in ids[:used]:
+            delta = output.push(token_id)
+            so_far += delta.text
+            if delta.stop is not None:
+                break
+        assert final.startswith(so_far)
+
+
+def single_byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The text as one token per byte."""
+    by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
+    return [by_byte[bytes([byte])] for byte in text.encode()]
+
+
+def save(folder: Path, tokenizer: tokenizers.Tokenizer, config: dict[str, object]) -> Path:
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    (folder / "tokenizer_config.json").write_bytes(orjson.dumps(config))
+    return folder
+
+
+def word_level(**extra: int) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<eos>": 1, **extra}, unk_token="a"))
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
+def test_a_folder_brings_special_tokens_and_chat_template(tmp_path: Path) -> None:
+    config = {"eos_token": {"content": "<eos>"}, "chat_template": [{"name": "default", "template": "hello"}]}
+    tokenizer = Tokenizer.from_folder(save(tmp_path, word_level(), config))
+    assert tokenizer.named_special_tokens == {"eos_token": "<eos>"}
+    assert tokenizer.is_special(1)
+    assert tokenizer.chat_template == "hello"
+
+
+def test_the_template_file_goes_before_the_one_in_the_config(tmp_path: Path) -> None:
+    save(tmp_path, word_level(), {"chat_template": "old"})
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert Tokenizer.from_folder(tmp_path).chat_template == "new"
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    inner = word_level()
+    inner.enable_truncation(1)
+    inner.enable_padding(length=4)
+    assert Tokenizer.from_folder(save(tmp_path, inner, {})).encode("<eos><eos>") == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", "{", "not a tokenizer"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_naming_the_file(
+    tmp_path: Path, name: str, content: str, problem: str
+) -> None:
+    save(tmp_path, word_level(), {})
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match=f"{name}: {problem}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_decoder_whose_text_depends_on_neighbours_is_refused(tmp_path: Path) -> None:
+    inner = word_level()
+    inner.decoder = decoders.WordPiece()
+    with pytest.raises(ModelError, match="WordPiece"):
+        Tokenizer.from_folder(save(tmp_path, inner, {}))
