@@ -1,0 +1,239 @@
+"""`orca bench`: measures what the paper measures, on a system that runs already or on one that it starts itself.
+
+    serve         one trace against any OpenAI-compatible server
+    sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
+    homogeneous   the same with requests that are all alike (Figure 11)
+    engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
+    peers         beside Hugging Face transformers, in one run on this machine
+
+What follows `--` goes to `orca up`.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orca.cli.bench import client, engine, report, simulate
+from orca.cli.bench.options import (
+    POLICIES,
+    Parser,
+    add_output_options,
+    add_trace_options,
+    listed,
+    trace_spec,
+    write_json,
+)
+from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep, vocabulary
+from orca.cli.bench.trace import generate
+from orca.core.errors import ModelError, OrcaError, SettingError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one measurement. Returns: 0, 1 when it failed, 130 after Ctrl-C. Raises: SettingError for bad options."""
+    ours, up_options = _split(argv)
+    options = _parser().parse_args(ours)
+    try:
+        ACTIONS[options.action](options, up_options)
+    except (SettingError, ModelError):
+        raise
+    except OrcaError as error:
+        print(f"orca bench {options.action}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our part of the line, and what follows `--`."""
+    arguments = list(argv)
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="orca bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+
+    serve = actions.add_parser("serve", help="one trace against a running server")
+    serve.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    serve.add_argument("--model", metavar="NAME", help="as the server calls it (its first one)")
+    serve.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    serve.add_argument("--rate", type=float, metavar="N", help="requests/s of a Poisson process (all at once)")
+    serve.add_argument("--vocab-size", type=int, default=ANY_VOCAB, metavar="N", help="prompts use ids below it")
+    serve.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (%(default)s s)")
+    add_trace_options(serve, preset="small", requests=100)
+    add_output_options(serve, can_plot=False)
+
+    sweep = actions.add_parser("sweep", help="latency against throughput (Figure 10)")
+    _add_sweep_options(sweep)
+    add_trace_options(sweep, preset="small", requests=100)
+    homogeneous = actions.add_parser("homogeneous", help="the same with requests that are all alike (Figure 11)")
+    _add_sweep_options(homogeneous)
+    add_trace_options(homogeneous, preset=None, requests=100, lengths=(64, 32))
+
+    alone = actions.add_parser("engine", help="one batch without a scheduler (Figure 9)")
+    add = alone.add_argument
+    add("--engine", choices=("real", "simulated"), default="real", help="real runs in this process (%(default)s)")
+    add("--model", metavar="DIR", help="what it runs (the small model)")
+    add("--batch-sizes", type=listed(int), default=(1, 2, 4, 8, 16), metavar="N,M", help="(1,2,4,8,16)")
+    add("--prompt-tokens", type=listed(int), default=(32, 128), metavar="N,M", help="of every request (32,128)")
+    add("--new-tokens", type=int, default=32, metavar="N", help="of every request (%(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="the median counts (%(default)s)")
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
+    simulate.add_engine_options(alone)
+    add_output_options(alone, can_plot=False)
+
+    peers = actions.add_parser("peers", help="beside Hugging Face transformers")
+    add = peers.add_argument
+    add("--model", type=Path, metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
+    add("--batch-size", type=int, default=16, metavar="N", help="of every system (%(default)s)")
+    add("--threads", type=int, default=2, metavar="N", help="of computation, in all (%(default)s)")
+    add("--rounds", type=int, default=3, metavar="N", help="turns of each system (%(default)s)")
+    add_trace_options(peers, preset="small", requests=128)
+    add_output_options(peers, can_plot=False)
+    return parser
+
+
+def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--engine", choices=("real", "simulated"), default="real", help="real starts `orca up` itself (%(default)s)")
+    add("--model", metavar="DIR", help="what `orca up` serves (its own small model)")
+    add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
+    add("--max-batch-sizes", type=listed(int), default=(1, 8, 16), metavar="N,M", help="a curve each (1,8,16)")
+    add("--rates", type=listed(float), metavar="X,Y", help="arrival rates in requests/s, a point each")
+    simulate.add_engine_options(parser)
+    simulate.add_baseline_options(parser)
+    add_output_options(parser, can_plot=True)
+
+
+def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    _refuse(up_options)
+    trace = generate(trace_spec(options, options.rate))
+    probe = client.Target(url=options.url, model="", vocab_size=options.vocab_size, api_key=options.api_key)
+
+    async def run() -> list[report.Outcome]:
+        model = options.model or (await client.served_models(probe))[0]
+        target = client.Target(
+            url=options.url,
+            model=model,
+            vocab_size=options.vocab_size,
+            api_key=options.api_key,
+            timeout_s=options.timeout,
+        )
+        return await client.run_trace(target, trace)
+
+    try:
+        outcomes = asyncio.run(run())
+    except (OSError, ValueError) as error:
+        raise BenchFailed(f"{options.url} does not answer: {error}") from error
+    figures = report.summarise(outcomes)
+    print("\n".join(report.lines(figures)))
+    write_json(options.json, report.to_json(figures))
+    if figures.errors:
+        raise BenchFailed(f"{sum(figures.errors.values())} of {len(outcomes)} requests failed")
+
+
+class BenchFailed(OrcaError):
+    """A measurement that cannot be trusted or could not be made."""
+
+
+def _sweep(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    _run_sweep(options, up_options, is_normalised=True)
+
+
+def _homogeneous(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    _run_sweep(options, up_options, is_normalised=False)
+
+
+def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_normalised: bool) -> None:
+    baseline = simulate.baseline(options)
+    if options.engine == "simulated":
+        _refuse(up_options)
+        measure: Measure = replace(simulate.simulation(options), baseline=baseline).measure
+    else:
+        simulate.refuse_engine_options(options)
+        model = options.model or _small_model()
+        measure = measure_real(model, up_options, baseline, vocab_size=vocabulary(model))
+    sweep = Sweep(
+        spec=trace_spec(options, None),
+        policies=simulate.known_policies(options.policies),
+        baseline=baseline,
+        max_batch_sizes=options.max_batch_sizes,
+        rates=options.rates or (simulate.RATES if options.engine == "simulated" else (1.0, 2.0, 4.0, 8.0, 16.0)),
+    )
+    simulate.show(run_sweep(sweep, measure, _progress), options, is_normalised=is_normalised)
+
+
+def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    _refuse(up_options)
+    batches = [
+        engine.BatchShape(requests=size, prompt_tokens=length, new_tokens=options.new_tokens)
+        for length in options.prompt_tokens
+        for size in options.batch_sizes
+    ]
+    if options.engine == "simulated":
+        base = simulate.simulation(options)
+        times = engine.time_simulated(base.shape, base.cost, batches)
+    else:
+        simulate.refuse_engine_options(options, but=("stages",))
+        times = engine.time_local(
+            options.model or _small_model(),
+            batches,
+            stages=options.stages or 1,
+            threads=options.threads,
+            rounds=options.rounds,
+        )
+    print("\n".join(engine.lines(times)))
+    write_json(options.json, engine.to_json(times))
+
+
+def _small_model() -> str:
+    from orca.cli.small_model import small_model_folder
+
+    return str(small_model_folder())
+
+
+def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    from orca.cli.bench.peers import compare  # torch and safetensors: only here
+
+    with TemporaryDirectory(prefix="orca-peers-") as folder:
+        model = options.model or compare.made_model(Path(folder), _progress)
+        contest = compare.Contest(
+            model=model,
+            vocab_size=vocabulary(str(model)),
+            trace=generate(trace_spec(options, None)),
+            batch_size=options.batch_size,
+            threads=options.threads,
+            rounds=options.rounds,
+            up_options=compare.up_options(options.batch_size, options.threads, up_options),
+            folder=Path(folder),
+        )
+        standings = compare.compare(contest, _progress)
+        print("\n".join(compare.lines(standings)))
+        write_json(options.json, compare.to_json(contest, standings))
+
+
+def _refuse(up_options: Sequence[str]) -> None:
+    if up_options:
+        raise SettingError(f"nothing is started here that could take {' '.join(up_options)}")
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
+    "serve": _serve,
+    "sweep": _sweep,
+    "homogeneous": _homogeneous,
+    "engine": _engine,
+    "peers": _peers,
+}

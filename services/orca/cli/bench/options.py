@@ -1,0 +1,93 @@
+"""Options that several measurements share, and what they mean; bad values end with the name of the flag."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import orjson
+
+from orca.cli.bench.trace import PRESETS, Range, TraceSpec
+from orca.core.errors import SettingError
+
+POLICIES = ("iteration", "request_level")
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises SettingError for a bad command line, as every `orca` command does."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **arguments})
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message)
+
+
+def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A reader of comma-separated values: `1,2,4`."""
+
+    def read(text: str) -> tuple[T, ...]:
+        return tuple(kind(part) for part in text.split(","))
+
+    read.__name__ = f"list of {kind.__name__}"
+    return read
+
+
+def add_trace_options(
+    parser: argparse.ArgumentParser, *, preset: str | None, requests: int, lengths: tuple[int, int] | None = None
+) -> None:
+    """How the trace is drawn.
+
+    Args:
+        preset: the default one; None leaves out the choice.
+        lengths: defaults of prompt and new tokens where there is no preset.
+    """
+    add = parser.add_argument_group("trace").add_argument
+    prompt, new = (None, None) if lengths is None else (Range(lengths[0], lengths[0]), Range(lengths[1], lengths[1]))
+    if preset is not None:
+        shown = "; ".join(f"{name}: prompts {p}, new tokens {n}" for name, (p, n) in PRESETS.items())
+        add("--preset", choices=tuple(PRESETS), default=preset, help=f"lengths ({shown}; default %(default)s)")
+    add("--prompt-tokens", type=_length, default=prompt, metavar="N[:M]", help="prompt length, uniform N to M")
+    add("--new-tokens", type=_length, default=new, metavar="N[:M]", help="tokens to generate, uniform N to M")
+    add("--requests", type=int, default=requests, metavar="N", help="how many requests (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of lengths, arrivals and prompts (%(default)s)")
+
+
+def _length(text: str) -> Range:
+    try:
+        return Range.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
+    """The trace that the options ask for. Raises: SettingError."""
+    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
+    if "preset" in options:
+        preset = PRESETS[options.preset]
+        prompt_tokens, new_tokens = prompt_tokens or preset[0], new_tokens or preset[1]
+    try:
+        return TraceSpec(
+            requests=options.requests,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            rate=rate,
+            seed=options.seed,
+        )
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
+    """Where results go besides the terminal."""
+    add = parser.add_argument_group("output").add_argument
+    add("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    if can_plot:
+        add("--plot", type=Path, metavar="FILE", help="draw the curves into FILE (.png, .svg, .pdf; needs matplotlib)")
+
+
+def write_json(file: Path | None, content: object) -> None:
+    """Write figures where `--json` asks for them."""
+    if file is not None:
+        file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

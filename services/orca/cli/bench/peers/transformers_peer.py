@@ -1,0 +1,112 @@
+"""Hugging Face transformers as a peer, and as the judge of everybody's tokens. Runs as its own process:
+
+    python -m orca.cli.bench.peers.transformers_peer static|continuous|judge WORKLOAD ANSWER [ANSWER TO JUDGE]
+
+`static` is request-level batching as one writes it with `generate`: batches in order of arrival, padded on the left,
+each until its longest request ends. `continuous` is the library's own continuous batching with its paged cache.
+`transformers` is imported here and nowhere else: it is no dependency of the product.
+"""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from orca.cli.bench.peers.judgement import Judgement, judge
+from orca.cli.bench.peers.workload import Answer, Workload
+
+CONTINUOUS_BATCH_TOKENS = 256
+"""Tokens that a step may hold in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to
+7 % in tokens per second of processor time (63 M parameters, batch 16, prompts U(16,128))."""
+
+
+def main(arguments: list[str]) -> None:
+    mode, workload_file, answer_file = arguments[:3]
+    workload = Workload.load(Path(workload_file))
+    torch.set_num_threads(workload.threads)
+    model = _load(workload.model)
+    if mode == "judge":
+        answers = Answer.load(Path(arguments[3])).tokens
+        Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
+        return
+    run = {"static": _static, "continuous": _continuous}[mode]
+    run(model, workload.head(2 * workload.batch_size))
+    start_s = perf_counter()
+    tokens = run(model, workload)
+    Answer(seconds=perf_counter() - start_s, tokens=tokens).save(Path(answer_file))
+
+
+def _load(folder: str) -> Any:
+    transformers: Any = import_module("transformers")  # untyped in parts
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    # `generate` fills what a call leaves open from here: nothing may end a request early.
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
+    return model
+
+
+@torch.inference_mode()
+def _static(model: Any, workload: Workload) -> list[list[int]]:
+    answers: list[list[int]] = []
+    for first in range(0, len(workload.prompts), workload.batch_size):
+        prompts = workload.prompts[first : first + workload.batch_size]
+        counts = workload.new_tokens[first : first + workload.batch_size]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts), min_new_tokens=None)
+        answers += [row[width : width + count].tolist() for row, count in zip(out, counts, strict=True)]
+    return answers
+
+
+def _continuous(model: Any, workload: Workload) -> list[list[int]]:
+    transformers: Any = import_module("transformers")
+    longest = max(len(p) + n for p, n in zip(workload.prompts, workload.new_tokens, strict=True))
+    page_tokens = 32
+    config = transformers.ContinuousBatchingConfig(
+        page_size=page_tokens,
+        # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
+        num_blocks=2 * workload.batch_size * (longest // page_tokens + 1),
+        max_batch_tokens=CONTINUOUS_BATCH_TOKENS,
+        max_requests_per_batch=workload.batch_size,
+        allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost
+    )
+    generation = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=-1, max_new_tokens=1)
+    tokens: dict[str, list[int]] = {}
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config
+    ) as manager:
+        requests = enumerate(zip(workload.prompts, workload.new_tokens, strict=True))
+        for index, (prompt, count) in requests:
+            manager.add_request(prompt, request_id=str(index), max_new_tokens=count)
+        while len(tokens) < len(workload.prompts):
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                if result.error is not None:
+                    raise RuntimeError(f"continuous batching failed: {result.error}")
+                tokens[result.request_id] = result.generated_tokens
+            elif not manager.is_running():
+                raise RuntimeError("continuous batching stopped before all requests ended")
+    return [tokens[str(index)] for index in range(len(workload.prompts))]
+
+
+@torch.inference_mode()
+def _judge(model: Any, workload: Workload, answers: list[list[int]]) -> Judgement:
+    def reference(prompt: list[int], answer: list[int]) -> torch.Tensor:
+        """One pass over one request, without batch, padding or cache."""
+        ids = torch.tensor([prompt + answer[:-1]])
+        logits: torch.Tensor = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits
+        return logits[0]
+
+    return judge(workload.prompts, workload.new_tokens, answers, reference)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

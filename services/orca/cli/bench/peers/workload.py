@@ -1,0 +1,51 @@
+"""What passes between the comparison and the peers it starts: one file in, one file out, both JSON.
+
+A peer is its own process, so that no system under comparison shares an interpreter, threads or memory with another.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The same requests for every system, all there at the start."""
+
+    model: str  # folder
+    prompts: list[list[int]]  # token ids, in order of arrival
+    new_tokens: list[int]  # greedy tokens to generate for each, EOS or not
+    batch_size: int
+    threads: int
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> "Workload":
+        return Workload(**json.loads(path.read_text()))
+
+    def head(self, requests: int) -> "Workload":
+        """The first requests only, at most four tokens each: enough to warm caches and allocators up."""
+        return Workload(
+            model=self.model,
+            prompts=self.prompts[:requests],
+            new_tokens=[min(4, count) for count in self.new_tokens[:requests]],
+            batch_size=self.batch_size,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one system did with a workload."""
+
+    seconds: float  # from the first request handed over to the last token
+    tokens: list[list[int]]  # generated ids of each request
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> "Answer":
+        return Answer(**json.loads(path.read_text()))

@@ -1,0 +1,45 @@
+"""Pictures of curves, for those who ask: matplotlib comes with the extra `bench` and is imported here only."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from orca.cli.bench.curve import Point
+from orca.core.errors import SettingError
+
+LINE_STYLES = {"iteration": "-o", "request_level": "--s"}
+
+
+def plot_curves(points: Sequence[Point], file: Path, *, is_normalised: bool) -> None:
+    """Median latency over throughput, one line per policy and max batch size (ORCA, Figures 10 and 11).
+
+    Args:
+        file: its suffix chooses the format: .png, .svg, .pdf.
+    Raises: SettingError when matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for label, curve in groupby(points, key=lambda point: point.curve):
+        runs = list(curve)
+        x = [point.report.requests_per_s for point in runs]
+        y = [1000 * point.latency_s(is_normalised=is_normalised) for point in runs]
+        axes.plot(x, y, LINE_STYLES[runs[0].policy], label=label, markersize=4)
+    axes.set_xlabel("throughput (requests/s)")
+    axes.set_ylabel("median normalised latency (ms/token)" if is_normalised else "median latency (ms)")
+    # Beyond saturation latencies grow without bound and would press all else to the axis, as in the paper's figure.
+    axes.set_yscale("log")
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend()
+    figure.savefig(file)
+    pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        matplotlib = import_module("matplotlib")
+    except ModuleNotFoundError as error:
+        raise SettingError("--plot needs matplotlib: pip install 'orca-serving[bench]'") from error
+    matplotlib.use("agg")
+    return import_module("matplotlib.pyplot")

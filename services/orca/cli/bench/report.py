@@ -1,0 +1,130 @@
+"""From what was seen of each request to the figures of a run: pure arithmetic, no clock, no network.
+
+The paper's own figure is the median normalised latency: a request's end-to-end latency divided by the number of tokens
+it generated, the median over all requests (ORCA, section 6.2, Figure 10).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a client saw of one request. Times are seconds of the run, 0 is the start of the trace."""
+
+    index: int
+    prompt_tokens: int
+    new_tokens: int  # asked for, and given where `error` is None
+    arrival_s: float  # when the trace says it arrives; latencies count from here, also when the client was late
+    sent_s: float
+    token_s: tuple[float, ...] = ()  # when each token was seen; fewer entries where a server puts several in one event
+    token_ids: tuple[int, ...] = ()  # where the server reports them
+    end_s: float = 0.0
+    error: str | None = None  # why it does not count; None for a request that got exactly its tokens
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.arrival_s
+
+    @property
+    def normalised_s(self) -> float:
+        """Latency per generated token."""
+        return self.latency_s / self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity over many requests or tokens."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The figures of one run. Failed requests count in `errors` and nowhere else."""
+
+    requests: int  # that got all their tokens
+    errors: dict[str, int]  # reason -> requests
+    duration_s: float  # from the first arrival to the last end
+    requests_per_s: float
+    tokens_per_s: float  # generated ones
+    prompt_tokens_per_s: float
+    ttft_s: Spread | None  # time to first token; the spreads are None when no request succeeded
+    inter_token_s: Spread | None  # between two tokens of a request; None also when all requests had one token
+    latency_s: Spread | None  # end to end
+    normalised_s: Spread | None  # latency per generated token; p50 is the y axis of the paper's Figure 10
+    client_lag_s: float  # the latest sending behind the trace: if it is not small, the client was too slow
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the sorted `values` lie, interpolated linearly between neighbours."""
+    place = share * (len(values) - 1)
+    below = int(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (values[above] - values[below]) * (place - below)
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Mean and percentiles; None for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Spread(mean=fmean(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
+
+
+def summarise(outcomes: Sequence[Outcome]) -> Report:
+    """The figures of a run of at least one request."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    start_s = min(outcome.arrival_s for outcome in outcomes)
+    duration_s = max((outcome.end_s for outcome in good), default=start_s) - start_s
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    return Report(
+        requests=len(good),
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
+        duration_s=duration_s,
+        requests_per_s=len(good) * per_s,
+        tokens_per_s=sum(outcome.new_tokens for outcome in good) * per_s,
+        prompt_tokens_per_s=sum(outcome.prompt_tokens for outcome in good) * per_s,
+        ttft_s=spread(outcome.token_s[0] - outcome.arrival_s for outcome in good),
+        inter_token_s=spread(after - before for outcome in good for before, after in pairwise(outcome.token_s)),
+        latency_s=spread(outcome.latency_s for outcome in good),
+        normalised_s=spread(outcome.normalised_s for outcome in good),
+        client_lag_s=max(outcome.sent_s - outcome.arrival_s for outcome in outcomes),
+    )
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The report as plain data; seconds and counts, as the fields say."""
+    return asdict(report)
+
+
+def lines(report: Report) -> list[str]:
+    """The report as a table for a terminal, latencies in milliseconds."""
+    rows = [
+        f"requests   {report.requests:>10} done in {report.duration_s:.2f} s, {sum(report.errors.values())} failed",
+        f"throughput {report.requests_per_s:>10.2f} requests/s",
+        f"           {report.tokens_per_s:>10.1f} generated tokens/s, {report.prompt_tokens_per_s:.1f} prompt tokens/s",
+        f"{'milliseconds':<26}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
+    ]
+    for name, values in (
+        ("time to first token", report.ttft_s),
+        ("between tokens", report.inter_token_s),
+        ("end to end", report.latency_s),
+        ("end to end / token", report.normalised_s),
+    ):
+        if values is not None:
+            numbers = (values.mean, values.p50, values.p90, values.p99, values.max)
+            rows.append(f"{name:<26}" + "".join(f"{1000 * number:>10.1f}" for number in numbers))
+    rows += [f"{count} failed: {reason}" for reason, count in report.errors.items()]
+    if report.client_lag_s > 0.1:
+        rows.append(f"the client sent up to {report.client_lag_s:.2f} s late: it was too slow for this trace")
+    return rows

@@ -1,0 +1,116 @@
+"""Request traces as the paper makes them: lengths drawn uniformly, arrivals by a Poisson process (ORCA, section 6.2).
+
+Pure and seeded: the same settings and seed give the same trace on every machine. Lengths and arrivals come from two
+streams of random numbers, so traces that differ only in their rate hold the same requests in the same order, and their
+arrival times differ by a factor.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A uniform distribution over whole numbers, both ends included."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"a range of lengths needs 1 <= low <= high, not {self.low}..{self.high}")
+
+    def __str__(self) -> str:
+        return f"{self.low}" if self.low == self.high else f"U({self.low},{self.high})"
+
+    @staticmethod
+    def parse(text: str) -> "Range":
+        """Read `32` or `32:512`. Raises: ValueError."""
+        low, _, high = text.partition(":")
+        return Range(int(low), int(high or low))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSpec:
+    """What decides a trace."""
+
+    requests: int  # how many
+    prompt_tokens: Range  # the paper's number of input tokens
+    new_tokens: Range  # the paper's max_gen_tokens: each request generates exactly so many
+    rate: float | None = None  # requests per second of the Poisson process; None: all arrive at 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.requests < 1:
+            raise ValueError(f"a trace has at least one request, not {self.requests}")
+        if self.rate is not None and not self.rate > 0:
+            raise ValueError(f"an arrival rate is above 0 requests/s, not {self.rate}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    index: int  # its place in order of arrival, from 0
+    arrival_s: float  # seconds after the start of the trace
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The paper's max_tokens: what slots are reserved for."""
+        return self.prompt_tokens + self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival."""
+
+    spec: TraceSpec
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(request.new_tokens for request in self.requests)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Of the longest request: what a model and the slots must at least hold."""
+        return max(request.max_total_tokens for request in self.requests)
+
+    def prompt(self, index: int, vocab_size: int) -> list[int]:
+        """Random token ids for a request's prompt, below `vocab_size`, the same ones at every call.
+
+        Two prompts share no prefix but by chance, so that a cache of prefixes changes no figure.
+        """
+        numbers = Random(f"{self.spec.seed}/prompt/{index}")
+        return numbers.choices(range(vocab_size), k=self.requests[index].prompt_tokens)
+
+
+PRESETS: Mapping[str, tuple[Range, Range]] = MappingProxyType(
+    {
+        "paper": (Range(32, 512), Range(1, 128)),  # ORCA, section 6.2
+        "small": (Range(16, 128), Range(1, 64)),  # for models and machines a thousand times smaller
+    }
+)
+"""Name -> (prompt tokens, new tokens)."""
+
+
+def generate(spec: TraceSpec) -> Trace:
+    """Draw a trace. Source: ORCA, section 6, second scenario."""
+    lengths, gaps = Random(f"{spec.seed}/lengths"), Random(f"{spec.seed}/arrivals")
+    requests, arrival_s = [], 0.0
+    for index in range(spec.requests):
+        if spec.rate is not None:
+            arrival_s += gaps.expovariate(1.0) / spec.rate
+        prompt_tokens = lengths.randint(spec.prompt_tokens.low, spec.prompt_tokens.high)
+        new_tokens = lengths.randint(spec.new_tokens.low, spec.new_tokens.high)
+        requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
+    return Trace(spec, tuple(requests))
+
+
+def at_rate(trace: Trace, rate: float | None) -> Trace:
+    """The same requests at another arrival rate."""
+    return generate(replace(trace.spec, rate=rate))

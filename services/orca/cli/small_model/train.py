@@ -1,0 +1,286 @@
+"""Train the small model that ships with Orca: a Llama of 3 million parameters that speaks like Jane Austen.
+
+The text is the six novels in Debian's package r-cran-janeaustenr (novels: public domain; package: MIT). Nothing of the
+package needs to be installed, and no R:
+
+    apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb austen
+    python -m orca.cli.small_model.train --package austen --out services/orca/cli/small_model/orca-austen
+
+It learns two kinds of document: chapters, so that it continues a text, and the novels' own dialogues as chats, so that
+it answers a line and ends. One thread, a fixed seed: the same machine writes the same weights again.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCABULARY = 2048
+CONTEXT = 512  # positions seen in training; the model's max_position_embeddings
+TURNS_MAX = 6  # of one chat made from a dialogue
+PLAIN_PUNCTUATION = str.maketrans(
+    {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2014": "--", "\ufeff": None}
+)
+HELD_OUT = 40  # every so-manyeth document is kept for the loss that the model card quotes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How long and how fast to learn. A step sees `tokens` tokens, cut into windows."""
+
+    steps: int
+    tokens: int
+    matrix_rate: float  # Muon's, for the matrices inside the layers
+    other_rate: float  # AdamW's, for embeddings and norms
+    warmup: int = 40  # steps
+    floor: float = 0.02  # share of the rate that is left at the last step
+
+    def window(self, step: int) -> int:
+        """Tokens of a window: half the context for most of the time (attention costs half), then all of it."""
+        return CONTEXT // 2 if step < self.steps * 3 // 4 else CONTEXT
+
+    def share(self, step: int) -> float:
+        """Of the full rate at `step`: linear warm-up, then a cosine down to `floor`."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--package", type=Path, required=True, help="folder that r-cran-janeaustenr was unpacked into")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--steps", type=int, default=1900)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
+    parser.add_argument("--matrix-rate", type=float, default=0.02)
+    parser.add_argument("--other-rate", type=float, default=0.004)
+    parser.add_argument("--seed", type=int, default=1775)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    documents = list(documents_of(read_novels(options.package)))
+    random.Random(options.seed).shuffle(documents)
+    tokenizer = learn_tokenizer(documents)
+    held_out = encode(tokenizer, documents[::HELD_OUT])
+    learned = encode(tokenizer, [text for place, text in enumerate(documents) if place % HELD_OUT])
+    print(f"{len(documents)} documents, {len(learned)} tokens to learn, {len(held_out)} held out", flush=True)
+
+    model = LlamaForCausalLM(configuration(tokenizer))
+    started = time.monotonic()
+    schedule = Schedule(
+        steps=options.steps,
+        tokens=options.tokens,
+        matrix_rate=options.matrix_rate,
+        other_rate=options.other_rate,
+    )
+    train(model, learned, held_out, schedule)
+    seconds = time.monotonic() - started
+    figures = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens_seen": options.steps * options.tokens,
+        "held_out_loss": round(mean_loss(model, held_out), 3),
+        "seconds": round(seconds),
+    }
+    save(model, tokenizer, options.out)
+    print(json.dumps(figures))
+
+
+def read_novels(package: Path) -> list[list[str]]:
+    """The paragraphs of each novel, from the package's lazy-load database.
+
+    An entry of Rdata.rdb is a big-endian 4-byte length and a zlib stream of a serialized R string vector: a 14-byte
+    head, the encoding's name, the vector's type and count, then per string 4 bytes of flags, 4 bytes of length, UTF-8.
+    """
+    [database] = package.rglob("janeaustenr/data/Rdata.rdb")
+    packed = database.read_bytes()
+    novels = []
+    while packed:
+        stream = zlib.decompressobj()
+        novels.append(paragraphs(strings_of(stream.decompress(packed[4:]))))
+        packed = stream.unused_data
+    return novels
+
+
+def strings_of(serialized: bytes) -> Iterator[str]:
+    (name_length,) = struct.unpack_from(">I", serialized, 14)
+    place = 18 + name_length
+    (count,) = struct.unpack_from(">I", serialized, place + 4)
+    place += 8
+    for _ in range(count):
+        (length,) = struct.unpack_from(">I", serialized, place + 4)
+        yield serialized[place + 8 : place + 8 + length].decode()
+        place += 8 + length
+
+
+def paragraphs(lines: Iterator[str]) -> list[str]:
+    """Join wrapped lines; blank lines part paragraphs. Italics (_so_) lose their marks, quotes become plain."""
+    text = "\n".join(line.strip() for line in lines).replace("_", "")
+    text = text.translate(PLAIN_PUNCTUATION)
+    text, _, _ = text.partition("Transcriber's Note")
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+def documents_of(novels: list[list[str]]) -> Iterator[str]:
+    """Every chapter as it stands, and every run of spoken paragraphs as a chat of user and assistant."""
+    for novel in novels:
+        chapter: list[str] = []
+        spoken: list[str] = []
+        for paragraph in [*novel, "CHAPTER"]:
+            if paragraph.upper().startswith(("CHAPTER", "VOLUME")):
+                if chapter:
+                    yield "\n".join(chapter) + END_OF_TEXT
+                chapter = []
+                continue
+            chapter.append(paragraph)
+            if paragraph.startswith('"'):
+                spoken.append(paragraph)
+                continue
+            yield from chats_of(spoken)
+            spoken = []
+
+
+def chats_of(spoken: list[str]) -> Iterator[str]:
+    """Cut a dialogue into chats of an even number of turns, so that each ends with the assistant's."""
+    for first in range(0, len(spoken) - 1, TURNS_MAX):
+        turns = spoken[first : first + TURNS_MAX]
+        turns = turns[: len(turns) // 2 * 2]
+        yield "".join(
+            f"{TURN_START}{'assistant' if place % 2 else 'user'}\n{unquoted(turn)}{TURN_END}\n"
+            for place, turn in enumerate(turns)
+        )
+
+
+def unquoted(turn: str) -> str:
+    """The words of a line of speech that is one quotation; lines broken by "said she" stay as they are."""
+    return turn[1:-1] if turn.count('"') == 2 and turn.endswith('"') else turn
+
+
+def learn_tokenizer(documents: list[str]) -> Tokenizer:
+    """Byte-level BPE: any text has tokens, and any tokens have a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    specials = re.compile("|".join(map(re.escape, (END_OF_TEXT, TURN_START, TURN_END))))
+    tokenizer.train_from_iterator((specials.sub("", document) for document in documents), trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, documents: list[str]) -> torch.Tensor:
+    """All documents, one after the other. Returns: token ids [tokens]."""
+    return torch.tensor([token for document in documents for token in tokenizer.encode(document).ids])
+
+
+def configuration(tokenizer: Tokenizer) -> LlamaConfig:
+    """Six layers, six heads over two KV heads: divides by 1, 2, 3 and 6 stages, and by 1 and 2 ranks."""
+    end_of_text, turn_end = tokenizer.encode(END_OF_TEXT + TURN_END).ids
+    return LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=end_of_text,
+        eos_token_id=[end_of_text, turn_end],
+    )
+
+
+def train(model: LlamaForCausalLM, learned: torch.Tensor, held_out: torch.Tensor, schedule: Schedule) -> None:
+    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
+    outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
+    optimizers = [
+        (
+            torch.optim.Muon(inner, lr=schedule.matrix_rate, weight_decay=0.1, adjust_lr_fn="original"),
+            schedule.matrix_rate,
+        ),
+        (torch.optim.AdamW(outer, lr=schedule.other_rate, betas=(0.9, 0.95), weight_decay=0.01), schedule.other_rate),
+    ]
+    for step in range(schedule.steps):
+        if step == 0 or schedule.window(step) != schedule.window(step - 1):
+            windows = windows_of(learned, schedule.window(step), schedule.tokens)
+        for optimizer, rate in optimizers:
+            optimizer.param_groups[0]["lr"] = rate * schedule.share(step)
+            optimizer.zero_grad()
+        loss = loss_of(model, next(windows))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, _ in optimizers:
+            optimizer.step()
+        if step % 200 == 0 or step == schedule.steps - 1:
+            print(f"step {step}: loss {loss.item():.3f}, held out {mean_loss(model, held_out):.3f}", flush=True)
+
+
+def windows_of(tokens: torch.Tensor, length: int, step_tokens: int) -> Iterator[torch.Tensor]:
+    """Batches [step_tokens / length, length + 1]: the text once per epoch, cut at another offset each time."""
+    while True:
+        offset = int(torch.randint(length, ()))
+        starts = offset + torch.randperm((len(tokens) - offset - 1) // length) * length
+        for chosen in starts.split(step_tokens // length):
+            yield torch.stack([tokens[start : start + length + 1] for start in chosen.tolist()])
+
+
+def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the next token over windows [batch, length + 1]; bfloat16 inside, float32 weights."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def mean_loss(model: LlamaForCausalLM, tokens: torch.Tensor) -> float:
+    windows = tokens[: (len(tokens) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)
+    return sum(loss_of(model, window[None]).item() for window in windows) / len(windows)
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a folder as Hugging Face lays it out. Weights are stored as float16: half the bytes in the repository."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START, TURN_END],
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    folder.mkdir(parents=True, exist_ok=True)
+    fast.save_pretrained(folder, save_jinja_files=False)
+    model.half().save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        do_sample=True,
+        temperature=0.8,
+        top_p=0.95,
+    ).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

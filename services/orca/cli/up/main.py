@@ -1,0 +1,173 @@
+"""`orca up`: the whole system on this machine, each part a process of its own.
+
+settings.py       what can be chosen                supervisor.py     starts, restarts, ends the processes
+model_folder.py   finds the model                   redis_child.py    Redis among them
+plan.py           settings -> processes (pure)      readiness.py      how far the start has come
+spec.py           one process as data               display.py        what a person sees
+places.py         free ports, the data folder       log_errors.py     what people should know of the logs
+                                                    recovery.py       says when it serves again
+"""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from orca.cli.up import places
+from orca.cli.up.display import Display, access_note, examples
+from orca.cli.up.log_errors import follow_errors
+from orca.cli.up.model_folder import find_model_folder
+from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
+from orca.cli.up.readiness import wait_until_ready
+from orca.cli.up.recovery import Recovery
+from orca.cli.up.redis_child import RedisChild
+from orca.cli.up.settings import UpSettings, parse_settings
+from orca.cli.up.spec import Role
+from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
+from orca.core.errors import PoolUnavailable, SettingError
+from orca.core.model import ModelInfo, load_model_info, tokenizer_file
+from orca.pool.redis_pool import open_redis_pool
+from orca.pool.settings import parse_pool_settings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the system until SIGINT, SIGTERM or SIGHUP.
+
+    Returns: 0 after such a signal, 1 when a part cannot be kept running, 2 when a part refuses its settings.
+    Raises: SettingError, ModelError before anything has started.
+    """
+    settings = parse_settings(argv)
+    model = load_model_info(find_model_folder(settings.model), name=settings.served_name, dtype=settings.dtype)
+    tokenizer_file(model.folder)
+    if settings.stages > model.num_layers:
+        raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
+    gpus = places.visible_gpus() if settings.device == "cuda" else ()
+    if settings.device == "cuda" and len(gpus) < settings.tensor:
+        raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
+    if settings.iteration_log is not None:
+        places.make_folder(settings.iteration_log, "--iteration-log")
+    if settings.redis_url is not None:
+        asyncio.run(_check_redis(settings.redis_url))
+    display = Display(Console(highlight=False))
+    folder = settings.data or places.default_data_folder(settings.port)
+    with places.DataFolder(folder, remedy="--data" if settings.data else "--port or --data") as data:
+        addresses = Addresses.find(settings)
+        data.sign(f"http://{addresses.reached}")
+        try:
+            return asyncio.run(_serve(settings, model, data, addresses, gpus, display))
+        except SystemFailed as failure:
+            display.tell(f"orca up: {failure}")
+            return failure.exit_code
+
+
+async def _check_redis(url: str) -> None:
+    """Raises: SettingError when there is no Redis at the URL, or one that cannot hold the pool."""
+    shown = re.sub(r"//[^/@]*@", "//...@", url)  # without its password
+    try:
+        pool = await open_redis_pool(url, DEPLOYMENT, parse_pool_settings(os.environ))
+    except PoolUnavailable as error:
+        raise SettingError(f"--redis-url {shown} does not answer: {error}") from error
+    except SettingError as error:
+        raise SettingError(f"--redis-url {shown}: {error}") from error
+    await pool.close()
+
+
+async def _serve(
+    settings: UpSettings,
+    model: ModelInfo,
+    data: places.DataFolder,
+    addresses: Addresses,
+    gpus: tuple[str, ...],
+    display: Display,
+) -> int:
+    children: list[Supervised] = []
+    redis_url = settings.redis_url
+    if redis_url is None:
+        redis = RedisChild(data.redis)
+        children.append(redis)
+        redis_url = redis.url
+    around = Surroundings(
+        addresses=addresses,
+        redis_url=redis_url,
+        logs=data.fresh_logs(),
+        # Seconds since 1970 rise from start to start: the model of the newest start is the one that is served.
+        generation=int(time.time()),
+        gpus=gpus,
+    )
+    specs = plan(settings, model, around)
+    children += [Child(spec) for spec in specs]
+    recovery = Recovery(children, display.tell)
+    supervisor = Supervisor(children, tell=display.tell, on_death=recovery.note_death)
+    reasons: dict[str, str] = {}
+
+    stopping = _signals_end(supervisor, display)
+    running = asyncio.create_task(supervisor.run())
+    logs = [(spec.name, spec.log) for spec in specs]
+    watching = asyncio.create_task(follow_errors(logs, display.tell, reasons.__setitem__))
+    recovering = asyncio.create_task(recovery.run())
+    starting = asyncio.create_task(_show_start(supervisor, settings, model, addresses, data.folder, reasons, display))
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        done, _ = await asyncio.wait({running, stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting in done:
+            await starting
+            await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (starting, watching, recovering, stopped):
+            task.cancel()
+        await supervisor.stop()
+        await asyncio.gather(starting, watching, recovering, stopped, return_exceptions=True)
+    await running
+    display.tell("ended")
+    return 0
+
+
+def _signals_end(supervisor: Supervisor, display: Display) -> asyncio.Event:
+    """The first SIGINT, SIGTERM or SIGHUP sets the event, the second kills what still runs."""
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            supervisor.kill()
+            return
+        display.tell("\nending; again to kill")
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    return stopping
+
+
+async def _show_start(
+    supervisor: Supervisor,
+    settings: UpSettings,
+    model: ModelInfo,
+    addresses: Addresses,
+    folder: Path,
+    reasons: Mapping[str, str],
+    display: Display,
+) -> None:
+    began = time.monotonic()
+    specs = [child.spec for child in supervisor.children]
+    shown = [spec.name for spec in specs if spec.role in (Role.GATEWAY, Role.WORKER)]
+    with display.progress(shown) as progress:
+        await wait_until_ready(specs, progress.show, why=reasons.get)
+    supervisor.was_up = True
+    url = f"http://{addresses.reached}"
+    shape = f"groups {settings.replicas}, stages {settings.stages}, ranks a stage {settings.tensor}"
+    took = f"ready in {time.monotonic() - began:.0f} s"
+    held = "requests and logs" if settings.redis_url is None else "logs"
+    notes = [
+        access_note(settings.host, len(settings.api_keys)),
+        f"data: {folder} ({held}; outlasts restarts, delete it to forget)",
+        f"logs: {specs[-1].log.parent}/<process>.log",
+    ]
+    title = f"\nReady: {model.name} at {url} ({model.dtype}, {shape}; {took})"
+    display.show_system(title, supervisor.children, notes)
+    display.tell(examples(url, model.name, has_keys=bool(settings.api_keys)))

@@ -1,0 +1,130 @@
+"""How far a start has come: asks stages for their status and the gateway whether it is ready.
+
+A group is up when all its stages have joined an epoch, the system when every group is and `GET /ready` says 200. There
+is no limit in time: loading takes as long as it takes, and a process that dies is the supervisor's to report.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.core import engine_pb2 as pb
+from orca.core.links import open_channel, stage_stub
+
+POLL_S = 0.1
+ANSWER_S = 1.0
+"""Bound on one question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one process stands on its way up."""
+
+    text: str  # a few words for people
+    permille: int  # of the way; 1000 is up
+
+    @property
+    def is_up(self) -> bool:
+        return self.permille == 1000
+
+    @property
+    def phase(self) -> str:
+        """The text without its numbers: the same while only they change."""
+        return re.sub(r"\d+", "", self.text)
+
+
+STARTING = Standing("starting", 0)
+READY = Standing("ready", 1000)
+
+
+async def wait_until_ready(
+    specs: Sequence[ProcessSpec],
+    show: Callable[[str, Standing], object],
+    *,
+    why: Callable[[str], str | None] = lambda _: None,
+    older_epochs: Mapping[str, int] | None = None,
+) -> None:
+    """Return when every stage has joined and the gateway is ready.
+
+    Args:
+        show: gets each name and standing on the way.
+        why: the newest reason why the group of a scheduler, given by its name, does not form; None while there is none.
+        older_epochs: by the name of a stage; one that is still in such an epoch has not joined again.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
+        for spec in specs:
+            if spec.role is Role.WORKER:
+                stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
+                probes[spec.name] = partial(_ask_stage, stub, spec, why, (older_epochs or {}).get(spec.name, 0))
+            elif spec.role is Role.GATEWAY:
+                probes[spec.name] = partial(_ask_gateway, spec.address)
+        while True:
+            standings = await asyncio.gather(*(ask() for ask in probes.values()))
+            for name, standing in zip(probes, standings, strict=True):
+                show(name, standing)
+            if all(standing.is_up for standing in standings):
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def epochs_of(stages: Sequence[ProcessSpec]) -> dict[str, int]:
+    """Number of the last epoch that each stage joined, by name; those that do not answer are left out."""
+    found: dict[str, int] = {}
+    for spec in stages:
+        async with open_channel(spec.address) as channel:
+            if (status := await _status(stage_stub(channel))) is not None:
+                found[spec.name] = status.epoch.number
+    return found
+
+
+async def _ask_stage(stub: Any, spec: ProcessSpec, why: Callable[[str], str | None], older_epoch: int) -> Standing:
+    status = await _status(stub)
+    if status is None:
+        return STARTING
+    if status.phase == pb.StatusReply.LOADING:
+        # The last tenth is meeting the other stages.
+        return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
+    if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epoch:
+        return READY
+    if status.phase in (pb.StatusReply.IDLE, pb.StatusReply.JOINED):
+        reason = why(spec.scheduler) if spec.scheduler is not None else None
+        return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
+    if status.phase == pb.StatusReply.FAILED:
+        return Standing(f"failed: {status.detail}", 0)
+    return STARTING
+
+
+async def _status(stub: Any) -> pb.StatusReply | None:
+    try:
+        status: pb.StatusReply = await stub.Status(pb.StatusRequest(), timeout=ANSWER_S)
+    except grpc.RpcError:
+        return None
+    return status
+
+
+async def _ask_gateway(address: str) -> Standing:
+    return READY if await http_status(address, "/ready") == 200 else STARTING
+
+
+async def http_status(address: str, path: str) -> int | None:
+    """The status that `GET path` has at host:port; None without an answer in time."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+                words = (await reader.readline()).split()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return None
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else None

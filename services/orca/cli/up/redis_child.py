@@ -1,0 +1,71 @@
+"""The pool's Redis as one of the supervised processes: pool.embedded starts it, this watches and restarts it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.pool.embedded import EmbeddedRedis
+
+
+class RedisChild:
+    """Keeps its data in one folder, so a restart loses nothing that was acknowledged.
+
+    Redis is bound to the life of the thread that starts it: construct and run this on the main thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Start Redis and wait until it answers. Raises: SettingError with Redis's own words when it does not."""
+        self._redis = EmbeddedRedis(folder)
+        self.spec = ProcessSpec(
+            role=Role.REDIS, name="redis", command=(), address=self._redis.url, log=folder / "redis.log"
+        )
+        self._is_running = True
+
+    @property
+    def url(self) -> str:
+        return self._redis.url
+
+    @property
+    def pid(self) -> int | None:
+        return self._redis.pid if self._is_running else None
+
+    async def run_once(self) -> int:
+        """Start it again unless it runs, and wait for its end. Returns its exit code, negative for a signal."""
+        if not self._is_running:
+            self._redis.restart()
+            self._is_running = True
+        await _wait_for_exit(self._redis.pid)
+        self._is_running = False
+        return _exit_code(self._redis.pid)
+
+    async def stop(self) -> None:
+        if self._is_running:
+            await asyncio.to_thread(self._redis.stop)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._redis.pid, number)
+
+
+def _exit_code(pid: int) -> int:
+    """Of a child that has exited; WNOWAIT leaves it to be collected by its owner, EmbeddedRedis."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if ended is None:
+        return 0
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+async def _wait_for_exit(pid: int) -> None:
+    exited = asyncio.Event()
+    handle = os.pidfd_open(pid)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(handle, exited.set)
+    try:
+        await exited.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

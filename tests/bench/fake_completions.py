@@ -1,0 +1,46 @@
+"""A server of a few lines that says exactly what a test tells it to say, and the parts of a stream of completions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+
+from orca.cli.bench.client import Target
+
+Answer = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def event(body: object) -> bytes:
+    return b"data: " + (body if isinstance(body, bytes) else orjson.dumps(body)) + b"\n\n"
+
+
+def token(number: int) -> bytes:
+    return b"id: 0.%d\n" % number + event({"choices": [{"text": "x", "token_ids": [number]}]})
+
+
+def usage(count: int) -> bytes:
+    return event({"choices": [], "usage": {"completion_tokens": count}})
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}".encode() + b"\r\n" + data + b"\r\n"
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[Target]:
+    """A server that reads one request per connection, lets `answer` write, and closes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+        body = await reader.readexactly(int(fields.get(b"Content-Length", b"0")))
+        await answer(orjson.loads(body) if body else {"path": head.split(b" ")[1].decode()}, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield Target(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=5)

@@ -1,0 +1,96 @@
+"""Curves of latency over throughput, from hand-made points."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orca.cli.bench.curve import Point, best_throughput, comparison, lines, points_json
+from orca.cli.bench.plot import plot_curves
+from orca.cli.bench.report import Outcome, Report, summarise
+from orca.cli.bench.sweep import Sweep, run_sweep
+from orca.cli.bench.trace import Range, Trace, TraceSpec
+
+
+def figures(requests: int, latency_s: float) -> Report:
+    """One token per request, all at once: requests / latency_s is the throughput, latency_s that per token."""
+    return summarise(
+        [
+            Outcome(
+                index=index,
+                prompt_tokens=1,
+                new_tokens=1,
+                arrival_s=0.0,
+                sent_s=0.0,
+                token_s=(latency_s,),
+                end_s=latency_s,
+            )
+            for index in range(requests)
+        ]
+    )
+
+
+def point(policy: str, requests: int, latency_s: float) -> Point:
+    return Point(policy=policy, scheduling=policy, max_batch_size=8, rate=1.0, report=figures(requests, latency_s))
+
+
+POINTS = [
+    point("iteration", 1, 0.1),  # 10 requests/s
+    point("iteration", 4, 0.2),  # 20 requests/s
+    point("iteration", 30, 1.0),  # 30 requests/s, too slow
+    point("request_level", 1, 0.2),  # 5 requests/s
+    point("request_level", 8, 1.0),  # 8 requests/s, too slow
+]
+
+
+def test_throughput_is_compared_at_one_latency() -> None:
+    assert best_throughput(POINTS, "iteration", within_s=0.2) == pytest.approx(20.0)
+    assert best_throughput(POINTS, "request_level", within_s=0.2) == pytest.approx(5.0)
+    assert best_throughput(POINTS, "request_level", within_s=0.1) == 0.0
+
+
+def test_the_latency_of_the_comparison_is_twice_the_lowest_one() -> None:
+    [line] = comparison(POINTS, is_normalised=True)
+    assert line.startswith("at a median of at most 200.0 ms/token: 20.00 requests/s against 5.00: 4.0 times")
+
+
+def test_one_policy_alone_is_compared_with_nothing() -> None:
+    assert comparison(POINTS[:3], is_normalised=True) == []
+
+
+def test_a_policy_that_never_meets_the_latency_is_said_so() -> None:
+    [line] = comparison([POINTS[0], POINTS[4]], is_normalised=False)
+    assert line.endswith("request_level never meets it")
+
+
+def test_the_table_has_a_row_for_each_point() -> None:
+    table = lines(POINTS, is_normalised=True)
+    assert len(table) == 1 + len(POINTS)
+    assert [row.split()[0] for row in table[1:]] == ["iteration(8)"] * 3 + ["request_level(8)"] * 2
+    assert "200.0" in table[2]
+
+
+def test_points_are_written_as_plain_data() -> None:
+    first = points_json(POINTS)[0]
+    assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 1.0, 1)
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    plot_curves(POINTS, tmp_path / "curves.svg", is_normalised=True)
+    assert "request_level(8)" in (tmp_path / "curves.svg").read_text()
+
+
+def test_a_sweep_runs_every_policy_size_and_rate_on_the_same_requests() -> None:
+    seen: list[tuple[str, int, list[float | None]]] = []
+
+    def measure(policy: str, size: int, traces: Sequence[Trace]) -> list[Report]:
+        seen.append((policy, size, [trace.spec.rate for trace in traces]))
+        assert len({tuple(request.new_tokens for request in trace.requests) for trace in traces}) == 1
+        return [figures(1, 0.1) for _ in traces]
+
+    spec = TraceSpec(requests=5, prompt_tokens=Range(1, 9), new_tokens=Range(1, 9))
+    sweep = Sweep(spec=spec, policies=("iteration", "request_level"), max_batch_sizes=(1, 8), rates=(1.0, 2.0))
+    points = run_sweep(sweep, measure, [].append)
+    assert seen == [(p, size, [1.0, 2.0]) for p in ("iteration", "request_level") for size in (1, 8)]
+    assert [(point.curve, point.rate) for point in points][:2] == [("iteration(1)", 1.0), ("iteration(1)", 2.0)]
+    assert len(points) == 8

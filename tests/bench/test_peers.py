@@ -1,0 +1,164 @@
+"""The comparison with transformers: the model it makes, how tokens are judged, and what it shows."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from orca.cli.bench.peers import transformers_peer
+from orca.cli.bench.peers.compare import CONTINUOUS, ORCA, STATIC, Contest, Standing, lines, to_json, up_options
+from orca.cli.bench.peers.judgement import Judgement, judge
+from orca.cli.bench.peers.model import LlamaShape, make_model
+from orca.cli.bench.peers.workload import Answer, Workload
+from orca.cli.bench.trace import Range, TraceSpec, generate
+
+TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, TINY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workload(model: Path) -> Workload:
+    trace = generate(TraceSpec(requests=7, prompt_tokens=Range(3, 20), new_tokens=Range(1, 12), seed=5))
+    return Workload(
+        model=str(model),
+        prompts=[trace.prompt(index, TINY.vocab) for index in range(7)],
+        new_tokens=[request.new_tokens for request in trace.requests],
+        batch_size=3,
+        threads=1,
+    )
+
+
+def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
+    """Run transformers as the comparison does, but in this process."""
+    workload.save(folder / "workload.json")
+    transformers_peer.main([mode, str(folder / "workload.json"), str(folder / "answer.json"), *map(str, more)])
+    return folder / "answer.json"
+
+
+def test_static_and_continuous_batching_give_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
+    static, continuous = (Answer.load(peer(mode, workload, tmp_path)) for mode in ("static", "continuous"))
+    assert [len(tokens) for tokens in static.tokens] == workload.new_tokens
+    assert continuous.tokens == static.tokens
+    assert static.seconds > 0
+
+
+def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
+    answer = Answer.load(peer("static", workload, tmp_path))
+    given = tmp_path / "given.json"
+    answer.save(given)
+    right = json.loads(peer("judge", workload, tmp_path, given).read_text())
+    assert right == {"tokens": sum(workload.new_tokens), "excused": 0, "wrong": 0, "wrong_counts": 0}
+
+    answer.tokens[2][-1] = (answer.tokens[2][-1] + 1) % TINY.vocab
+    del answer.tokens[4][-1]
+    answer.save(given)
+    judged = json.loads(peer("judge", workload, tmp_path, given).read_text())
+    assert (judged["wrong"], judged["wrong_counts"]) == (1, 1)
+
+
+def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(workload: Workload, tmp_path: Path) -> None:
+    prompt = workload.prompts[0]
+    changed = [[*prompt[:at], (prompt[at] + 1) % TINY.vocab, *prompt[at + 1 :]] for at in range(len(prompt))]
+    prompts = [prompt, *changed]
+    wanted = Workload(model=workload.model, prompts=prompts, new_tokens=[16] * len(prompts), batch_size=32, threads=1)
+    first, *others = Answer.load(peer("static", wanted, tmp_path)).tokens
+    assert len(set(first)) > 3
+    assert first not in others
+
+
+def test_a_made_model_has_the_parameters_of_its_shape(tmp_path: Path) -> None:
+    attention = 48 * 48 * 2 + 48 * 24 * 2
+    layer = attention + 3 * 48 * 80 + 2 * 48
+    assert make_model(tmp_path, TINY) == 2 * layer + 2 * 300 * 48 + 48
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 300
+
+
+def test_the_tokenizer_of_a_made_model_reads_any_text_and_writes_any_token(model: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == TINY.vocab
+    text = "Grüße, 世界"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.decode([TINY.vocab - 1]).strip() == "w43"
+
+
+LOGITS = torch.tensor([[0.0, 1.0, 0.99995], [3.0, 1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("answer", "excused", "wrong"),
+    [
+        ([1, 0], 0, 0),  # the reference's own
+        ([2, 0], 1, 0),  # behind by 0.00005
+        ([0, 0], 0, 1),  # behind by 1, though the two best are near
+        ([1, 2], 0, 1),
+    ],
+)
+def test_a_token_is_excused_only_when_its_own_logit_is_within_the_margin(
+    answer: list[int], excused: int, wrong: int
+) -> None:
+    verdict = judge([[5]], [2], [answer], lambda *_: LOGITS)
+    assert (verdict.tokens, verdict.excused, verdict.wrong) == (2, excused, wrong)
+    assert verdict.is_right == (wrong == 0)
+
+
+def test_an_answer_of_the_wrong_length_is_wrong() -> None:
+    verdict = judge([[5], [6]], [2, 1], [[1, 0], []], lambda _, tokens: LOGITS[: len(tokens)])
+    assert (verdict.wrong, verdict.wrong_counts, verdict.is_right) == (0, 1, False)
+
+
+def standing(name: str, *speeds: float) -> Standing:
+    verdict = Judgement(tokens=10, excused=0, wrong=0, wrong_counts=0)
+    return Standing(name, list(speeds), [[[1, 2], [3]]] * len(speeds), [verdict] * len(speeds))
+
+
+def test_the_table_shows_medians_spreads_and_ratios() -> None:
+    standings = [standing(STATIC, 90, 100, 250), standing(CONTINUOUS, 150, 125, 140), standing(ORCA, 280, 300, 400)]
+    standings[1].answers[-1] = [[1, 2], [4]]
+    table = lines(standings)
+    assert table[1].split()[2:6] == ["100.0", "90.0", "250.0", "3.00"]
+    assert table[2].split()[2:6] == ["140.0", "125.0", "150.0", "2.14"]
+    assert table[4].startswith("2 of 2 requests: the same tokens")
+    assert table[5].startswith("1 of 2 requests: the same tokens")
+
+
+def test_the_json_says_what_the_figures_depend_on(model: Path, tmp_path: Path) -> None:
+    trace = generate(TraceSpec(requests=4, prompt_tokens=Range(1, 9), new_tokens=Range(2, 2)))
+    contest = Contest(
+        model=model,
+        vocab_size=300,
+        trace=trace,
+        batch_size=2,
+        threads=1,
+        rounds=1,
+        up_options=["--stages", "1"],
+        folder=tmp_path,
+    )
+    content = to_json(contest, [standing(STATIC, 50), standing(CONTINUOUS, 80), standing(ORCA, 100)])
+    assert (content["generated_tokens"], content["prompt_tokens"], content["orca_up"]) == (
+        8,
+        "U(1,9)",
+        ["--stages", "1"],
+    )
+    assert [system["orca_is_times_as_fast"] for system in content["systems"]] == [2.0, 1.25, 1.0]
+
+
+def test_the_warm_up_is_short(workload: Workload) -> None:
+    head = replace(workload, new_tokens=[1, 12, 3, 9, 9, 9, 9]).head(3)
+    assert (len(head.prompts), head.new_tokens) == (3, [1, 4, 3])
+
+
+def test_options_of_the_caller_replace_those_of_the_comparison() -> None:
+    options = up_options(16, 2, ["--stages", "2", "--prefetch", "0"])
+    assert options.count("--stages") == 1
+    assert options[-4:] == ["--stages", "2", "--prefetch", "0"]
+    assert options[: options.index("--threads") + 2][-2:] == ["--threads", "2"]

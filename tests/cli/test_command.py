@@ -1,0 +1,159 @@
+"""The `orca` command and the mistakes that `orca up` refuses before anything starts."""
+
+import fcntl
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orca.cli.main import COMMANDS, main
+from orca.cli.small_model import small_model_folder
+from orca.cli.up.places import DataFolder, default_data_folder
+from orca.pool.embedded import EmbeddedRedis
+from orca.scheduler.request_level import HABITS
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Run `orca up` with flags it must refuse; returns what it said."""
+
+    def run(*flags: str) -> str:
+        assert main(["up", "--data", str(tmp_path / "data"), "--port", "0", *flags]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("orca up: ")
+        assert said.err.count("\n") == 1
+        return said.err.removeprefix("orca up: ").strip()
+
+    return run
+
+
+def test_help_names_every_command_and_imports_none_of_them() -> None:
+    code = "import sys; from orca.cli.main import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert [name for name in COMMANDS if f"\n  {name} " not in shown] == []
+    assert [name for name in ("'torch'", "'grpc'", "'redis'", "'rich'", "'orca.cli.up'") if name in shown] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_with_a_main(name: str) -> None:
+    assert callable(importlib.import_module(COMMANDS[name].module).main)
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fly"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--stages", "0"], "--stages must be at least 1, not 0"),
+        (["--tensor", "-1"], "--tensor must be at least 1, not -1"),
+        (["--replicas", "0"], "--replicas must be at least 1, not 0"),
+        (["--max-batch-size", "0"], "--max-batch-size must be at least 1, not 0"),
+        (["--slots", "0"], "--slots must be at least 1, not 0"),
+        (["--slots", "15"], "--slots must be at least 16, one KV block, not 15"),
+        (["--max-batch-tokens", "16"], "--max-batch-tokens must be above --max-batch-size (16), not 16"),
+        (
+            ["--max-batch-tokens", "64", "--policy", "request_level"],
+            "--max-batch-tokens is for --policy iteration only",
+        ),
+        (["--api-keys", " ,"], "--api-keys holds no key"),
+        (["--port", "70000"], "--port must be from 0 to 65535, not 70000"),
+        (["--microbatch-size", "2"], "--microbatch-size is for --policy request_level only"),
+        (["--without-habits", "splits_batch"], "--without-habits is for --policy request_level only"),
+        (
+            ["--policy", "request_level", "--without-habits", "haste"],
+            f"--without-habits knows {', '.join(HABITS)}, not haste",
+        ),
+        (["--stages", "two"], "argument --stages: invalid int value: 'two'"),
+        (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
+        (["--prefetch", "2"], "argument --prefetch: invalid choice: 2 (choose from 0, 1)"),
+        (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
+        (["--data", "/dev/null/x"], "--data: /dev/null/x/logs cannot be made: Not a directory"),
+        (["--iteration-log", "/dev/null/x"], "--iteration-log: /dev/null/x cannot be made: Not a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: str) -> None:
+    assert refused(*flags) == said
+
+
+def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert refused("--device", "cuda") == "--device cuda --tensor 1: 0 NVIDIA devices are visible"
+
+
+def test_a_port_in_use_is_refused_by_its_number(refused) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = refused("--port", str(port))
+    assert said == f"--host 127.0.0.1 --port {port}: Address already in use; choose another with --port"
+
+
+def test_a_data_folder_that_another_supervisor_holds_is_refused(refused, tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert refused("--data", str(folder)) == f"{folder} is in use by another `orca up`; choose another --data"
+
+
+def test_the_holder_of_a_port_s_folder_is_named_with_its_pid_and_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with DataFolder(default_data_folder(8765), remedy="--port") as held:
+        held.sign("http://127.0.0.1:8765")
+        assert main(["up", "--port", "8765"]) == 2
+    who = f"another `orca up` (pid {os.getpid()}, http://127.0.0.1:8765)"
+    assert (
+        capsys.readouterr().err
+        == f"orca up: {tmp_path}/orca/8765 is in use by {who}; choose another --port or --data\n"
+    )
+
+
+def test_a_redis_that_does_not_answer_is_refused_without_its_password(refused, unused_tcp_port: int) -> None:
+    said = refused("--redis-url", f"redis://:secret@127.0.0.1:{unused_tcp_port}/0")
+    assert said.startswith(f"--redis-url redis://...@127.0.0.1:{unused_tcp_port}/0 does not answer: ")
+    assert "secret" not in said
+
+
+def test_a_redis_that_may_forget_requests_is_refused(refused, tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis", options=("--maxmemory-policy", "allkeys-lru")) as redis:
+        said = refused("--redis-url", redis.url)
+    assert said == (f"--redis-url {redis.url}: pool: Redis has maxmemory-policy allkeys-lru, it must be noeviction")
+
+
+def test_a_folder_without_a_model_is_refused_with_the_missing_file(refused, tmp_path: Path) -> None:
+    assert refused("--model", str(tmp_path)) == f"{tmp_path} has no config.json"
+
+
+def test_an_unknown_kind_of_model_is_refused_with_those_that_are_known(refused, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    assert refused("--model", str(tmp_path)).startswith(
+        f"{tmp_path}/config.json: model_type 'mamba' is not one of gpt2"
+    )
+
+
+def test_a_model_given_as_a_file_is_refused(refused) -> None:
+    file = small_model_folder() / "model.safetensors"
+    assert refused("--model", str(file)) == f"--model {file} is a file; a folder in Hugging Face layout is needed"
+
+
+def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refused("--model", "nobody/nothing-at-all")
+    assert said.startswith("--model nobody/nothing-at-all is not a folder, and could not be fetched by that name: ")

@@ -1,0 +1,134 @@
+"""From the settings of `orca up` to the processes that it starts."""
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+
+from orca.cli.small_model import small_model_folder
+from orca.cli.up.plan import Addresses, Surroundings, plan
+from orca.cli.up.settings import UpSettings, parse_settings
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.core.model import load_model_info
+
+MODEL = load_model_info(small_model_folder())
+
+
+def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
+    settings = parse_settings(["--port", "0", *flags])
+    around = Surroundings(
+        addresses=Addresses.find(settings), redis_url="unix:///r.sock", logs=Path("/logs"), generation=7, gpus=gpus
+    )
+    return plan(settings, MODEL, around)
+
+
+def flags_of(spec: ProcessSpec) -> dict[str, str]:
+    words = spec.command[4:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def by_name(specs: list[ProcessSpec]) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+def test_each_replica_has_a_scheduler_and_all_its_stages() -> None:
+    names = [spec.name for spec in planned("--replicas", "2", "--stages", "3")]
+    assert names == ["gateway"] + [
+        name for group in (0, 1) for name in (f"scheduler-{group}", *(f"worker-{group}.{stage}" for stage in range(3)))
+    ]
+
+
+def test_a_scheduler_is_told_the_addresses_of_its_own_stages_in_order() -> None:
+    specs = by_name(planned("--replicas", "2"))
+    stages = flags_of(specs["scheduler-1"])["--stages"].split(",")
+    assert stages == [flags_of(specs[f"worker-1.{stage}"])["--listen"] for stage in (0, 1)]
+
+
+def test_no_two_processes_share_an_address() -> None:
+    specs = planned("--replicas", "2", "--stages", "3")
+    addresses = [spec.address for spec in specs]
+    addresses += [flags_of(spec)["--listen"] for spec in specs if spec.role is Role.SCHEDULER]
+    assert len(set(addresses)) == len(addresses)
+
+
+def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
+    flags = [flags_of(spec) for spec in planned("--dtype", "bfloat16", "--replicas", "2")]
+    for name in ("--model", "--dtype", "--pool", "--deployment", "--slots-max"):
+        assert len({part[name] for part in flags if name in part}) == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--stages", "3", "--tensor", "2", "--replicas", "2", "--slots", "4096", "--threads", "1", "--device", "cuda"],
+        ["--max-batch-size", "4", "--max-batch-tokens", "64", "--prefetch", "0", "--iteration-log", "log"],
+        ["--policy", "request_level", "--dtype", "float16", "--host", "::1", "--log-level", "debug"],
+        ["--policy", "request_level", "--microbatch-size", "4", "--without-habits", "holds_results,computes_ended"],
+    ],
+    ids=["defaults", "shape", "schedule", "baseline", "parts of the baseline"],
+)
+def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
+    for spec in planned(*flags):
+        settings = importlib.import_module(f"orca.{spec.role.name.lower()}.settings")
+        settings.parse_settings([*spec.command[4:], *spec.restart_arguments], {})
+
+
+def test_only_a_restarted_scheduler_is_told_that_the_one_before_it_is_dead() -> None:
+    specs = by_name(planned())
+    assert specs["scheduler-0"].restart_arguments == ("--predecessor-exited",)
+    assert specs["worker-0.0"].restart_arguments == ()
+
+
+def test_threads_default_to_the_processors_shared_by_all_ranks() -> None:
+    processors = len(os.sched_getaffinity(0))
+    assert parse_settings(["--stages", "1"]).threads == processors
+    assert parse_settings(["--stages", str(processors), "--tensor", "2"]).threads == 1
+
+
+def test_a_group_gets_the_slots_that_a_full_batch_can_use_unless_told_otherwise() -> None:
+    assert flags_of(by_name(planned())["worker-0.0"])["--slots-max"] == str(16 * MODEL.max_model_len)
+    assert flags_of(by_name(planned("--slots", "64"))["worker-0.1"])["--slots-max"] == "64"
+
+
+def devices_and_link(specs: list[ProcessSpec]) -> list[tuple[str, str]]:
+    workers = [spec for spec in specs if spec.role is Role.WORKER]
+    return [(spec.environment["CUDA_VISIBLE_DEVICES"], flags_of(spec)["--link"]) for spec in workers]
+
+
+def test_each_rank_has_a_gpu_of_its_own_where_there_are_enough() -> None:
+    specs = planned("--device", "cuda", "--tensor", "2", gpus=("0", "1", "4", "5"))
+    assert devices_and_link(specs) == [("0,1", "auto"), ("4,5", "auto")]
+
+
+def test_stages_share_gpus_through_gloo_where_there_are_too_few() -> None:
+    assert devices_and_link(planned("--device", "cuda", gpus=("0",))) == [("0", "gloo"), ("0", "gloo")]
+
+
+def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
+    [gateway] = [spec for spec in planned("--host", "0.0.0.0") if spec.role is Role.GATEWAY]
+    assert flags_of(gateway)["--host"] == "0.0.0.0"
+    assert gateway.address.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("flags", [["--api-keys", "a,b"], []], ids=["flag", "variable"])
+def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "c" if flags else "a, b")
+    specs = planned(*flags)
+    [gateway] = [spec for spec in specs if spec.role is Role.GATEWAY]
+    assert gateway.environment == {"ORCA_GATEWAY_API_KEYS": "a,b"}
+    assert all("a,b" not in word for spec in specs for word in spec.command)
+    assert "a,b" not in repr(gateway)
+
+
+def test_a_worker_knows_the_scheduler_of_its_group() -> None:
+    assert by_name(planned("--replicas", "2"))["worker-1.0"].scheduler == "scheduler-1"
+
+
+def test_the_settings_are_immutable() -> None:
+    settings: UpSettings = parse_settings([])
+    with pytest.raises(AttributeError):
+        settings.stages = 3  # type: ignore[misc]

@@ -1,0 +1,172 @@
+"""The supervisor with small processes of our own in place of services."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_processes import is_running, wait_until_gone
+
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.cli.up.supervisor import Child, Supervisor, SystemFailed
+from orca.core.leash import leashed
+
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+
+async def until(is_true: Callable[[], object], limit_s: float = 20.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+class System:
+    """A supervisor of Python snippets in a folder, run as a task."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[str] = []
+        self.children: list[Child] = []
+
+    def add(self, name: str, code: str, role: Role = Role.WORKER, **fields: object) -> Child:
+        command = (sys.executable, "-c", code)
+        log = self.folder / f"{name}.log"
+        spec = ProcessSpec(role=role, name=name, command=command, address="-", log=log, **fields)  # type: ignore[arg-type]
+        self.children.append(Child(spec))
+        return self.children[-1]
+
+    def start(self, *, was_up: bool = True, restart_delays_s: tuple[float, ...] = (0.0, 0.0)) -> None:
+        self.supervisor = Supervisor(self.children, tell=self.told.append, restart_delays_s=restart_delays_s)
+        self.supervisor.was_up = was_up
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    async def up(self) -> None:
+        await until(lambda: all("up" in self.log(child) for child in self.children))
+
+    def log(self, child: Child) -> str:
+        return child.spec.log.read_text() if child.spec.log.exists() else ""
+
+
+@pytest.fixture
+async def system(tmp_path: Path):
+    system = System(tmp_path)
+    yield system
+    system.supervisor.kill()
+    with suppress(SystemFailed):
+        await system.running
+
+
+async def test_stop_ends_roles_in_order_and_run_returns(system: System) -> None:
+    order = system.folder / "order"
+    write = (
+        f"import signal, sys; signal.signal(15, lambda *_: (open({str(order)!r}, 'a').write('{{}}\\n'), sys.exit())); "
+    )
+    for role in (Role.WORKER, Role.GATEWAY, Role.SCHEDULER):
+        system.add(role.name, write.format(role.name) + SLEEP, role)
+    system.start()
+    await system.up()
+    await system.supervisor.stop()
+    await system.running
+    assert order.read_text().split() == ["GATEWAY", "SCHEDULER", "WORKER"]
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_when_its_time_is_over(system: System) -> None:
+    child = system.add("stubborn", STUBBORN, stop_seconds=0.2)
+    system.start()
+    await system.up()
+    await system.supervisor.stop()
+    assert child.pid is None
+
+
+async def test_a_process_that_dies_is_reported_with_its_log_and_restarted_under_its_name(system: System) -> None:
+    child = system.add("worker-0.1", SLEEP, restart_arguments=("--again",))
+    system.start()
+    await system.up()
+    first = child.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: system.log(child).count("up") == 2)
+    assert child.pid not in (None, first)
+    assert psutil.Process(child.pid).cmdline()[-1] == "--again"
+    assert system.told[0].startswith(f"worker-0.1 was killed by SIGKILL; its log is {child.spec.log}\n    up\n")
+
+
+async def test_a_report_of_a_death_shows_warnings_of_that_life_and_no_lesser_lines(system: System) -> None:
+    said = '{"time":"2026-01-02T03:04:05Z","level":"%s","message":"%s"}'
+    lines = [said % ("info", "fine"), said % ("warning", "slow")]
+    child = system.add("worker", f"print({lines[0]!r}, {lines[1]!r}, sep='\\n', flush=True)")
+    child.spec.log.write_text("of an earlier life\n")
+    system.start()
+    await until(lambda: system.told)
+    first, *shown, last = system.told[0].splitlines()
+    assert (first, last) == (f"worker exited with code 0; its log is {child.spec.log}", "restarting worker")
+    assert shown == ["    03:04:05Z slow"]
+
+
+async def test_children_of_a_dead_process_go_with_it(system: System) -> None:
+    spawn = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    child = system.add("worker", f"{spawn}; {SLEEP}")
+    system.start()
+    await system.up()
+    rank = psutil.Process(int(system.log(child).split()[0]))
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: not is_running(rank))
+
+
+async def test_a_crash_loop_ends_the_system_with_the_name_and_the_log(system: System) -> None:
+    system.add("scheduler-0", "import sys; sys.exit('no reason')")
+    system.start()
+    with pytest.raises(SystemFailed, match=r"(?s)no reason.*scheduler-0 died 3 times in 60 s"):
+        await system.running
+    assert len(system.told) == 2
+
+
+async def test_a_process_that_gives_up_before_the_system_was_up_ends_the_start_with_its_own_words(
+    system: System,
+) -> None:
+    system.add("worker-0.0", 'import sys; print(\'{"level":"error","message":"bad model"}\'); sys.exit(2)')
+    system.start(was_up=False)
+    with pytest.raises(SystemFailed, match=r"worker-0\.0 did not start: bad model\n") as failed:
+        await system.running
+    assert failed.value.exit_code == 2
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed() -> None:
+    supervisor = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent("""
+                import subprocess
+                from orca.core.leash import leashed
+                child = subprocess.Popen(leashed(["sleep", "600"]), start_new_session=True)
+                print(child.pid, flush=True)
+                child.wait()
+            """),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        child = psutil.Process(int(supervisor.stdout.readline()))
+        supervisor.kill()
+    wait_until_gone([child])
+
+
+def test_a_leashed_command_does_not_start_for_a_supervisor_that_is_gone() -> None:
+    line = leashed(["echo", "ran"])
+    line[line.index(str(os.getpid()))] = "1"
+    ran = subprocess.run(line, capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (1, b"")

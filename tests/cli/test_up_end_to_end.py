@@ -1,0 +1,195 @@
+"""`orca up` as a newcomer runs it: real processes, the small model, and nothing left behind."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from cli_processes import is_running, wait_until, wait_until_gone
+from safetensors.numpy import load_file, save_file
+
+from orca.cli.small_model import small_model_folder
+
+pytestmark = pytest.mark.timeout(180)
+
+UP_WITHIN_S = 90.0  # a shared two-core machine; alone it takes under ten
+PROMPT = {"model": "orca-austen", "prompt": "It was a fine morning, and", "max_tokens": 12, "temperature": 0}
+
+
+class Up:
+    """One `orca up` of the small model on a free port."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._output = folder / "output"
+        command = [sys.executable, "-m", "orca.cli.main", "up", "--port", "0", "--data", str(folder / "data"), *flags]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        self.seen: set[psutil.Process] = set()
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def url(self) -> str:
+        return re.findall(r" at (http://\S+)", self.output)[0]
+
+    def family(self) -> set[psutil.Process]:
+        """All processes that it has ever been seen to have, ranks included."""
+        if self.process.poll() is None:
+            self.seen |= set(psutil.Process(self.process.pid).children(recursive=True))
+        return self.seen
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: "Ready:" in self.output or self.process.poll() is not None, UP_WITHIN_S)
+        assert "Ready:" in self.output, self.output
+        self.family()
+
+    def end(self) -> None:
+        self.family()
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            for child in self.seen:
+                if is_running(child):
+                    child.kill()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    up = Up(tmp_path_factory.mktemp("up"))
+    try:
+        up.wait_until_ready()
+        yield up
+    finally:
+        up.end()
+
+
+def completion(up: Up) -> str:
+    answer = httpx.post(f"{up.url}/v1/completions", json=PROMPT, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
+    said = {name: int(pid) for name, pid in re.findall(r"^  (\S+) +(\d+)  \S", up.output, re.MULTILINE)}
+    assert list(said) == ["redis", "gateway", "scheduler-0", "worker-0.0", "worker-0.1"]
+    assert set(said.values()) == {child.pid for child in psutil.Process(up.process.pid).children()}
+    assert httpx.get(f"{up.url}/ready").status_code == 200
+
+
+def test_the_python_example_works_as_pasted(up: Up) -> None:
+    [example] = re.findall(r"^\S*python\S* - <<'EOF'.*?^EOF\n", up.output, re.MULTILINE | re.DOTALL)
+    ran = subprocess.run(["bash", "-c", example], capture_output=True, text=True, timeout=60, check=True)
+    assert re.search(r"[a-z]{2}", ran.stdout)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_example_works_as_pasted(up: Up) -> None:
+    [example] = re.findall(r"^curl .*$", up.output, re.MULTILINE)
+    ran = subprocess.run(["bash", "-c", example], capture_output=True, text=True, timeout=60, check=True)
+    answer = json.loads(ran.stdout)
+    [choice], tokens = answer["choices"], answer["usage"]["completion_tokens"]
+    # The example samples without a seed: now and then the model ends its text before the forty tokens are used up.
+    assert (
+        (tokens == 40) if choice["finish_reason"] == "length" else (choice["finish_reason"] == "stop" and tokens <= 40)
+    )
+    assert re.search(r"[a-z]{2}", choice["text"]) or tokens == 1
+
+
+async def test_the_official_client_gets_the_same_text_streamed_or_not_alone_or_beside_others(up: Up) -> None:
+    messages = [{"role": "user", "content": "How do you like the country?"}]
+    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none") as client:
+
+        async def whole(seed: int) -> str | None:
+            call = client.chat.completions.create(model="orca-austen", messages=messages, max_tokens=24, seed=seed)
+            return (await call).choices[0].message.content
+
+        async def streamed(seed: int) -> str:
+            chunks = await client.chat.completions.create(
+                model="orca-austen", messages=messages, max_tokens=24, seed=seed, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+        alone = [await whole(seed) for seed in range(4)]
+        together = await asyncio.gather(*map(whole, range(4)), *map(streamed, range(4)))
+    assert together == alone * 2
+    assert len(set(alone)) == 4, "each seed says something else"
+
+
+def test_a_killed_stage_is_restarted_and_the_same_prompt_gets_the_same_answer(up: Up) -> None:
+    before = completion(up)
+    [pid] = re.findall(r"^  worker-0\.1 +(\d+) ", up.output, re.MULTILINE)
+    os.kill(int(pid), signal.SIGKILL)
+    wait_until(lambda: "worker-0.1 was killed by SIGKILL" in up.output, 30)
+    assert completion(up) == before
+    wait_until(lambda: re.search(r"^ready again after \d", up.output, re.MULTILINE), 30)
+    up.family()
+
+
+def test_ready_again_after_a_scheduler_died_waits_for_the_new_epoch(up: Up) -> None:
+    told = up.output.count("ready again after")
+    [pid] = re.findall(r"^  scheduler-0 +(\d+) ", up.output, re.MULTILINE)
+    os.kill(int(pid), signal.SIGKILL)
+    wait_until(lambda: up.output.count("ready again after") == told + 1, 30)
+    [logs] = re.findall(r"logs: (\S+)/<process>", up.output)
+    log = (Path(logs) / "scheduler-0.log").read_text()
+    assert log.rindex("epoch formed") > log.rindex("seat taken")
+    up.family()
+
+
+def test_ctrl_c_ends_everything_within_seconds_and_says_so(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--stages", "1")
+    try:
+        up.wait_until_ready()
+        completion(up)
+        assert len(up.family()) >= 4
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(20) == 0
+        wait_until_gone(up.seen)
+        assert up.output.rstrip().endswith("ended")
+    finally:
+        up.end()
+
+
+def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    try:
+        # Redis, gateway, scheduler, two controllers and at least one rank.
+        wait_until(lambda: len(up.family()) >= 6, UP_WITHIN_S)
+        up.process.kill()
+        up.process.wait()
+        # A rank that is importing torch notices that its controller is gone once the import is over.
+        wait_until_gone(up.seen, UP_WITHIN_S)
+    finally:
+        up.end()
+
+
+def test_a_model_that_the_stages_refuse_ends_the_start_with_their_sentence(tmp_path: Path) -> None:
+    model = tmp_path / "broken-model"
+    shutil.copytree(small_model_folder(), model)
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors")
+    up = Up(tmp_path, "--model", str(model))
+    try:
+        wait_until(lambda: up.family() and up.process.poll() is not None, UP_WITHIN_S)
+        assert up.process.returncode == 2
+        assert re.search(r"^orca up: worker-0\.. did not start: .*model\.norm\.weight", up.output, re.MULTILINE), (
+            up.output
+        )
+        wait_until_gone(up.seen)
+    finally:
+        up.end()

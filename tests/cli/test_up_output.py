@@ -1,0 +1,177 @@
+"""What a person sees of `orca up`."""
+
+import asyncio
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from rich.console import Console
+
+from orca.cli.up.display import Display, access_note, examples, interpreter
+from orca.cli.up.log_errors import Follower, error_message, follow_errors, readable
+from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, http_status, wait_until_ready
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.core import engine_pb2 as pb
+from orca.core import engine_pb2_grpc as pb_grpc
+
+
+def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:
+    display = Display(Console(file=(shown := io.StringIO()), force_terminal=False))
+    with display.progress(["worker-0.0"]) as progress:
+        for standing in (STARTING, STARTING, Standing("loading 10 %", 90), Standing("loading 50 %", 450), READY):
+            progress.show("worker-0.0", standing)
+    assert shown.getvalue().splitlines() == ["worker-0.0: starting", "worker-0.0: loading 10 %", "worker-0.0: ready"]
+
+
+def test_on_a_terminal_the_start_is_a_bar_per_process() -> None:
+    display = Display(Console(file=(shown := io.StringIO()), force_terminal=True, width=100))
+    with display.progress(["gateway", "worker-0.0"]) as progress:
+        progress.show("worker-0.0", Standing("loading weights 40 %", 360))
+    assert "loading weights 40 %" in shown.getvalue()
+    assert "gateway" in shown.getvalue()
+
+
+def test_the_curl_example_is_one_shell_line_with_the_models_name_in_valid_json() -> None:
+    [line] = [
+        line
+        for line in examples("http://127.0.0.1:8000", "it's", has_keys=False).splitlines()
+        if line.startswith("curl")
+    ]
+    words = shlex.split(line)
+    assert words[1] == "http://127.0.0.1:8000/v1/completions"
+    assert json.loads(words[-1])["model"] == "it's"
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_the_python_example_compiles(has_keys: bool) -> None:
+    _, _, rest = examples("http://127.0.0.1:8000", "m", has_keys=has_keys).partition("<<'EOF'\n")
+    code, _, _ = rest.partition("\nEOF\n")
+    assert compile(code, "example", "exec")
+    assert ('os.environ["ORCA_API_KEY"]' in code) is has_keys
+
+
+def test_the_curl_example_of_a_keyed_api_sends_the_key_that_the_shell_knows() -> None:
+    text = examples("http://127.0.0.1:8000", "m", has_keys=True)
+    [line] = [line for line in text.splitlines() if line.startswith("curl")]
+    assert ' -H "Authorization: Bearer $ORCA_API_KEY" ' in line
+
+
+def test_the_example_s_interpreter_is_named_from_the_present_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "my env" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert interpreter() == "'my env/python'"
+    monkeypatch.chdir(tmp_path.parent / tmp_path.name / "..")
+    assert interpreter() == f"'{tmp_path.name}/my env/python'"
+    monkeypatch.setattr(sys, "executable", "/elsewhere/python")
+    assert interpreter() == "/elsewhere/python"
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "said"),
+    [
+        ("127.0.0.1", 0, "open, to this machine only"),
+        ("::1", 0, "open, to this machine only"),
+        ("localhost", 0, "open, to this machine only"),
+        ("0.0.0.0", 0, "WARNING: open to all who can reach 0.0.0.0"),
+        ("box.example", 0, "WARNING: open to all who can reach box.example"),
+        ("0.0.0.0", 2, "2 keys; a call must show one"),
+    ],
+)
+def test_who_may_call_is_said(host: str, keys: int, said: str) -> None:
+    assert said in access_note(host, keys)
+
+
+def test_an_error_line_is_told_with_the_end_of_its_exception() -> None:
+    line = {"level": "error", "message": "step failed", "exception": "Traceback\n  ...\nOSError: gone"}
+    assert error_message(json.dumps(line)) == "step failed (OSError: gone)"
+    assert error_message(json.dumps({"level": "info", "message": "fine"})) is None
+    assert error_message("Traceback (most recent call last)") is None
+
+
+def test_a_warning_is_readable_and_lesser_lines_are_left_out() -> None:
+    line = {"time": "2026-01-02T03:04:05.6Z", "level": "warning", "service": "s", "message": "epoch over", "epoch": 3}
+    assert readable(json.dumps(line)) == "03:04:05Z epoch over (epoch=3)"
+    assert readable(json.dumps(line | {"level": "info"})) is None
+    assert readable("Fatal Python error: Segmentation fault") == "Fatal Python error: Segmentation fault"
+
+
+def test_a_follower_reads_whole_lines_from_where_it_began(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("old\n")
+    follower = Follower(log)
+    with log.open("a") as file:
+        file.write("one\ntw")
+        file.flush()
+        assert follower.new_lines() == [b"one"]
+        file.write("o\n")
+    assert follower.new_lines() == [b"two"]
+
+
+async def test_errors_of_all_logs_are_told_under_their_names(tmp_path: Path) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    log = tmp_path / "gateway.log"
+    following = asyncio.create_task(follow_errors([("gateway", log)], told.put_nowait, lambda *_: None))
+    await asyncio.sleep(0)
+    log.write_text('{"level": "info", "message": "up"}\n{"level": "critical", "message": "down"}\n')
+    assert await asyncio.wait_for(told.get(), 10) == "gateway: down"
+    following.cancel()
+
+
+async def test_the_reason_why_a_group_does_not_form_is_noted(tmp_path: Path) -> None:
+    noted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    log = tmp_path / "scheduler-0.log"
+    note = lambda name, reason: noted.put_nowait((name, reason))  # noqa: E731
+    following = asyncio.create_task(follow_errors([("scheduler-0", log)], lambda _: None, note))
+    await asyncio.sleep(0)
+    log.write_text('{"level": "warning", "message": "epoch over", "reason": "too few slots"}\n')
+    assert await asyncio.wait_for(noted.get(), 10) == ("scheduler-0", "too few slots")
+    following.cancel()
+
+
+async def test_http_status_is_none_when_nobody_answers(unused_tcp_port: int) -> None:
+    assert await http_status(f"127.0.0.1:{unused_tcp_port}", "/ready") is None
+
+    async def away(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Away\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(away, "127.0.0.1", 0) as server:
+        assert await http_status(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "/ready") == 503
+
+
+class WaitingStage(pb_grpc.StageServicer):
+    """Idle, or joined to epoch 4 once `has_joined`."""
+
+    has_joined = False
+
+    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: ARG002, N802
+        phase = pb.StatusReply.JOINED if self.has_joined else pb.StatusReply.IDLE
+        return pb.StatusReply(phase=phase, epoch=pb.Epoch(number=4))
+
+
+async def test_a_stage_that_waits_says_why_and_is_up_only_in_a_newer_epoch(tmp_path: Path) -> None:
+    server = grpc.aio.server()
+    pb_grpc.add_StageServicer_to_server(stage := WaitingStage(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    spec = ProcessSpec(role=Role.WORKER, name="w", command=(), address=address, log=tmp_path, scheduler="scheduler-0")
+    shown: list[str] = []
+
+    def show(_: str, standing: Standing) -> None:
+        shown.append(standing.text)
+        stage.has_joined = True
+
+    assert await epochs_of([spec]) == {"w": 4}
+    why = {"scheduler-0": "the engine failed: too few slots"}.get
+    await asyncio.wait_for(wait_until_ready([spec], show, why=why, older_epochs={"w": 3}), 10)
+    assert shown == ["waiting for the group: the engine failed: too few slots", "ready"]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_until_ready([spec], show, older_epochs={"w": 4}), 0.3)
+    await server.stop(None)
