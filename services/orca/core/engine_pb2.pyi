@@ -28,7 +28,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len")
+    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[StatusReply.Phase]
@@ -55,6 +55,7 @@ class StatusReply(_message.Message):
     LOADED_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    STILL_MS_FIELD_NUMBER: _ClassVar[int]
     phase: StatusReply.Phase
     detail: str
     stage: int
@@ -69,10 +70,11 @@ class StatusReply(_message.Message):
     loaded_permille: int
     process: str
     max_model_len: int
-    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    still_ms: int
+    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms")
+    __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms", "processes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +82,7 @@ class JoinRequest(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FEEDS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     rendezvous: str
     stages: _containers.RepeatedScalarFieldContainer[str]
@@ -87,7 +90,8 @@ class JoinRequest(_message.Message):
     block_tokens: int
     feeds_tokens: bool
     timeout_ms: int
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rendezvous: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., block_tokens: _Optional[int] = ..., feeds_tokens: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    processes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rendezvous: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., block_tokens: _Optional[int] = ..., feeds_tokens: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., processes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("epoch",)
