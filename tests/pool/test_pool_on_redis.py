@@ -168,6 +168,23 @@ async def test_a_pool_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         await open_redis_pool(f"unix://{tmp_path}/none.sock", "d", SETTINGS)
 
 
+async def test_a_part_starts_without_a_pool_that_is_away_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = RedisPool(f"unix://{tmp_path}/none.sock", "d", SETTINGS)
+    await pool.check_server_if_there()
+    assert "started without the pool" in caplog.text
+    await pool.close()
+
+
+async def test_a_part_does_not_start_on_a_pool_that_may_evict(own_redis: EmbeddedRedis, own_bed: RedisBed) -> None:
+    await own_bed.redis.config_set("maxmemory-policy", "allkeys-lru")
+    pool = RedisPool(own_redis.url, "d", SETTINGS)
+    with pytest.raises(SettingError, match="noeviction"):
+        await pool.check_server_if_there()
+    await pool.close()
+
+
 async def test_a_server_that_may_evict_is_refused(own_redis: EmbeddedRedis, own_bed: RedisBed) -> None:
     await own_bed.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(SettingError, match="allkeys-lru, it must be noeviction"):

@@ -257,10 +257,14 @@ class World:
         """End the scheduler process of a group without a word to anybody."""
         assert group.task is not None
         # Nothing of a dead process reaches the pool any more, not even what its clean-up would send.
-        assert group.scheduler is not None
-        group.scheduler._seams.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
+        self.lose_all_calls(group)
         group.task.cancel()
         await asyncio.wait((group.task,))
+
+    def lose_all_calls(self, group: Group) -> None:
+        """From now on nothing that the group's scheduler sends reaches the pool."""
+        assert group.scheduler is not None
+        group.scheduler._seams.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
 
     async def submit(self, request: Request) -> Request:
         if await self._is_closed():

@@ -18,6 +18,7 @@ from orca.core.engine import EngineShape
 from orca.core.errors import EngineError, SettingError
 from orca.core.step import Epoch, Step
 from orca.pool.api import Caller, Entered, RequestState
+from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
 from orca.scheduler.request_level import RequestLevel
 from orca.scheduler.simulated import CostModel, Fault
@@ -111,6 +112,22 @@ async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_
 
 
 @virtually
+async def test_a_scheduler_that_ends_by_such_a_refusal_has_left_its_seat_to_another() -> None:
+    world = a_world(policy=RequestLevel())
+    group = world.add_group(a_shape(slots=32, max_model_len=64))
+    world.start(group)
+    assert group.task is not None
+    await asyncio.wait((group.task,))
+    world.policy = Iteration()
+    refused_s = asyncio.get_running_loop().time()
+    group.task = None
+    world.start(group)
+    await serving(world, group)
+    assert asyncio.get_running_loop().time() - refused_s < 0.2
+    await world.stop()
+
+
+@virtually
 async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_back() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
@@ -122,6 +139,37 @@ async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_ba
     status = await world.pool.status("A.0")
     assert (status.state, status.tokens) == (RequestState.QUEUED, 4)
     assert (await world.pool.stats()).groups == ()
+
+
+@virtually
+async def test_a_scheduler_that_is_cancelled_while_it_drains_waits_for_nobody() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=1_000_000))
+    scheduler = world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    world.lose_all_calls(group)
+    scheduler.stop()
+    await asyncio.sleep(0.3)
+    cancelled_s = asyncio.get_running_loop().time()
+    assert group.task is not None
+    group.task.cancel()
+    await asyncio.wait((group.task,))
+    assert asyncio.get_running_loop().time() == cancelled_s
+
+
+@virtually
+async def test_a_scheduler_that_is_cancelled_in_the_middle_of_a_step_waits_for_nobody() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    world.lose_all_calls(group)
+    await asyncio.sleep(0.3)
+    cancelled_s = asyncio.get_running_loop().time()
+    await world.crash(group)
+    assert asyncio.get_running_loop().time() == cancelled_s
 
 
 @virtually

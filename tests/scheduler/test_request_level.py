@@ -8,13 +8,14 @@ from scheduler_world import World, a_request, batches, by_index, lengths, schedu
 
 from orca.core.engine import EngineShape
 from orca.core.request import Request
-from orca.core.step import Step
+from orca.core.step import Claim, Epoch, Step
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
 from orca.scheduler.policy import Limits, Policy
 from orca.scheduler.request_level import Habits, RequestLevel
 from orca.scheduler.simulated import CostModel
+from orca.scheduler.state import GroupState
 
 ALL = Habits()
 
@@ -99,6 +100,22 @@ def test_prefetch_does_not_change_the_batches(prefetch: int) -> None:
     requests = [a_request(name, prompt=2 + i % 3, new=1 + i % 4) for i, name in enumerate("ABCDEFG")]
     expected = schedule_all(baseline(2), replace(limits, prefetch=0), requests)
     assert batches(schedule_all(baseline(2), limits, requests)) == batches(expected)
+
+
+def test_a_batch_gets_a_number_that_no_batch_of_the_epoch_had_before() -> None:
+    state, limits = GroupState(), some_limits()
+    numbers = []
+    for arrival in (1, 2, 3):
+        entry = state.add(a_request(str(arrival), new=1, arrival=arrival), Claim(1, "test/1"))
+        batch = baseline().select(state, limits)
+        numbers += [admission.batch for admission in batch.admitted]
+        state.schedule(batch, Epoch(1, "test"))
+        state.read()
+        state.end(entry)
+        state.schedule(baseline().select(state, limits), Epoch(1, "test"))
+        state.read()
+        assert not state.requests, "nothing of the batch is left"
+    assert numbers == [1, 2, 3]
 
 
 def worker_chart(policy: Policy, limits: Limits, requests: list[Request]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import cast
 
 import uvloop
 
-from orca.core.errors import ModelError, PoolUnavailable, SettingError
+from orca.core.errors import ModelError, SettingError
 from orca.core.logs import Format, configure_logging
 from orca.core.model import load_model_info
 from orca.core.text import Tokenizer
@@ -50,7 +50,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
         log.error("the gateway cannot serve: %s", error)
         return 1
     try:
-        await _check(pool)
+        await pool.check_server_if_there()
         server = make_server(create_app(pool, info, tokenizer, settings), settings)
         await server.serve()
         return 0 if server.started else 1
@@ -59,14 +59,6 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
         return 1
     finally:
         await pool.close()
-
-
-async def _check(pool: RedisPool) -> None:
-    """Raises: SettingError. A pool that is away is no reason not to start: calls get 503 until it is back."""
-    try:
-        await pool.check_server()
-    except PoolUnavailable as error:
-        log.warning("started without the pool: %s", error)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ Owns the calls: what goes into a script, what its answer means, and which error 
 are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca.core.errors import PoolFull, SettingError, UnknownRequest
+from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import SCHEMA, Request
 from orca.core.step import Claim, Epoch
 from orca.pool import codec
@@ -34,6 +35,8 @@ from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
 from orca.pool.redis_link import OutOfMemory, RedisLink
 from orca.pool.settings import PoolSettings
+
+log = logging.getLogger(__name__)
 
 _COMMIT_ANSWERS = {
     1: CommitAnswer.APPLIED,
@@ -92,6 +95,16 @@ class RedisPool(Pool):
             )
         if schema is not None and int(schema) != SCHEMA:
             raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {SCHEMA}")
+
+    async def check_server_if_there(self) -> None:
+        """`check_server` for a part that starts. A pool that is away is no reason not to: each call asks it again.
+
+        Raises: SettingError.
+        """
+        try:
+            await self.check_server()
+        except PoolUnavailable as error:
+            log.warning("started without the pool: %s", error)
 
     # gateway
 

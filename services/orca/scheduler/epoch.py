@@ -99,8 +99,10 @@ class EpochRun:
                     await self._is_quiet.wait()
                     _cancel(running)
             finally:
-                # What was read is right whatever became of the epoch: the next owner need not compute it again.
-                await self._flush()
+                # What was read is right whatever became of the engine: the next owner need not compute it again. Who
+                # is cancelled has no time for it (a second signal), or has lost the seat and would be refused.
+                if not _is_cancelled():
+                    await self._flush()
                 commits.cancel()
 
     def load(self) -> Load:
@@ -344,6 +346,13 @@ class EpochRun:
             "epoch": self._epoch.number,
             "step": self.state.submitted,
         }
+
+
+def _is_cancelled() -> bool:
+    """Was the running task told to end, by somebody outside the task groups that it is in?"""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling() > 0
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -85,12 +85,20 @@ class Scheduler:
         """
         async with asyncio.TaskGroup() as group:
             sweeps = group.create_task(self._sweeps())
-            while not self._stop.is_set():
-                epoch = await self._unless_stopped(self._enter())
-                if epoch is not None:
-                    await self._live(epoch)
+            try:
+                await self._live_until_stopped()
+            except* SettingError:
+                # Nobody can serve the group with these settings: the seat is free at once for one with others.
+                await self._leave()
+                raise
             await self._leave()
             sweeps.cancel()
+
+    async def _live_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            epoch = await self._unless_stopped(self._enter())
+            if epoch is not None:
+                await self._live(epoch)
 
     async def _enter(self) -> Epoch:
         """Take the seat, however long its holder lives."""

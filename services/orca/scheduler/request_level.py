@@ -96,7 +96,8 @@ class RequestLevel:
         return over if len(over) == len(members) or not self.habits.computes_ended else []
 
     def _form_batch(self, state: GroupState, limits: Limits, reserved: int) -> tuple[Admission, ...]:
-        number = 1 + max((entry.batch for entry in state.requests), default=0)
+        # The batch is called by the handle that its first member will get: a number never used before in this epoch.
+        number = state.handles + 1
         size = self.microbatch_size if self.habits.splits_batch else None
         admitted: list[Admission] = []
         for entry in state.requests:

@@ -16,7 +16,7 @@ from typing import cast
 import uvloop
 
 from orca.core.engine import Engine, EngineShape
-from orca.core.errors import EngineError, ModelError, PoolUnavailable, SettingError
+from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import Format, configure_logging
 from orca.core.model import ModelInfo, load_model_info
 from orca.core.request import Request
@@ -65,7 +65,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
     engine = StagesOfRevision(model.revision, settings)
     is_ended_well = False
     try:
-        await _check(pool)
+        await pool.check_server_if_there()
         await _schedule(settings, model, tokenizer, pool, engine)
         is_ended_well = True
     except* (SettingError, ProcessClosed, OSError) as errors:
@@ -129,14 +129,6 @@ async def _run_until_signalled(scheduler: Scheduler) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await scheduler.run()
-
-
-async def _check(pool: RedisPool) -> None:
-    """Raises: SettingError. A pool that is away is no reason not to start: the loop asks until it is back."""
-    try:
-        await pool.check_server()
-    except PoolUnavailable as error:
-        log.warning("started without the pool: %s", error)
 
 
 def output_texts(tokenizer: Tokenizer) -> MakeOutputText:
