@@ -87,14 +87,23 @@ class Stage:
 
     def __init__(self, world: "World") -> None:
         self.world = world
+        self.word = 1  # of the process; a restarted stage is another one
         self.epoch: Epoch | None = None
         self.kept: dict[tuple[str, Claim], list[int]] = {}
         self.results: dict[int, list[tuple[str, Claim, int]]] = {}
 
     def crash(self) -> None:
+        self.word += 1
         self.epoch, self.kept, self.results = None, {}, {}
 
-    def join(self, epoch: Epoch) -> str:
+    def join(self, epoch: Epoch, word: int) -> str:
+        """Enter an epoch with nothing, on an order for this very process.
+
+        An order that comes twice, the second time to the process's successor, would let it run the epoch's steps again
+        with other tokens, while the master has the results of some of them already.
+        """
+        if word != self.word and "joins by process" not in self.world.without:
+            return "refused"
         if self.epoch == epoch:
             return "joined"
         if self.epoch is not None and epoch.number <= self.epoch.number:
@@ -182,8 +191,8 @@ class Process:
         elif self.epoch is None:
             self._enter()
         elif not self.is_formed:
-            epoch = self.epoch
-            self._ask_stage("join", lambda: self.group.stage.join(epoch))
+            epoch, word = self.epoch, self.group.stage.word  # as the stage has just told
+            self._ask_stage("join", lambda: self.group.stage.join(epoch, word))
         else:
             self._claim()
             self._step()

@@ -38,6 +38,10 @@ def test_no_walk_breaks_a_promise(start: int) -> None:
         walk(seed)
 
 
+def test_a_walk_that_once_found_a_broken_promise_keeps_it_now() -> None:
+    walk(9980)  # a join order came twice, to a stage and to the process that took its place
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 20_000, 1000))
@@ -183,6 +187,7 @@ OTHER_RULES = ["stage epochs", "step numbers", "results in order", "no cancel ti
 # Rules that only show in rare weather.
 FAIL_OVERS = Weather(faults=("crash", "fail_over", "freeze", "sync", "fail_over"), has_replica=True)
 CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
+RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
 
 
 def finds_violation(
@@ -209,3 +214,7 @@ def test_each_rule_around_the_pool_is_needed(rule: str) -> None:
 
 def test_a_process_that_adopts_the_claims_of_another_breaks_the_log() -> None:
     assert finds_violation(EnteringKeepsClaims, frozenset({"never adopt"}), CRASHES)
+
+
+def test_a_restarted_stage_that_obeys_the_order_to_its_predecessor_breaks_the_log() -> None:
+    assert finds_violation(MemoryPool, frozenset({"joins by process"}), RESTARTED_STAGES)
