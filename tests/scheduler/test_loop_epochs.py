@@ -44,6 +44,40 @@ async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
 
 
 @virtually
+async def test_steps_that_always_take_longer_than_their_bound_are_waited_for_while_stages_are_at_work() -> None:
+    world = a_world(choices=Choices(prefetch=1))
+    group = world.add_group(a_shape(stages=3), cost=CostModel(step_us=700_000))
+    world.start(group)
+    request = await world.submit(a_request("A", new=6))
+    await world.finish()
+    assert group.logs[0].reasons == []
+    assert {record.epoch.number for record in group.records} == {1}
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its_bound() -> None:
+    world = a_world()
+    lost: list[float] = []
+
+    def faults(step: Step) -> Fault | None:
+        if step.number == 2 and not lost:
+            lost.append(asyncio.get_running_loop().time())
+            return Fault.LOST
+        return None
+
+    group = world.add_group(a_shape(), cost=CostModel(step_us=700_000), faults=faults)
+    world.start(group)
+    await world.submit(a_request("A", new=3))
+    await serving(world, group)
+    while not group.logs[0].reasons:
+        await asyncio.sleep(0.01)
+    assert 0.99 < asyncio.get_running_loop().time() - lost[0] < 1.05
+    assert "step 2 did not come back" in group.logs[0].reasons[0]
+    await world.finish()
+
+
+@virtually
 async def test_what_was_read_before_the_engine_broke_is_committed_and_not_computed_again() -> None:
     world = a_world(delay_ms=40.0)
     group = world.add_group(a_shape(), faults=lambda step: Fault.DEATH if step.number == 6 else None)
@@ -144,13 +178,14 @@ async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_ba
 @virtually
 async def test_a_scheduler_that_is_cancelled_while_it_drains_waits_for_nobody() -> None:
     world = a_world()
-    group = world.add_group(a_shape(), cost=CostModel(step_us=1_000_000))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
     scheduler = world.start(group)
     await world.submit(a_request("A", new=10))
     await tokens_at_least(world, "A.0", 3)
     world.lose_all_calls(group)
-    scheduler.stop()
     await asyncio.sleep(0.3)
+    scheduler.stop()
+    await asyncio.sleep(0.01)
     cancelled_s = asyncio.get_running_loop().time()
     assert group.task is not None
     group.task.cancel()

@@ -1,19 +1,16 @@
 """The engine of real stages: core.engine.Engine over gRPC (the paper's engine master; ORCA, section 4.1).
 
-Owns the links to all stages, the rendezvous of the present epoch and the watch over both. It decides nothing: epochs
-come from the pool's seat, steps from the scheduler. A failure anywhere ends the epoch with one EngineError, and the
-next form() starts a new life.
+Owns the links to all stages, who has the place of each, and the rendezvous of the present epoch; what happens within
+an epoch is engine_life's. It decides nothing: epochs come from the pool's seat, steps from the scheduler.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from grpc import aio
 
 from orca.core import engine_pb2 as pb
@@ -21,14 +18,14 @@ from orca.core import links, wire
 from orca.core.engine import EngineShape
 from orca.core.errors import EngineError
 from orca.core.step import Epoch, Step, StepResult
+from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
 from orca.scheduler.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
-_STATUS_S = 2.0
 _STATUS_EVERY_S = 0.25
-_RUN_S = 5.0
-"""Bound on handing a step to stage 0, retries included: it answers without computing."""
+_PLACE_S = 2.0
+"""How long a silent process keeps its stage's place: several times `_STATUS_EVERY_S`, and less than weights load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +35,14 @@ class Loading:
     stage: int
     permille: int | None  # share of the weights read; None while the stage does not answer
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The process that is a stage, as far as this master has heard."""
+
+    process: str
+    heard_s: float  # monotonic clock of its last answer
 
 
 class GrpcEngine:
@@ -63,7 +68,7 @@ class GrpcEngine:
             slots: KV slots to use; None takes what the poorest stage offers.
             block_tokens: slots in a KV block.
             prefetch: 1 feeds sampled tokens on the device from the last stage to the first.
-            step_timeout_s: bound from submit to result of one step, waiting for steps before it included.
+            step_timeout_s: a step that has been out for so long is lost if no stage has moved for so long either.
             join_timeout_s: bound on forming an epoch, and on the silence of a stage meanwhile.
             advertise: host under which stages reach `listen`; the host of `listen` by default.
             on_loading: hears of each change while stages load; the log hears of it by default.
@@ -79,7 +84,8 @@ class GrpcEngine:
         self._rendezvous = Rendezvous(listen)
         self._channels: list[aio.Channel] = []
         self._stubs: list[Any] = []
-        self._life: _Life | None = None
+        self._places: dict[int, _Place] = {}  # by stage
+        self._life: EngineLife | None = None
 
     async def wait_loaded(self) -> list[pb.StatusReply]:
         """Wait until every stage has its weights, however long that takes; say so through `on_loading`.
@@ -108,9 +114,11 @@ class GrpcEngine:
             block_tokens=self._block_tokens,
             feeds_tokens=self._feeds_tokens,
             timeout_ms=int(self._join_timeout_s * 1000),
+            processes=[status.process for status in statuses],
         )
         await self._join_all(request)
-        self._life = _Life(epoch, self._stubs, self._step_timeout_s)
+        peers = [Peer(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
+        self._life = EngineLife(epoch, peers, self._step_timeout_s)
         return shape
 
     async def submit(self, step: Step) -> None:
@@ -145,7 +153,7 @@ class GrpcEngine:
         told: Loading | None = None
         while True:
             try:
-                status: pb.StatusReply = await self._stubs[stage].Status(pb.StatusRequest(), timeout=_STATUS_S)
+                status: pb.StatusReply = await self._stubs[stage].Status(pb.StatusRequest(), timeout=STATUS_S)
             except aio.AioRpcError as error:
                 detail = f"stage {stage} at {self._addresses[stage]} does not answer: {error.details()}"
                 if time.monotonic() - heard > self._join_timeout_s:
@@ -155,7 +163,9 @@ class GrpcEngine:
                 heard = time.monotonic()
                 self._check_place(stage, status)
                 now = Loading(stage=stage, permille=status.loaded_permille, detail=status.detail)
-                if status.phase != pb.StatusReply.LOADING:
+                if not self._has_place(stage, status.process, heard):
+                    now = Loading(stage=stage, permille=None, detail="a second process answers while the first lives")
+                elif status.phase != pb.StatusReply.LOADING:
                     if told is not None:
                         self._on_loading(now)
                     return status
@@ -170,6 +180,22 @@ class GrpcEngine:
                 f"{self._addresses[stage]} serves stage {status.stage} of {status.stages}, "
                 f"not stage {stage} of {len(self._addresses)}"
             )
+
+    def _has_place(self, stage: int, process: str, now_s: float) -> bool:
+        """Is this the process that has the stage's place, or may it take it over?
+
+        The first one keeps it while it answers (protocol: stage). Else one epoch could be formed with a process and its
+        steps be sent to another, when two serve one address.
+        """
+        place = self._places.get(stage)
+        if place is not None and place.process != process:
+            fields = {"stage": stage, "first": place.process, "second": process}
+            if now_s - place.heard_s < _PLACE_S:
+                log.warning("a second process answers for a stage and is refused", extra=fields)
+                return False
+            log.info("another process has a stage's place", extra=fields)
+        self._places[stage] = _Place(process, now_s)
+        return True
 
     def _shape_of(self, statuses: Sequence[pb.StatusReply]) -> EngineShape:
         """Agree on the slots: every stage holds all requests, so the poorest one decides."""
@@ -206,136 +232,6 @@ class GrpcEngine:
         life, self._life = self._life, None
         if life is not None:
             await life.end(reason)
-
-
-class _Life:
-    """One epoch of the group as its master sees it: steps in flight, the results that came, and what went wrong."""
-
-    def __init__(self, epoch: Epoch, stubs: Sequence[Any], step_timeout_s: float) -> None:
-        self.epoch = epoch
-        self._stubs = stubs
-        self._step_timeout_s = step_timeout_s
-        self._in_flight: deque[tuple[int, float]] = deque()  # number, loop time of submit
-        self._arrived: asyncio.Queue[StepResult | EngineError | None] = asyncio.Queue()
-        self._over: EngineError | None = None
-        self._is_ended = False
-        self._alarm: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        for stage in range(len(stubs)):
-            self._spawn(self._read(stage))
-
-    def submit(self, step: Step) -> None:
-        """Raises: EngineError when the epoch is over."""
-        if self._over is not None or self._is_ended:
-            raise EngineError(f"epoch {self.epoch.number} is over") from self._over
-        message = wire.step_to_wire(step)
-        self._in_flight.append((step.number, self._loop.time()))
-        if self._alarm is None:
-            self._alarm = self._loop.call_later(self._step_timeout_s, self._check_oldest)
-        # Started here and not in the task, so that steps go on the wire in the order of their numbers.
-        call = self._stubs[0].Run(message, timeout=_RUN_S)
-        self._spawn(self._hand_over(message, call))
-
-    async def results(self) -> AsyncIterator[StepResult]:
-        while True:
-            arrived = await self._arrived.get()
-            if isinstance(arrived, StepResult):
-                yield arrived
-                continue
-            self._arrived.put_nowait(arrived)  # it is the last word, for every reader
-            if arrived is not None:
-                raise arrived
-            return
-
-    async def end(self, reason: str | None) -> None:
-        """Stop watching. Readers of results come to their end; with a reason, by an EngineError."""
-        self._is_ended = True
-        if self._over is None:
-            self._arrived.put_nowait(None if reason is None else EngineError(reason))
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _hand_over(self, message: pb.StepMessage, call: Any) -> None:
-        """See the step taken by stage 0. Repeating it is harmless: steps are numbered."""
-        deadline = self._loop.time() + _RUN_S
-        while True:
-            try:
-                reply = await call
-            except aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE and self._loop.time() < deadline:
-                    await asyncio.sleep(0.02)
-                    call = self._stubs[0].Run(message, timeout=max(0.001, deadline - self._loop.time()))
-                    continue
-                self._fail(f"stage 0 did not take step {message.number}: {error.code().name} {error.details()}")
-            else:
-                if reply.verdict == pb.RunReply.WRONG_EPOCH:
-                    self._fail(f"stage 0 runs no steps of epoch {self.epoch.number}")
-            return
-
-    async def _read(self, stage: int) -> None:
-        """Read a stage's result stream: the last one sends results, the others say only when they fail."""
-        after = 0
-        while True:
-            stream = self._stubs[stage].Results(pb.ResultsRequest(epoch=wire.epoch_to_wire(self.epoch), after=after))
-            try:
-                async for message in stream:
-                    self._take(message)
-                    after = message.number
-                detail = "its result stream ended"
-            except aio.AioRpcError as error:
-                detail = f"{error.code().name} {error.details()}"
-                # A broken link may mend, and the stage keeps its latest results; everything else is the stage's word.
-                if error.code() is grpc.StatusCode.UNAVAILABLE and await self._still_runs(stage):
-                    continue
-            finally:
-                stream.cancel()
-            self._fail(f"stage {stage}: {detail}")
-            return
-
-    async def _still_runs(self, stage: int) -> bool:
-        """Whether a stage whose stream broke answers, and is in this epoch."""
-        try:
-            status = await self._stubs[stage].Status(pb.StatusRequest(), timeout=_STATUS_S)
-        except aio.AioRpcError:
-            return False
-        return status.phase == pb.StatusReply.JOINED and wire.epoch_from_wire(status.epoch) == self.epoch
-
-    def _take(self, message: pb.ResultMessage) -> None:
-        result = wire.result_from_wire(message)
-        if not self._in_flight or result.epoch != self.epoch or result.number != self._in_flight[0][0]:
-            self._fail(f"result {result.number} of epoch {result.epoch.number} came out of turn")
-            return
-        self._in_flight.popleft()
-        self._arrived.put_nowait(result)
-
-    def _check_oldest(self) -> None:
-        """The one alarm of this life: set for the oldest step in flight, set again when that one has come back."""
-        self._alarm = None
-        if not self._in_flight:
-            return
-        number, submitted = self._in_flight[0]
-        left_s = submitted + self._step_timeout_s - self._loop.time()
-        if left_s > 0:
-            self._alarm = self._loop.call_later(left_s, self._check_oldest)
-        else:
-            self._fail(f"step {number} did not come back within {self._step_timeout_s} s")
-
-    def _fail(self, detail: str) -> None:
-        if self._over is None and not self._is_ended:
-            log.warning("the epoch is over", extra={"epoch": self.epoch.number, "detail": detail})
-            self._over = EngineError(f"epoch {self.epoch.number}: {detail}")
-            self._arrived.put_nowait(self._over)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _join(stub: Any, request: pb.JoinRequest, bound_s: float) -> None:

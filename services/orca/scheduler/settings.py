@@ -55,8 +55,10 @@ class Settings:
     without_habits: tuple[str, ...] = setting(
         (), f"request_level: habits to switch off, parted by commas, of {' '.join(HABITS)}"
     )
-    # A step behind others waits for all of them: far above any, far below what a client waits.
-    step_timeout_s: float = setting(60.0, "a step not back within it ends the epoch, seconds", least=0.001)
+    # For steps that were lost between stages: a long one may take its time, and a hanging rank is its controller's.
+    step_timeout_s: float = setting(
+        60.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
+    )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
     predecessor_exited: bool = setting(
         False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"

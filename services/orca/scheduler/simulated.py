@@ -17,6 +17,7 @@ from orca.core.engine import EngineShape
 from orca.core.errors import EngineError
 from orca.core.request import Token, slots_needed
 from orca.core.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.scheduler.step_bound import StepBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class _Life:
     """State of one epoch on the stages."""
 
     epoch: Epoch
+    bound: StepBound
     results: asyncio.Queue[StepResult | EngineError]
     free_us: list[int]  # per stage: when it has done all its work
     held: dict[int, _Held] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class _Life:
     last_handle: int = 0
     slots_in_use: int = 0
     error: EngineError | None = None
+    is_watched: bool = False  # is an alarm set for the steps that are out?
 
 
 class SimulatedEngine:
@@ -92,7 +95,7 @@ class SimulatedEngine:
         tokens: what it "samples".
         faults: asked once for each step with rows.
         refuses: asked at each `form`; a reason makes it fail.
-        step_timeout_us: bound after which a lost result ends the epoch.
+        step_timeout_us: a step that is out for so long is lost if no stage has been at work for so long either.
         form_us: time that forming takes.
     """
 
@@ -126,7 +129,8 @@ class SimulatedEngine:
         last = 0 if self._life is None else self._life.epoch.number
         if epoch.number <= last:
             raise EngineError(f"stage 0 has been in epoch {last}, and {epoch.number} is not above it")
-        self._life = _Life(epoch, asyncio.Queue(), [self._now_us()] * self.shape.stages)
+        bound = StepBound(self._step_timeout_us)
+        self._life = _Life(epoch, bound, asyncio.Queue(), [self._now_us()] * self.shape.stages)
         return self.shape
 
     async def submit(self, step: Step) -> None:
@@ -142,13 +146,12 @@ class SimulatedEngine:
             _check_row(life.held[row.handle], row)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(life, step, fault)
+        life.bound.submit(step.number, now_us=self._now_us())
+        self._watch(life)
         sampled = tuple(self._sample(life.held[row.handle], row, end_us) for row in step.rows if row.sample)
         if fault is Fault.DEATH:
             self._at(end_us, life, EngineError(f"a stage died in step {step.number}"))
-        elif fault is Fault.LOST:
-            bound_us = self._now_us() + self._step_timeout_us
-            self._at(bound_us, life, EngineError(f"step {step.number} did not come back within its bound"))
-        else:
+        elif fault is not Fault.LOST:
             timing = StageTiming(
                 stage=self.shape.stages - 1,
                 received_ns=self._now_us() * 1_000,
@@ -210,14 +213,37 @@ class SimulatedEngine:
     def _at(self, due_us: int, life: _Life, item: StepResult | EngineError) -> None:
         # A result never overtakes an earlier one: they are due in step order, and an error ends all that follow.
         def deliver() -> None:
-            if life.error is None:
-                life.error = item if isinstance(item, EngineError) else None
-                life.results.put_nowait(item)
+            # Behind a lost result nothing is told any more, as a master that reads them by number would not take it.
+            if life.error is not None or (isinstance(item, StepResult) and item.number != life.bound.oldest):
+                return
+            if isinstance(item, EngineError):
+                life.error = item
+            else:
+                life.bound.take()
+            life.results.put_nowait(item)
 
         if due_us <= self._now_us():
             deliver()
         else:
             asyncio.get_running_loop().call_at(due_us / 1e6, deliver)
+
+    def _watch(self, life: _Life) -> None:
+        """Set the alarm for the oldest step, where none is set; at its time it is lost, or the alarm is set anew."""
+        if life.is_watched or life.bound.oldest is None or life.error is not None:
+            return
+        still_us = max(0, min(self._now_us() - free_us for free_us in life.free_us))
+        left_us = life.bound.left_us(now_us=self._now_us(), still_us=still_us)
+        if left_us <= 0:
+            error = EngineError(f"step {life.bound.oldest} did not come back within its bound")
+            self._at(self._now_us(), life, error)
+            return
+
+        def ring() -> None:
+            life.is_watched = False
+            self._watch(life)
+
+        life.is_watched = True
+        asyncio.get_running_loop().call_later(left_us / 1e6, ring)
 
     def _now_us(self) -> int:
         return round(asyncio.get_running_loop().time() * 1e6)

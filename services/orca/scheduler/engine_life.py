@@ -1,0 +1,204 @@
+"""One epoch of real stages as their master sees it: steps in flight, the results that came, and what went wrong.
+
+A failure anywhere, seen first by whichever call hears of it, ends the life with one EngineError; grpc_engine then forms
+another one.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from orca.core import engine_pb2 as pb
+from orca.core import wire
+from orca.core.errors import EngineError
+from orca.core.step import Epoch, Step, StepResult
+from orca.scheduler.step_bound import StepBound
+
+log = logging.getLogger(__name__)
+
+STATUS_S = 2.0
+"""Bound on asking a stage where it stands: it answers without computing."""
+_RUN_S = 5.0
+"""Bound on handing a step to stage 0, retries included: it answers without computing."""
+_MEND_S = 0.05
+_MEND_MAX_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A stage as it was when the epoch was formed."""
+
+    stub: Any  # client of the Stage service
+    process: str  # its word: under another one it has restarted, and its KV is gone
+
+
+class EngineLife:
+    """From the moment when all stages have joined an epoch until it is over."""
+
+    def __init__(self, epoch: Epoch, peers: Sequence[Peer], step_timeout_s: float) -> None:
+        self.epoch = epoch
+        self._peers = peers
+        self._bound = StepBound(round(step_timeout_s * 1e6))
+        self._is_out = asyncio.Event()  # a step is in flight
+        self._arrived: asyncio.Queue[StepResult | EngineError | None] = asyncio.Queue()
+        self._over: EngineError | None = None
+        self._is_ended = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for stage in range(len(peers)):
+            self._spawn(self._read(stage))
+        self._spawn(self._watch_steps())
+
+    def submit(self, step: Step) -> None:
+        """Raises: EngineError when the epoch is over."""
+        if self._over is not None or self._is_ended:
+            raise EngineError(f"epoch {self.epoch.number} is over") from self._over
+        message = wire.step_to_wire(step)
+        self._bound.submit(step.number, now_us=self._now_us())
+        self._is_out.set()
+        # Started here and not in the task, so that steps go on the wire in the order of their numbers.
+        call = self._peers[0].stub.Run(message, timeout=_RUN_S)
+        self._spawn(self._hand_over(message, call))
+
+    async def results(self) -> AsyncIterator[StepResult]:
+        while True:
+            arrived = await self._arrived.get()
+            if isinstance(arrived, StepResult):
+                yield arrived
+                continue
+            self._arrived.put_nowait(arrived)  # it is the last word, for every reader
+            if arrived is not None:
+                raise arrived
+            return
+
+    async def end(self, reason: str | None) -> None:
+        """Stop watching. Readers of results come to their end; with a reason, by an EngineError."""
+        self._is_ended = True
+        if self._over is None:
+            self._arrived.put_nowait(None if reason is None else EngineError(reason))
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hand_over(self, message: pb.StepMessage, call: Any) -> None:
+        """See the step taken by stage 0. Repeating it is harmless: steps are numbered."""
+        deadline = self._loop.time() + _RUN_S
+        while True:
+            try:
+                reply = await call
+            except aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and self._loop.time() < deadline:
+                    await asyncio.sleep(0.02)
+                    call = self._peers[0].stub.Run(message, timeout=max(0.001, deadline - self._loop.time()))
+                    continue
+                self._fail(f"stage 0 did not take step {message.number}: {error.code().name} {error.details()}")
+            else:
+                if reply.verdict == pb.RunReply.WRONG_EPOCH:
+                    self._fail(f"stage 0 runs no steps of epoch {self.epoch.number}")
+            return
+
+    async def _read(self, stage: int) -> None:
+        """Read a stage's result stream: the last one sends results, the others say only when they fail."""
+        after = broken = 0
+        while True:
+            opened_s = self._loop.time()
+            request = pb.ResultsRequest(epoch=wire.epoch_to_wire(self.epoch), after=after)
+            stream = self._peers[stage].stub.Results(request)
+            try:
+                async for message in stream:
+                    self._take(message)
+                    after = message.number
+                detail = "its result stream ended"
+            except aio.AioRpcError as error:
+                detail = f"{error.code().name} {error.details()}"
+                # A broken link may mend, and the stage keeps its latest results; everything else is the stage's word.
+                if error.code() is grpc.StatusCode.UNAVAILABLE and await self._still_runs(stage):
+                    broken = 0 if self._loop.time() - opened_s > _MEND_MAX_S else broken + 1
+                    await asyncio.sleep(mending_pause_s(broken, random.random()))
+                    continue
+            finally:
+                stream.cancel()
+            self._fail(f"stage {stage}: {detail}")
+            return
+
+    async def _still_runs(self, stage: int) -> bool:
+        """Whether a stage whose stream broke answers, is the process that joined, and is in this epoch."""
+        status = await self._status(stage)
+        if status is None or status.process != self._peers[stage].process:
+            return False
+        return status.phase == pb.StatusReply.JOINED and wire.epoch_from_wire(status.epoch) == self.epoch
+
+    async def _status(self, stage: int) -> pb.StatusReply | None:
+        """Where the stage stands; None when it does not answer."""
+        try:
+            status: pb.StatusReply = await self._peers[stage].stub.Status(pb.StatusRequest(), timeout=STATUS_S)
+        except aio.AioRpcError:
+            return None
+        return status
+
+    def _take(self, message: pb.ResultMessage) -> None:
+        result = wire.result_from_wire(message)
+        if result.epoch != self.epoch or result.number != self._bound.oldest:
+            self._fail(f"result {result.number} of epoch {result.epoch.number} came out of turn")
+            return
+        self._bound.take()
+        if self._bound.oldest is None:
+            self._is_out.clear()
+        self._arrived.put_nowait(result)
+
+    async def _watch_steps(self) -> None:
+        """End the epoch when a step counts as lost. The stages are asked only once it has been out for the bound."""
+        while self._over is None:
+            if self._bound.oldest is None:
+                await self._is_out.wait()
+                continue
+            # As long as nobody was asked, all may have stood still since the step was submitted.
+            left_us = self._bound.left_us(now_us=self._now_us(), still_us=self._bound.bound_us)
+            if left_us <= 0:
+                still_us = await self._still_us()
+                if (number := self._bound.oldest) is None:
+                    continue
+                left_us = self._bound.left_us(now_us=self._now_us(), still_us=still_us)
+                if left_us <= 0:
+                    bound_s = self._bound.bound_us / 1e6
+                    self._fail(f"step {number} did not come back within {bound_s} s, and no stage is at work")
+            await asyncio.sleep(max(left_us, 0) / 1e6)
+
+    async def _still_us(self) -> int:
+        """For how long nothing has moved on any stage; the whole bound when none of them answers."""
+        statuses = await asyncio.gather(*(self._status(stage) for stage in range(len(self._peers))))
+        answers = [(stage, status) for stage, status in enumerate(statuses) if status is not None]
+        for stage, status in answers:
+            if status.process != self._peers[stage].process:
+                self._fail(f"stage {stage} has restarted")
+        return min((status.still_ms * 1_000 for _, status in answers), default=self._bound.bound_us)
+
+    def _fail(self, detail: str) -> None:
+        if self._over is None and not self._is_ended:
+            log.warning("the epoch is over", extra={"epoch": self.epoch.number, "detail": detail})
+            self._over = EngineError(f"epoch {self.epoch.number}: {detail}")
+            self._arrived.put_nowait(self._over)
+
+    def _now_us(self) -> int:
+        return round(self._loop.time() * 1e6)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def mending_pause_s(broken: int, drawn: float) -> float:
+    """Seconds before a stream is opened again that broke `broken` times in a row, the last time included.
+
+    It doubles up to a bound. Half of it is drawn (`drawn` is from 0 to 1): one event breaks the links of many groups at
+    once, which then do not all come back in one moment.
+    """
+    return min(_MEND_S * 2.0 ** min(broken, 10), _MEND_MAX_S) * (0.5 + drawn / 2)

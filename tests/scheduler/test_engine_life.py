@@ -1,0 +1,162 @@
+"""An epoch as its master sees it, against one scripted stage: lost and long steps, broken links, restarted stages."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_stage import FakeStage, serve, until
+
+from orca.core.errors import EngineError
+from orca.core.step import Epoch, Step, StepResult
+from orca.scheduler.engine_life import mending_pause_s
+from orca.scheduler.grpc_engine import GrpcEngine, Loading
+from orca.scheduler.step_bound import StepBound
+
+EPOCH = Epoch(1, "test")
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[FakeStage]:
+    stage = FakeStage()
+    server = await serve(stage)
+    yield stage
+    await server.stop(grace=None)
+
+
+@pytest.fixture
+async def engine(stage: FakeStage) -> AsyncIterator[GrpcEngine]:
+    engine = an_engine(stage)
+    yield engine
+    await engine.close()
+
+
+def an_engine(stage: FakeStage, told: list[Loading] | None = None) -> GrpcEngine:
+    """Its steps are lost after 0.4 s in which nothing moves."""
+    return GrpcEngine(
+        [stage.address],
+        listen="127.0.0.1:0",
+        slots=None,
+        block_tokens=16,
+        prefetch=0,
+        step_timeout_s=0.4,
+        join_timeout_s=30.0,
+        on_loading=None if told is None else told.append,
+    )
+
+
+async def first_result(engine: GrpcEngine) -> StepResult:
+    return await asyncio.wait_for(anext(engine.results()), 30)
+
+
+async def test_a_step_is_waited_for_beyond_its_bound_while_a_stage_is_at_work(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    asked = 0
+
+    def answer_late() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            stage.answer(1)
+
+    await engine.form(EPOCH)
+    stage.on_status = answer_late
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    assert (await first_result(engine)).number == 1
+    assert asked == 3, "once for each bound that passed"
+
+
+async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeStage, engine: GrpcEngine) -> None:
+    await engine.form(EPOCH)
+    stage.status.still_ms = 400
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    with pytest.raises(EngineError, match=r"step 1 did not come back within 0\.4 s, and no stage is at work"):
+        await first_result(engine)
+
+
+def test_the_bound_of_a_step_runs_from_its_submit_and_from_the_last_move_whichever_is_later() -> None:
+    bound = StepBound(1_000)
+    bound.submit(1, now_us=5_000)
+    assert bound.left_us(now_us=5_300, still_us=9_000) == 700
+    assert bound.left_us(now_us=9_000, still_us=300) == 700
+    assert bound.left_us(now_us=9_000, still_us=1_000) == 0
+
+
+def test_after_a_step_came_back_the_bound_is_the_next_ones() -> None:
+    bound = StepBound(1_000)
+    bound.submit(1, now_us=0)
+    bound.submit(2, now_us=800)
+    bound.take()
+    assert (bound.oldest, bound.left_us(now_us=1_000, still_us=1_000)) == (2, 800)
+    bound.take()
+    assert bound.oldest is None
+
+
+async def test_a_stream_that_keeps_breaking_is_opened_again_ever_more_slowly(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    stage.breaks_streams = True
+    await engine.form(EPOCH)
+    await until(lambda: len(stage.reads) == 5)
+    # Each pause is at least half of its bound: 0.1, 0.2, 0.4 and 0.8 s.
+    assert stage.reads[4] - stage.reads[0] > 0.7
+
+
+def test_the_pause_before_a_stream_is_opened_again_is_bounded_and_partly_drawn() -> None:
+    assert [mending_pause_s(broken, 1.0) for broken in (0, 1, 2, 5, 6, 10**6)] == [0.05, 0.1, 0.2, 1.6, 2.0, 2.0]
+    assert mending_pause_s(3, 0.0) == mending_pause_s(3, 1.0) / 2
+
+
+async def test_a_stream_that_mended_goes_on_behind_the_last_result(stage: FakeStage, engine: GrpcEngine) -> None:
+    stage.breaks_streams = True
+    await engine.form(EPOCH)
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    await until(lambda: len(stage.reads) >= 2)
+    stage.breaks_streams = False
+    stage.answer(1)
+    assert (await first_result(engine)).number == 1
+
+
+async def test_a_stage_that_answers_under_another_word_has_restarted_and_ends_the_epoch(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    await engine.form(EPOCH)
+    await until(lambda: len(stage.reads) == 1)
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    stage.status.process = "second"
+    with pytest.raises(EngineError, match="stage 0 has restarted"):
+        await first_result(engine)
+
+
+async def test_a_join_names_the_process_that_it_is_meant_for(stage: FakeStage, engine: GrpcEngine) -> None:
+    await engine.form(EPOCH)
+    assert list(stage.joins[0].processes) == ["first"]
+
+
+async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answers(
+    stage: FakeStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def take_turns() -> None:
+        asked.append(stage.status.process)
+        stage.status.process = ("first", "second")[len(asked) % 2]
+
+    told: list[Loading] = []
+    engine = an_engine(stage, told)
+    await engine.wait_loaded()
+    stage.on_status = take_turns
+    stage.status.process = "second"
+    statuses = await engine.wait_loaded()
+    await engine.close()
+    assert [status.process for status in statuses] == ["first"]
+    assert "a second process answers for a stage and is refused" in caplog.text
+    assert told[0].detail == "a second process answers while the first lives"
+
+
+async def test_a_process_takes_the_place_of_one_that_has_fallen_silent(stage: FakeStage, engine: GrpcEngine) -> None:
+    await engine.form(EPOCH)
+    stage.status.process = "second"
+    stage.status.phase = stage.status.IDLE
+    await engine.form(Epoch(2, "test"))
+    assert list(stage.joins[1].processes) == ["second"]
