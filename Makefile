@@ -3,7 +3,7 @@
 
 ARGS ?=
 PYTEST = .venv/bin/python -m pytest
-LINTED = services kernels tests
+LINTED = services kernels tests e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help run test prove check static format format-check lint types imports proto proto-check lock

@@ -1,0 +1,165 @@
+"""Which faults to do, drawn from a seed (pure), and the hand that does them to processes of a system."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from checker.history import Fault, HistoryWriter
+from checker.processes import role_of
+from checker.system import System
+
+ROLES = ("gateway", "scheduler", "stage", "rank", "redis")
+CRASHES_MAX = 4
+CRASH_WINDOW_S = 65.0
+"""`orca up` gives up on a part that dies six times in a minute; faults keep below that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """What to do, and after how many tokens that clients hear from now on."""
+
+    kind: str  # kill | freeze
+    roles: tuple[str, ...]  # a part of each is chosen when it is done; ("all",) is every part
+    after_tokens: int
+    delay_s: float  # behind those tokens: so that moments fall between steps too
+    choice: float  # from 0 to 1: which part of the role
+    seconds: float = 0.0  # of a freeze
+
+
+def plan_faults(
+    *, seed: int, kills: int, roles: Sequence[str], freezes: bool, tokens_between: int
+) -> list[PlannedFault]:
+    """`kills` faults over the roles: mostly one process, some pairs, now and then all at once or a freeze.
+
+    Every role has its turn before one has its second.
+    """
+    chance = random.Random(f"{seed} faults")
+    planned: list[PlannedFault] = []
+    turns: list[str] = []
+    for _ in range(kills):
+        if not turns:
+            turns = chance.sample(list(roles), k=len(roles))
+        chosen: tuple[str, ...] = (turns.pop(),)
+        kind, seconds, draw = "kill", 0.0, chance.random()
+        if draw < 0.15 and len(roles) > 1:
+            chosen = (chosen[0], chance.choice([role for role in roles if role != chosen[0]]))
+        elif draw < 0.2 and len(roles) == len(ROLES):
+            chosen = ("all",)
+        elif draw < 0.35 and freezes:
+            # Some end before anybody notices, some outlast the seat's lease of three seconds.
+            kind, seconds = "freeze", chance.choice((0.3, 1.5, 5.0))
+        planned.append(
+            PlannedFault(
+                kind=kind,
+                roles=chosen,
+                after_tokens=chance.randint(1, tokens_between),
+                delay_s=chance.random() * 0.1,
+                choice=chance.random(),
+                seconds=seconds,
+            )
+        )
+    return planned
+
+
+class Injector:
+    """Does planned faults to a system, each while clients wait for tokens."""
+
+    def __init__(
+        self,
+        system: System,
+        history: HistoryWriter,
+        *,
+        in_flight: Callable[[], tuple[str, ...]],
+        tokens_heard: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._system = system
+        self._history = history
+        self._in_flight = in_flight
+        self._tokens_heard = tokens_heard
+        self._clock = clock
+        self._deaths: defaultdict[str, deque[float]] = defaultdict(deque)
+        self.done = 0
+
+    async def inject(self, fault: PlannedFault, *, limit_s: float) -> bool:
+        """Wait for the moment and do it. Returns: False when the moment did not come within the limit.
+
+        Raises: SystemBroke when `orca up` has ended.
+        """
+        if not await self._moment(fault, limit_s):
+            return False
+        targets = self._targets(fault)
+        while any(self._is_worn(name) for name in targets):
+            await asyncio.sleep(1.0)
+        targets = self._targets(fault)
+        in_flight = self._in_flight()
+        if not targets or not in_flight:
+            return False
+        await self._do(fault, targets, in_flight)
+        return True
+
+    async def _moment(self, fault: PlannedFault, limit_s: float) -> bool:
+        """Tokens flow, and every part that the fault asks for runs."""
+        wanted, ends = self._tokens_heard() + fault.after_tokens, self._clock() + limit_s
+        while self._tokens_heard() < wanted or not self._in_flight() or not self._targets(fault):
+            self._system.check_up()
+            if self._clock() > ends:
+                return False
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(fault.delay_s)
+        return True
+
+    def _targets(self, fault: PlannedFault) -> dict[str, psutil.Process]:
+        """The parts that it hits now; none while one of them is away."""
+        parts = self._system.parts()
+        if fault.roles == ("all",):
+            return parts
+        chosen: dict[str, psutil.Process] = {}
+        for role in fault.roles:
+            names = sorted(name for name in parts if role_of(name) == role)
+            if not names:
+                return {}
+            name = names[int(fault.choice * len(names))]
+            chosen[name] = parts[name]
+        return chosen
+
+    def _is_worn(self, name: str) -> bool:
+        deaths = self._deaths[name]
+        while deaths and deaths[0] < self._clock() - CRASH_WINDOW_S:
+            deaths.popleft()
+        return len(deaths) >= CRASHES_MAX
+
+    async def _do(self, fault: PlannedFault, targets: dict[str, psutil.Process], in_flight: tuple[str, ...]) -> None:
+        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        self._history.add(
+            Fault(
+                at=self._clock(),
+                number=self.done,
+                kind=fault.kind,
+                targets=tuple(targets),
+                pids=tuple(process.pid for process in targets.values()),
+                in_flight=in_flight,
+                seconds=fault.seconds,
+            )
+        )
+        self.done += 1
+        for name, process in targets.items():
+            self._deaths[name].append(self._clock())
+            _send(process, number)
+        if fault.kind == "freeze":
+            await asyncio.sleep(fault.seconds)
+            for process in targets.values():
+                _send(process, signal.SIGCONT)
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """A process that has just died by itself needs no fault."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

@@ -1,0 +1,64 @@
+"""Which process of a running `orca up` is which, found in the process table alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+
+def find_parts(supervisor: int) -> dict[str, psutil.Process]:
+    """The parts of the system that run now: redis, gateway, scheduler-0, worker-0.1, rank-0.1.0 (the last number is
+    the place among the ranks of that worker, by age)."""
+    parts: dict[str, psutil.Process] = {}
+    try:
+        children = psutil.Process(supervisor).children()
+    except psutil.NoSuchProcess:
+        return parts
+    for child in children:
+        name = _name_of(child)
+        if name is None:
+            continue
+        parts[name] = child
+        if name.startswith("worker-"):
+            parts |= {name.replace("worker", "rank") + f".{place}": rank for place, rank in enumerate(_ranks(child))}
+    return parts
+
+
+def role_of(part: str) -> str:
+    """`rank-0.1.0` -> `rank`; workers are controllers of stages and called `stage`."""
+    role = part.partition("-")[0]
+    return "stage" if role == "worker" else role
+
+
+def is_running(process: psutil.Process) -> bool:
+    """False for a zombie too."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def open_files(process: psutil.Process) -> int | None:
+    """None when it is gone."""
+    try:
+        return int(process.num_fds())
+    except psutil.Error:
+        return None
+
+
+def _name_of(process: psutil.Process) -> str | None:
+    """A part writes to a log of its own name; Redis is known by its program."""
+    try:
+        if any("redis-server" in word for word in process.cmdline()):
+            return "redis"
+        log = Path(f"/proc/{process.pid}/fd/1").readlink()
+    except (psutil.Error, OSError):
+        return None
+    return log.stem if log.suffix == ".log" else None
+
+
+def _ranks(controller: psutil.Process) -> Iterator[psutil.Process]:
+    try:
+        yield from sorted(controller.children(), key=lambda child: child.create_time())
+    except psutil.Error:
+        return

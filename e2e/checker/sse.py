@@ -1,0 +1,33 @@
+"""Cuts server-sent events out of bytes as they come."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RawEvent:
+    id: str | None
+    data: str
+
+
+class EventCutter:
+    """Feed it bytes, get whole events. What is not yet whole stays, and counts for nothing if no more comes."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[RawEvent]:
+        *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
+        return [_read(block) for block in blocks if block.strip()]
+
+
+def _read(block: bytes) -> RawEvent:
+    name: str | None = None
+    data: list[str] = []
+    for line in block.decode().split("\n"):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "id":
+            name = value
+        elif field == "data":
+            data.append(value)
+    return RawEvent(name, "\n".join(data))

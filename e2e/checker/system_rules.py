@@ -1,0 +1,69 @@
+"""Rules about the whole system over a whole history. Pure; what cannot be seen is not judged."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from checker.answers import Call
+from checker.evidence import Evidence, Harm, Violation
+
+ROOM = {"open_files": 8.0}
+"""How much more a system at rest may hold than before the load: pools of connections keep some."""
+
+
+def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
+    """No iteration ran a request that nobody has an answer of.
+
+    A call that broke before its headers may have been accepted under a name that its client never learned: so many
+    unknown requests are granted.
+    """
+    known = {call.request_id for call in calls if call.request_id}
+    unknown = {request.rpartition(".")[0] for request in evidence.ran} - known
+    nameless = sum(_nameless(call) for call in calls)
+    if len(unknown) > nameless:
+        found = f"{len(unknown)} unknown: {', '.join(sorted(unknown)[:3])}"
+        expected = f"at most {nameless} requests that no client knows"
+        yield Violation(
+            rule="refused_cost_nothing",
+            harm=Harm.COSTLY,
+            expected=expected,
+            found=found,
+            count=len(unknown) - nameless,
+        )
+
+
+def _nameless(call: Call) -> int:
+    """Connections that ended without headers."""
+    return sum(connection.answered is None for connection in call.connections.values())
+
+
+def claims_rise(evidence: Evidence) -> Iterator[Violation]:
+    """Each request's claims rise in number, and each finds at least what the one before it found in the log."""
+    for request, claims in evidence.claims.items():
+        for earlier, later in pairwise(claims):
+            if later.claim <= earlier.claim or later.logged < earlier.logged:
+                expected = f"{request}: after claim {earlier.claim} with {earlier.logged} tokens a higher one, no fewer"
+                found = f"claim {later.claim} with {later.logged}"
+                yield Violation(rule="claims_rise", harm=Harm.REVISED, expected=expected, found=found, at=later.at)
+
+
+def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
+    """When all is over the system holds what it held before: slots, leases, keys, connections, files."""
+    if evidence.before is None or evidence.after is None:
+        return
+    for name, after in sorted(evidence.after.held.items()):
+        before = evidence.before.held.get(name, 0.0)
+        if after > before + ROOM.get(name.partition(" ")[0], 0.0):
+            yield Violation(
+                rule="comes_to_rest",
+                harm=Harm.LEAKED,
+                expected=f"{name}: {before:g} as before",
+                found=f"{after:g}",
+                count=int(after - before),
+            )
+
+
+def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
+    """All rules of this file."""
+    yield from refused_cost_nothing(calls, evidence)
+    yield from claims_rise(evidence)
+    yield from comes_to_rest(evidence)

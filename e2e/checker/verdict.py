@@ -1,0 +1,138 @@
+"""Judges a history: counts, not pass or fail, and a story for each violation. A function of the records alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checker.answers import Call, gather_calls
+from checker.content_rules import CONTENT_RULES, EVIDENCE_RULES
+from checker.evidence import Decode, Evidence, Harm, Violation, gather_evidence
+from checker.history import Event, Fault, Opening, Record, to_line
+from checker.stream_rules import STREAM_RULES
+from checker.system_rules import system_violations
+
+STORY_RECORDS = 6
+"""Records told before and behind the one that shows a violation."""
+
+STORY_CHARACTERS = 220
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a history shows."""
+
+    seed: int | None
+    requests: int  # accepted, one per choice
+    tokens: int  # told to clients, each index once
+    refused: int  # attempts that the door turned away
+    unaccepted: int  # calls that never had an answer
+    resumed: int  # connections that went on where another broke
+    faults: int
+    unaimed: int  # faults with nothing in flight, which prove nothing
+    unproven: tuple[str, ...]  # rules that had nothing to judge by
+    harms: dict[str, int]
+    error_ends: int
+    violations: tuple[Violation, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.violations
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
+    """All rules over all records.
+
+    Args:
+        decode: token ids -> text as the model's tokenizer has it; None leaves texts unjudged.
+    """
+    calls = gather_calls(records)
+    evidence = gather_evidence(records, decode)
+    accepted = [call for call in calls if call.is_accepted or _has_failed(call)]
+    violations = [found for call in accepted for found in _of_call(call, evidence)]
+    violations += system_violations(calls, evidence)
+    faults = [record for record in records if isinstance(record, Fault)]
+    choices = [choice for call in accepted for choice in call.choices()]
+    return Verdict(
+        seed=next((record.seed for record in records if isinstance(record, Opening)), None),
+        requests=len(choices),
+        tokens=sum(len(choice.tokens) for choice in choices),
+        refused=sum(len(call.refused) for call in calls),
+        unaccepted=len(calls) - len(accepted),
+        resumed=sum(
+            connection.answered is not None and connection.answered.cursor is not None
+            for call in calls
+            for connection in call.connections.values()
+        ),
+        faults=len(faults),
+        unaimed=sum(not fault.in_flight for fault in faults),
+        unproven=_unproven(evidence),
+        harms={harm.value: sum(found.count for found in violations if found.harm is harm) for harm in Harm},
+        error_ends=sum(found.rule == "has_no_error" for found in violations),
+        violations=tuple(_with_story(found, records) for found in violations),
+    )
+
+
+def table(verdict: Verdict) -> str:
+    """The verdict for people: counts, then each violation with its story."""
+    counts = ", ".join(f"{name} {count}" for name, count in verdict.harms.items())
+    done = f"{verdict.faults} faults ({verdict.unaimed} with nothing in flight)"
+    lines = [
+        f"seed {verdict.seed}: {verdict.requests} requests, {verdict.tokens} tokens, {done}",
+        f"  {counts}; error ends {verdict.error_ends}",
+        f"  refused at the door {verdict.refused}, never answered {verdict.unaccepted}, resumed {verdict.resumed}",
+    ]
+    if verdict.unproven:
+        lines.append(f"  nothing to judge by: {', '.join(verdict.unproven)}")
+    for found in verdict.violations:
+        where = "" if found.call is None else f" {found.call}" + ("" if found.choice is None else f".{found.choice}")
+        lines.append(f"\n{found.rule}{where}: {found.harm.value}; expected {found.expected}; found {found.found}")
+        lines += [f"    {line}" for line in found.story]
+    return "\n".join(lines)
+
+
+def tokenizer_decode(path: Path) -> Decode:
+    """The text of token ids by a tokenizer.json."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _of_call(call: Call, evidence: Evidence) -> Iterator[Violation]:
+    for rule in (*STREAM_RULES, *CONTENT_RULES):
+        yield from rule(call)
+    for evidence_rule in EVIDENCE_RULES:
+        yield from evidence_rule(call, evidence)
+
+
+def _has_failed(call: Call) -> bool:
+    """Answered with an error that is no refusal at the door."""
+    return any(said.error for said in call.said)
+
+
+def _unproven(evidence: Evidence) -> tuple[str, ...]:
+    seen = {
+        "equals_log": evidence.logs,
+        "equals_oracle": evidence.expected,
+        "claims_rise": evidence.claims,
+        "refused_cost_nothing": evidence.ran,
+        "comes_to_rest": evidence.before and evidence.after,
+        "text_is_join": evidence.decode,
+    }
+    return tuple(rule for rule, what in seen.items() if not what)
+
+
+def _with_story(found: Violation, records: Sequence[Record]) -> Violation:
+    """The records of the same call around the event, and the faults between them."""
+    if found.call is None:
+        return found
+    own = [record for record in records if getattr(record, "call", found.call) == found.call]
+    told = [record for record in own if isinstance(record, Fault) or hasattr(record, "call")]
+    ends = found.at if found.at is not None else max((r.at for r in told if isinstance(r, Event)), default=0.0)
+    place = next((i for i, record in enumerate(told) if record.at >= ends), len(told))
+    near = told[max(0, place - STORY_RECORDS) : place + STORY_RECORDS]
+    return replace(found, story=tuple(to_line(record)[:STORY_CHARACTERS] for record in near))

@@ -1,0 +1,125 @@
+"""What the clients ask for: a seeded mix of all shapes of calls, at Poisson times. Pure."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """How to speak to a model."""
+
+    model: str
+    vocabulary: range  # token ids for prompts
+    words: Sequence[str]  # texts are made of them
+    stops: Sequence[str]  # stop strings that come up now and then
+    has_chat: bool
+
+
+ENGLISH = ("It was", " a fine", " morning", ", and", " Mr. Darcy", " said", " to her", " sister", " that", " he")
+
+
+def english(model: str) -> Speech:
+    """For the small model of the house, or any other that knows English."""
+    return Speech(model=model, vocabulary=range(3, 2000), words=ENGLISH, stops=(".", " and", " the"), has_chat=True)
+
+
+def chain(model: str, vocab_size: int) -> Speech:
+    """For a chain model, whose token 17 is the text `<17>`."""
+    words = tuple(f"<{token}>" for token in range(vocab_size))
+    return Speech(model=model, vocabulary=range(vocab_size), words=words, stops=("<12", "<77", "<404>"), has_chat=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCall:
+    """A call to make, and how its client behaves."""
+
+    name: str
+    due_s: float  # after the start of the load
+    path: str
+    body: dict[str, Any]
+    intent: str = "finish"
+    leave_after: int | None = None  # events heard before a client with intent `cancel` goes
+    drop_after: int | None = None  # events heard before the client hangs up and comes back
+    rewind: int = 0  # tokens that it asks to be told again when it comes back
+
+
+def plan_calls(
+    speech: Speech, *, seed: int, count: int, rate: float, max_tokens: tuple[int, int], drops: bool
+) -> list[PlannedCall]:
+    """`count` calls at `rate` per second.
+
+    Args:
+        max_tokens: least and most tokens asked for.
+        drops: some clients hang up on purpose and resume; for servers that can.
+    """
+    chance = random.Random(f"{seed} calls")
+    times = _poisson(chance, rate)
+    return [_call(speech, chance, f"c{number}", next(times), max_tokens, drops) for number in range(count)]
+
+
+def _poisson(chance: random.Random, rate: float) -> Iterator[float]:
+    at = 0.0
+    while True:
+        at += chance.expovariate(rate)
+        yield at
+
+
+def _call(
+    speech: Speech, chance: random.Random, name: str, due_s: float, max_tokens: tuple[int, int], drops: bool
+) -> PlannedCall:
+    is_chat = speech.has_chat and chance.random() < 0.2
+    body: dict[str, Any] = {
+        "model": speech.model,
+        "max_tokens": chance.randint(*max_tokens),
+        "temperature": chance.choice((0, 0.8, 1.0)),
+        "seed": chance.randrange(1 << 40),
+        **({"messages": _messages(speech, chance)} if is_chat else {"prompt": _prompt(speech, chance)}),
+    }
+    if chance.random() < 0.8:
+        body["return_token_ids"] = True
+    if chance.random() < 0.3:
+        body["n"] = chance.choice((2, 3))
+    if chance.random() < 0.2:
+        body["stop"] = chance.sample(list(speech.stops), k=chance.choice((1, 2)))
+    if chance.random() < 0.85:
+        body["stream"] = True
+        if chance.random() < 0.5:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": chance.random() < 0.3}
+    return _with_intent(chance, name, due_s, CHAT if is_chat else COMPLETIONS, body, drops)
+
+
+def _with_intent(
+    chance: random.Random, name: str, due_s: float, path: str, body: dict[str, Any], drops: bool
+) -> PlannedCall:
+    draw = chance.random()
+    if draw < 0.04:
+        body["deadline_ms"] = chance.randint(200, 3_000)
+        return PlannedCall(name=name, due_s=due_s, path=path, body=body, intent="deadline")
+    if draw < 0.08 and body.get("stream"):
+        leave_after = chance.randint(1, 5)
+        return PlannedCall(name=name, due_s=due_s, path=path, body=body, intent="cancel", leave_after=leave_after)
+    drop_after = chance.randint(1, 20) if drops and body.get("stream") and chance.random() < 0.2 else None
+    rewind = chance.choice((0, 0, 1, 3))
+    return PlannedCall(name=name, due_s=due_s, path=path, body=body, drop_after=drop_after, rewind=rewind)
+
+
+def _prompt(speech: Speech, chance: random.Random) -> Any:
+    draw = chance.random()
+    if draw < 0.6:
+        return _ids(speech, chance)
+    if draw < 0.7:
+        return [_ids(speech, chance), _ids(speech, chance)]
+    return "".join(chance.choices(speech.words, k=chance.randint(2, 20)))
+
+
+def _ids(speech: Speech, chance: random.Random) -> list[int]:
+    return [chance.choice(speech.vocabulary) for _ in range(chance.randint(1, 60))]
+
+
+def _messages(speech: Speech, chance: random.Random) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "".join(chance.choices(speech.words, k=chance.randint(2, 10)))}]
