@@ -60,6 +60,8 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(architecture="MistralForCausalLM"),
     "qwen2": Family(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
     "qwen3": Family(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
+    # No language model: it checks the server (worker.models.chain says how).
+    "orca_chain": Family(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
 }
 
 

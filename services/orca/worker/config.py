@@ -1,8 +1,9 @@
 """What a model's layers look like, read from its config.json: one frozen dataclass per building plan.
 
-Three plans cover the families: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig` (Llama, Mistral,
-Qwen2, Qwen3). Keys are read under the names of transformers 4 and 5. An absent key means what transformers takes it to
-mean. A key that is not known, and says something, is refused by name: it might change the output.
+Three plans cover the language models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig` (Llama,
+Mistral, Qwen2, Qwen3); `ChainConfig` is the model that checks the server (models/chain.py). Keys are read under the
+names of transformers 4 and 5. An absent key means what transformers takes it to mean. A key that is not known, and says
+something, is refused by name: it might change the output.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,12 @@ from orca.core.errors import ModelError
 from orca.core.model import read_config
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish")
+
+# The model that checks the server draws each token from so many equally likely ones; a power of two, so that no
+# rounding takes part in the choice.
+CHAIN_CHOICES = 16
+# Up to so many positions its sums over positions are exact in float32 (models/chain.py).
+CHAIN_POSITIONS_MAX = 4096
 
 # Keys that say nothing about the numbers of a forward pass: bookkeeping, training, and what generation_config.json,
 # the tokenizer or core.model answers for.
@@ -65,8 +72,8 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """What all plans share."""
+class Shape:
+    """What all plans share: as much as a stage must know to lay out a step and its KV cache."""
 
     vocab_size: int
     hidden_size: int
@@ -74,11 +81,17 @@ class Decoder:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    is_tied: bool  # head and embedding are one matrix
+    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None sees all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder(Shape):
+    """What the plans of all language models share."""
+
     intermediate_size: int
     activation: str  # one of ACTIVATIONS
     norm_eps: float
-    is_tied: bool  # head and embedding are one matrix
-    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None sees all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +119,12 @@ class LlamaConfig(Decoder):
     has_qk_norm: bool  # RMSNorm over each head of q and k (Qwen3)
 
 
-ModelConfig = GPT2Config | OPTConfig | LlamaConfig
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainConfig(Shape):
+    """The model that checks the server."""
+
+
+ModelConfig = GPT2Config | OPTConfig | LlamaConfig | ChainConfig
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -122,10 +140,12 @@ def load_config(folder: Path) -> ModelConfig:
         config = _gpt2(options)
     elif family == "opt":
         config = _opt(options)
+    elif family == "orca_chain":
+        config = _chain(options)
     else:
         config = _llama(options, family)
     options.refuse_rest(family)
-    if config.activation not in ACTIVATIONS:
+    if isinstance(config, Decoder) and config.activation not in ACTIVATIONS:
         raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if config.num_heads % config.num_kv_heads:
         raise options.error(f"{config.num_heads} heads do not share {config.num_kv_heads} key-value heads evenly")
@@ -263,6 +283,27 @@ def _llama(options: _Options, family: str) -> LlamaConfig:
         has_output_bias=has_attention_bias,
         has_mlp_bias=options.flag("mlp_bias", False) if family == "llama" else False,
         has_qk_norm=family == "qwen3",
+    )
+
+
+def _chain(options: _Options) -> ChainConfig:
+    layers = options.size("num_hidden_layers")
+    heads = options.size("num_attention_heads")
+    vocab_size = options.size("vocab_size")
+    positions = options.size("max_position_embeddings")
+    if vocab_size < CHAIN_CHOICES:
+        raise options.error(f"vocab_size {vocab_size} is below {CHAIN_CHOICES}, the tokens that one draw chooses from")
+    if positions > CHAIN_POSITIONS_MAX:
+        raise options.error(f"max_position_embeddings {positions} is above {CHAIN_POSITIONS_MAX}: sums become inexact")
+    return ChainConfig(
+        vocab_size=vocab_size,
+        hidden_size=2,  # the two halves of a state
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=options.size("num_key_value_heads", heads),
+        head_dim=options.size("head_dim"),
+        is_tied=False,
+        windows=(None,) * layers,
     )
 
 

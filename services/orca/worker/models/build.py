@@ -11,10 +11,10 @@ from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
-from orca.worker.config import GPT2Config, LlamaConfig, ModelConfig, load_config
+from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, load_config
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
-from orca.worker.models import gpt2, llama, opt
+from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
@@ -145,6 +145,16 @@ def _family(config: ModelConfig) -> _Family:
             probe="embed_tokens.weight",
             layers="layers",
             ignored=llama.IGNORED,
+        )
+    if isinstance(config, ChainConfig):
+        return _Family(
+            embedding=chain.ChainEmbedding,
+            layer=chain.ChainLayer,
+            head=chain.ChainHead,
+            prefixes=chain.PREFIXES,
+            probe="embed.salt",
+            layers="layers",
+            ignored=chain.IGNORED,
         )
     return _Family(
         embedding=opt.OPTEmbedding,

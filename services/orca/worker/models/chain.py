@@ -1,0 +1,130 @@
+"""The model that checks the server. It is no language model: its tokens are a hash of all that the stages have kept.
+
+A server that mixes up two requests, skips a position, reads a neighbour's or a stale KV block, or starts a request
+again from the wrong tokens still writes plausible text with a language model. With this one every token after the
+mistake is another one, and the right ones follow from prompt, seed and index alone by whole-number arithmetic, which
+e2e/checker/oracle.py does without a line of this package. All the rest is what language models run through: loader,
+slices of ranks, paged KV cache, ragged attention with grouped heads, all-reduce, stage-to-stage activations, sampler.
+
+With i a position, l a layer, c a channel of the KV heads, d one of the query heads and g(d) the channel of c that its
+head reads; keep, mix and the salts are the weights, and fold(x) = x^5 mod p with p = 2^31 - 1, which maps the numbers
+below p to each other one to one (5 and p - 1 share no factor) and in no visible order:
+
+    embedding   state[i, 0]    = fold(fold(token[i] + salt) + i)
+    layer       kept[i, l, c]  = fold(state[i, l] + keep[l, c]) mod 256        the values in the KV cache
+                seen[i, l, d]  = kept[0, l, g(d)] + ... + kept[i, l, g(d)]     attention
+                state[i, l+1]  = fold(state[i, l] + sum over d of mix[l, d] * seen[i, l, d])
+    head        first[i]       = fold(state[i, layers] + salt) mod (vocab - 15)
+                logits[i, t]   = 0 for first[i] <= t < first[i] + 16, else -10,000
+
+Queries and keys are ones, so all scores are equal and attention yields the mean of the values; times the number of
+positions and rounded it is their sum. A key that is not one (a slot that nobody wrote) shifts the weights and spoils
+the sum. Sixteen tokens are exactly equally likely and the others have weight exp(-10,000) = 0, so the cumulated weights
+of the sampler are 0, 1, ... 16: any temperature above 0 chooses alike, without rounding, and temperature 0 takes the
+first of the equal logits.
+
+Numbers travel between layers, stages and ranks in float32, which holds whole numbers up to 2^24: a state goes as two
+halves. A sum of `seen` is at most 4096 x 255 < 2^20, where the mean's rounding error, multiplied back, was 2^-4.
+"""
+
+import torch
+from torch import Tensor
+
+from orca.core.errors import ModelError
+from orca.worker.config import CHAIN_CHOICES, ChainConfig
+from orca.worker.models.blocks import StepContext, scaled
+from orca.worker.models.weights import Weights
+from orca.worker.shard import heads_of
+
+PREFIXES = ("",)
+IGNORED = ()
+
+_PRIME = 2**31 - 1
+_HALF_BITS = 16
+_KEPT_MASK = 255
+_IMPOSSIBLE = -10_000.0  # a logit out of reach of any logit_bias
+
+
+class ChainEmbedding:
+    """Starts each position's state from its token and its place."""
+
+    def __init__(self, weights: Weights, config: ChainConfig, prefix: str) -> None:
+        del config
+        self._salt = _whole_numbers(weights, f"{prefix}embed.salt", 1)
+
+    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+        return _halves(_fold(_fold(ids + self._salt) + step.positions))
+
+
+class ChainLayer:
+    """Layer `number` of the model, `index` in its stage: keeps a hash of each state, mixes in all that was kept."""
+
+    def __init__(self, weights: Weights, config: ChainConfig, prefix: str, *, number: int, index: int) -> None:
+        here = f"{prefix}layers.{number}."
+        heads, dim = heads_of(weights.shard, config.num_heads, config.num_kv_heads), config.head_dim
+        self._keep = _whole_numbers(weights, f"{here}keep", config.num_kv_heads * dim, scaled(heads.kv, dim))
+        self._mix = _whole_numbers(weights, f"{here}mix", config.num_heads * dim, scaled(heads.query, dim))
+        self._num_query, self._num_kv, self._head_dim = heads.num_query, heads.num_kv, dim
+        self._index = index
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        state = _joined(x)
+        kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
+        qkv = x.new_ones(x.shape[0], self._num_query + 2 * self._num_kv, self._head_dim)
+        qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
+        cache = step.caches[self._index]
+        cache.index_copy_(0, step.slots, qkv[:, self._num_query :])
+        means = step.attention[None](qkv, cache, 1.0)
+        seen = (means * (step.positions + 1)[:, None]).round().long()
+        # Each rank has seen its own heads only. It folds nothing: a sum of the ranks' parts is the sum over all heads.
+        part = (seen * self._mix).sum(dim=-1) % _PRIME
+        return _halves(_fold(state + _joined(step.group.all_reduce(_halves(part)))))
+
+
+class ChainHead:
+    """Equal logits for the tokens that the last state points at, each rank computing its part of the vocabulary."""
+
+    def __init__(self, weights: Weights, config: ChainConfig, prefix: str, tied: None) -> None:
+        del tied
+        self._salt = _whole_numbers(weights, f"{prefix}head.salt", 1)
+        self._places = config.vocab_size - CHAIN_CHOICES + 1
+        first, last = weights.shard.slice(config.vocab_size, "vocabulary entries")
+        self._ids = torch.arange(first, last, device=self._salt.device)
+        self._sizes = weights.shard.sizes(config.vocab_size)
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """[rows, hidden] to [rows, vocab] in float32."""
+        first = _fold(_joined(x) + self._salt) % self._places
+        distance = self._ids - first[:, None]
+        is_chosen = (distance >= 0) & (distance < CHAIN_CHOICES)
+        logits = x.new_zeros(is_chosen.shape).masked_fill_(~is_chosen, _IMPOSSIBLE)
+        return step.group.all_gather_last(logits, self._sizes)
+
+
+def _fold(numbers: Tensor) -> Tensor:
+    """x^5 mod p; products of two numbers below p = 2^31 - 1 fit into 63 bits."""
+    base = numbers % _PRIME
+    square = base * base % _PRIME
+    return square * square % _PRIME * base % _PRIME
+
+
+def _halves(numbers: Tensor) -> Tensor:
+    """[tokens] int64 below p as [tokens, 2] float32."""
+    return torch.stack((numbers >> _HALF_BITS, numbers & ((1 << _HALF_BITS) - 1)), dim=-1).float()
+
+
+def _joined(halves: Tensor) -> Tensor:
+    """[tokens, 2] as [tokens] int64; of a sum of halves, the sum."""
+    high, low = halves.long().unbind(dim=-1)
+    return (high << _HALF_BITS) + low
+
+
+def _whole_numbers(weights: Weights, name: str, size: int, taken: tuple[int, int] | None = None) -> Tensor:
+    """A weight, whole or in part, as int64.
+
+    Raises: ModelError when the stages compute in a dtype that would round it.
+    """
+    tensor = weights.tensor(name, (size,), taken)
+    if tensor.dtype != torch.float32:
+        raise ModelError(f"orca_chain computes whole numbers, which only float32 holds; dtype is {tensor.dtype}")
+    return tensor.long()
