@@ -38,13 +38,15 @@ def engine_for(addresses: Sequence[str], **choices: Any) -> GrpcEngine:
     return GrpcEngine(addresses, **(defaults | choices))
 
 
-def new_request(handle: int, tokens: Sequence[int], new_tokens: int, **sampling: Any) -> NewRequest:
-    """A request as a step brings it; greedy unless `sampling` says more."""
+def new_request(
+    handle: int, tokens: Sequence[int], new_tokens: int, *, log: Sequence[int] = (), **sampling: Any
+) -> NewRequest:
+    """A request as a step brings it, perhaps again with the `log` of its output; greedy unless `sampling` says more."""
     return NewRequest(
         handle=handle,
         request_id=f"request{handle}.0",
         claim=Claim(1, "test/1"),
-        tokens=tuple(tokens),
+        tokens=(*tokens, *log),
         prompt_length=len(tokens),
         max_total_tokens=len(tokens) + new_tokens,
         sampling=SamplingParams(**({"temperature": 0.0} | sampling)),
@@ -76,27 +78,28 @@ class _Running:
 
     new: NewRequest
     wanted: int  # tokens to generate
-    chunk: int | None  # most prompt tokens per step
+    chunk: int | None  # most known tokens per step
     scheduled: int = 0  # positions that are in some step
     in_flight: int = 0
     tokens: list[int] = field(default_factory=list)
 
     @property
-    def _prompt(self) -> int:
-        return self.new.prompt_length
+    def _known(self) -> int:
+        """Tokens to run before the first one is drawn: prompt and log."""
+        return len(self.new.tokens)
 
     def next_row(self, prefetch: int) -> Row | None:
         """Its part of the next step; None when it has to wait or is done."""
-        asked = max(0, self.scheduled - self._prompt + 1)  # tokens that the steps so far draw
+        asked = max(0, self.scheduled - self._known + 1)  # tokens that the steps so far draw
         if self.in_flight > prefetch or asked >= self.wanted:
             return None
-        if self.scheduled < self._prompt:
-            count = min(self._prompt - self.scheduled, self.chunk or self._prompt)
+        if self.scheduled < self._known:
+            count = min(self._known - self.scheduled, self.chunk or self._known)
             token = None
         else:
             count = 1
             token = None if prefetch else self.tokens[-1]
-        is_last = self.scheduled + count >= self._prompt
+        is_last = self.scheduled + count >= self._known
         row = Row(handle=self.new.handle, start=self.scheduled, count=count, sample=is_last, token=token)
         self.scheduled += count
         self.in_flight += 1
