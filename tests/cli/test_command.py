@@ -4,6 +4,7 @@ import fcntl
 import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -55,29 +56,23 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--stages", "0"], "--stages must be at least 1, not 0"),
-        (["--tensor", "-1"], "--tensor must be at least 1, not -1"),
-        (["--replicas", "0"], "--replicas must be at least 1, not 0"),
-        (["--max-batch-size", "0"], "--max-batch-size must be at least 1, not 0"),
-        (["--slots", "0"], "--slots must be at least 1, not 0"),
-        (["--slots", "15"], "--slots must be at least 16, one KV block, not 15"),
-        (["--max-batch-tokens", "16"], "--max-batch-tokens must be above --max-batch-size (16), not 16"),
-        (
-            ["--max-batch-tokens", "64", "--policy", "request_level"],
-            "--max-batch-tokens is for --policy iteration only",
-        ),
-        (["--api-keys", " ,"], "--api-keys holds no key"),
-        (["--port", "70000"], "--port must be from 0 to 65535, not 70000"),
-        (["--microbatch-size", "2"], "--microbatch-size is for --policy request_level only"),
-        (["--without-habits", "splits_batch"], "--without-habits is for --policy request_level only"),
+        (["--stages", "0"], "setting stages: 0 is not 1 or more"),
+        (["--tensor", "-1"], "setting tensor: -1 is not 1 or more"),
+        (["--replicas", "0"], "setting replicas: 0 is not 1 or more"),
+        (["--max-batch-size", "0"], "setting max_batch_size: 0 is not 1 or more"),
+        (["--slots", "15"], "setting slots: 15 is not 16 or more"),
+        (["--max-batch-tokens", "16"], "setting max_batch_tokens: 16 is not above max_batch_size (16)"),
+        (["--api-keys", " ,"], "setting api_keys: ' ,' is not words, parted by commas"),
+        (["--api-keys", ""], "setting api_keys: '' is not words, parted by commas"),
+        (["--port", "70000"], "setting port: 70000 is not 65535 or less"),
         (
             ["--policy", "request_level", "--without-habits", "haste"],
-            f"--without-habits knows {', '.join(HABITS)}, not haste",
+            f"setting without_habits: ('haste',) is not of {' '.join(HABITS)}",
         ),
-        (["--stages", "two"], "argument --stages: invalid int value: 'two'"),
+        (["--stages", "two"], "setting stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
-        (["--prefetch", "2"], "argument --prefetch: invalid choice: 2 (choose from 0, 1)"),
-        (["--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--prefetch", "2"], "setting prefetch: 2 is not 0 or 1"),
+        (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
         (["--data", "/dev/null/x"], "--data: /dev/null/x/logs cannot be made: Not a directory"),
@@ -87,6 +82,18 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: str) -> None:
     assert refused(*flags) == said
+
+
+def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "")
+    assert refused() == "setting api_keys: '' is not words, parted by commas"
+
+
+def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "--help"])
+    options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert (options[0], options[-6]) == ("--model", "--policy")
 
 
 def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:

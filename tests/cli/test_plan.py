@@ -83,8 +83,8 @@ def test_only_a_restarted_scheduler_is_told_that_the_one_before_it_is_dead() -> 
 
 def test_threads_default_to_the_processors_shared_by_all_ranks() -> None:
     processors = len(os.sched_getaffinity(0))
-    assert parse_settings(["--stages", "1"]).threads == processors
-    assert parse_settings(["--stages", str(processors), "--tensor", "2"]).threads == 1
+    assert parse_settings(["--stages", "1"]).threads_per_rank == processors
+    assert parse_settings(["--stages", str(processors), "--tensor", "2"]).threads_per_rank == 1
 
 
 def test_a_group_gets_the_slots_that_a_full_batch_can_use_unless_told_otherwise() -> None:

@@ -82,7 +82,7 @@ def read_settings(
     """
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
     for field in _fields(kind).values():
-        parser.add_argument(_flag(field.name), help=_help(field), default=None, **_switch_options(field))
+        parser.add_argument(_flag(field.name), help=_help(field), default=None, **_argument(field))
     flags = {name: text for name, text in vars(parser.parse_args(list(argv))).items() if text is not None}
     texts = _variables(kind, environment, prefix) | flags
     for field in _fields(kind).values():
@@ -106,7 +106,9 @@ def is_address(text: str, *, least_port: int = 0) -> bool:
 
 
 def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
-    return {field.name: field for field in dataclasses.fields(kind)}
+    """A record's own fields before those it inherits, so that its help begins with what it is about."""
+    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
+    return {field.name: field for field in fields}
 
 
 def _flag(name: str) -> str:
@@ -114,13 +116,16 @@ def _flag(name: str) -> str:
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:
-    default = "required" if field.default is dataclasses.MISSING else f"default {field.default!r}"
-    return f"{field.metadata['help']} ({default})".replace("%", "%%")
+    default = "" if field.default in (None, ()) else f" (default {field.default})"
+    shown = " (required)" if field.default is dataclasses.MISSING else default
+    return f"{field.metadata['help']}{shown}".replace("%", "%%")
 
 
-def _switch_options(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+def _argument(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """A switch may be given without its value: `--keep` is `--keep true`."""
-    return {"nargs": "?", "const": "true"} if field.type is bool else {}
+    if field.type is bool:
+        return {"nargs": "?", "const": "true", "metavar": "true|false"}
+    return {"metavar": "|".join(field.metadata["choices"]) or _METAVARS.get(field.type)}
 
 
 def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -140,7 +145,7 @@ def _value(field: "dataclasses.Field[Any]", text: str) -> Any:
     try:
         return _READERS.get(field.type, str)(text)
     except ValueError as error:
-        rule = "true or false" if field.type is bool else "a number"
+        rule = _RULES.get(field.type, "a number")
         raise SettingError(f"setting {field.name}: {text!r} is not {rule}") from error
 
 
@@ -151,7 +156,10 @@ def _switch(text: str) -> bool:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """At least one: an empty variable in place of a list of keys must not leave an API open."""
+    if words := tuple(word.strip() for word in text.split(",") if word.strip()):
+        return words
+    raise ValueError(text)
 
 
 _READERS: Mapping[Any, Callable[[str], Any]] = {
@@ -161,6 +169,8 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     bool: _switch,
     tuple[str, ...]: _words,
 }
+_RULES: Mapping[Any, str] = {bool: "true or false", tuple[str, ...]: "words, parted by commas"}
+_METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", tuple[str, ...]: "A,B"}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -21,29 +21,19 @@ from orca.scheduler.policy import Policy
 from orca.scheduler.request_level import HABITS, Habits, RequestLevel
 
 PREFIX = "ORCA_SCHEDULER_"
+POLICIES = ("iteration", "request_level")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything that a scheduler process is told at start."""
+class ScheduleSettings:
+    """How requests are batched: of one scheduler, and of whoever starts some."""
 
-    model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
-    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
-    stages: tuple[str, ...] = required("host:port of each stage's controller, stage 0 first, parted by commas")
-    group: str = setting("g0", "name of the group, whose seat this process takes; one word")
-    listen: str = setting("127.0.0.1:0", "host:port of the rendezvous of the stages; port 0 takes a free one")
-    advertise: str | None = setting(None, "host under which stages reach `listen`; unset takes that of `listen`")
-    pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
-    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
-    generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
     policy: str = setting(
         "iteration",
         "iteration is Algorithm 1 of the paper, request_level its baseline",
-        choices=("iteration", "request_level"),
+        choices=POLICIES,
     )
     max_batch_size: int = setting(16, "most requests in a batch", least=1)
-    slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
-    block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
     # The round trip to the master costs more than a small model's step; 0 is for measuring the paper's algorithm.
     prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     max_batch_tokens: int | None = setting(
@@ -55,26 +45,9 @@ class Settings:
     without_habits: tuple[str, ...] = setting(
         (), f"request_level: habits to switch off, parted by commas, of {' '.join(HABITS)}"
     )
-    # For steps that were lost between stages: a long one may take its time, and a hanging rank is its controller's.
-    step_timeout_s: float = setting(
-        60.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
-    )
-    join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
-    predecessor_exited: bool = setting(
-        False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
-    )
-    metrics_listen: str | None = setting(None, "host:port of Prometheus metrics; port 0 takes a free one; unset: none")
-    iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
-    log_format: str = log_format_setting()
-    log_level: str = log_level_setting()
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for address in self.stages:
-            require(is_address(address, least_port=1), self, "stages", "a list of host:port")
-        require(is_address(self.listen), self, "listen", "host:port")
-        require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
-        require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         require(set(self.without_habits) <= set(HABITS), self, "without_habits", f"of {' '.join(HABITS)}")
         is_request_level = self.policy == "request_level"
@@ -90,6 +63,44 @@ class Settings:
         if self.policy == "iteration":
             return Iteration()
         return RequestLevel(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ScheduleSettings):
+    """Everything that a scheduler process is told at start."""
+
+    model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
+    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    stages: tuple[str, ...] = required("host:port of each stage's controller, stage 0 first, parted by commas")
+    group: str = setting("g0", "name of the group, whose seat this process takes; one word")
+    listen: str = setting("127.0.0.1:0", "host:port of the rendezvous of the stages; port 0 takes a free one")
+    advertise: str | None = setting(None, "host under which stages reach `listen`; unset takes that of `listen`")
+    pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
+    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
+    generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
+    slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
+    block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
+    # For steps that were lost between stages: a long one may take its time, and a hanging rank is its controller's.
+    step_timeout_s: float = setting(
+        60.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
+    )
+    join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
+    predecessor_exited: bool = setting(
+        False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
+    )
+    metrics_listen: str | None = setting(None, "host:port of Prometheus metrics; port 0 takes a free one; unset: none")
+    iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
+    log_format: str = log_format_setting()
+    log_level: str = log_level_setting()
+
+    def __post_init__(self) -> None:
+        # super() does not find the class of a record with slots.
+        ScheduleSettings.__post_init__(self)
+        for address in self.stages:
+            require(is_address(address, least_port=1), self, "stages", "a list of host:port")
+        require(is_address(self.listen), self, "listen", "host:port")
+        require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
+        require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
 
     def make_choices(self) -> Choices:
         return Choices(

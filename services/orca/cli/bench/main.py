@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 
 from orca.cli.bench import client, engine, report, simulate
 from orca.cli.bench.options import (
-    POLICIES,
     Parser,
     add_output_options,
     add_trace_options,
@@ -31,6 +30,7 @@ from orca.cli.bench.options import (
 from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep, vocabulary
 from orca.cli.bench.trace import generate
 from orca.core.errors import ModelError, OrcaError, SettingError
+from orca.scheduler.settings import POLICIES
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ import orjson
 from orca.cli.bench.trace import PRESETS, Range, TraceSpec
 from orca.core.errors import SettingError
 
-POLICIES = ("iteration", "request_level")
 T = TypeVar("T")
 
 

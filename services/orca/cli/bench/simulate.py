@@ -13,7 +13,6 @@ from types import MappingProxyType
 from orca.cli.bench import curve, report
 from orca.cli.bench.curve import Point
 from orca.cli.bench.options import (
-    POLICIES,
     Parser,
     add_output_options,
     add_trace_options,
@@ -28,6 +27,7 @@ from orca.core.engine import EngineShape
 from orca.core.errors import SettingError
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.scheduler.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.settings import POLICIES
 from orca.scheduler.simulated import CostModel
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

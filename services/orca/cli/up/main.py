@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from orca.cli.small_model import small_model_folder
 from orca.cli.up import places
 from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.log_errors import follow_errors
@@ -42,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     Raises: SettingError, ModelError before anything has started.
     """
     settings = parse_settings(argv)
-    model = load_model_info(find_model_folder(settings.model), name=settings.served_name, dtype=settings.dtype)
+    folder = small_model_folder() if settings.model is None else find_model_folder(settings.model)
+    model = load_model_info(folder, name=settings.served_name, dtype=settings.dtype)
     tokenizer_file(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
@@ -50,12 +52,12 @@ def main(argv: Sequence[str]) -> int:
     if settings.device == "cuda" and len(gpus) < settings.tensor:
         raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
     if settings.iteration_log is not None:
-        places.make_folder(settings.iteration_log, "--iteration-log")
+        places.make_folder(Path(settings.iteration_log), "--iteration-log")
     if settings.redis_url is not None:
         asyncio.run(_check_redis(settings.redis_url))
     display = Display(Console(highlight=False))
-    folder = settings.data or places.default_data_folder(settings.port)
-    with places.DataFolder(folder, remedy="--data" if settings.data else "--port or --data") as data:
+    data_folder = Path(settings.data) if settings.data else places.default_data_folder(settings.port)
+    with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
         data.sign(f"http://{addresses.reached}")
         try:

@@ -126,7 +126,7 @@ def _worker(settings: UpSettings, model: ModelInfo, around: Surroundings, group:
         "tensor": settings.tensor,
         "listen": around.addresses.workers[group][stage],
         "device": settings.device,
-        "threads": settings.threads,
+        "threads": settings.threads_per_rank,
         "slots_max": settings.slots or slots_of_use(settings, model),
         "iteration_log": _iteration_log(settings, name),
     }
@@ -157,7 +157,7 @@ def _has_gpu_per_rank(settings: UpSettings, gpus: tuple[str, ...]) -> bool:
 
 
 def _iteration_log(settings: UpSettings, name: str) -> Path | None:
-    return None if settings.iteration_log is None else settings.iteration_log.resolve() / f"{name}.jsonl"
+    return None if settings.iteration_log is None else Path(settings.iteration_log).resolve() / f"{name}.jsonl"
 
 
 def slots_of_use(settings: UpSettings, model: ModelInfo) -> int:
