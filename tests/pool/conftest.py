@@ -10,6 +10,7 @@ import pytest
 from pool_beds import SETTINGS, Bed, MemoryBed, RedisBed
 
 from orca.pool.embedded import EmbeddedRedis, find_wheel_redis_server
+from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 KINDS = ("memory", "redis-6.2", "redis-7")
@@ -67,11 +68,11 @@ async def make_bed(
     is_repeated = kind != request.param
     beds: list[Bed] = []
 
-    def make(settings: PoolSettings = SETTINGS) -> Bed:
+    def make(settings: PoolSettings = SETTINGS, schemas: Schemas = SCHEMAS) -> Bed:
         if kind == "memory":
-            bed: Bed = MemoryBed(settings, is_repeated=is_repeated)
+            bed: Bed = MemoryBed(settings, is_repeated=is_repeated, schemas=schemas)
         else:
-            bed = RedisBed(servers(kind).url, settings, is_repeated=is_repeated)
+            bed = RedisBed(servers(kind).url, settings, is_repeated=is_repeated, schemas=schemas)
         beds.append(bed)
         return bed
 

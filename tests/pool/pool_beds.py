@@ -24,6 +24,7 @@ from orca.pool.api import (
 from orca.pool.keys import Keys
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.redis_pool import RedisPool
+from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 REVISION = "r1"
@@ -77,6 +78,10 @@ class Bed:
     async def wall_ms(self) -> int:
         raise NotImplementedError
 
+    async def report_as(self, part: str, schemas: Schemas) -> None:
+        """Let a part of another release say that it lives."""
+        raise NotImplementedError
+
     async def recount(self) -> None:
         """Assert that counters and indexes say what the records say."""
         raise NotImplementedError
@@ -86,9 +91,9 @@ class Bed:
 
 
 class MemoryBed(Bed):
-    def __init__(self, settings: PoolSettings, *, is_repeated: bool = False) -> None:
+    def __init__(self, settings: PoolSettings, *, is_repeated: bool = False, schemas: Schemas = SCHEMAS) -> None:
         self.clock = FakeClock()
-        self.twin = MemoryPool(self.clock, settings)
+        self.twin = MemoryPool(self.clock, settings, schemas)
         super().__init__(self.twin, is_repeated=is_repeated)
 
     async def pass_awake(self, ms: int) -> None:
@@ -100,18 +105,23 @@ class MemoryBed(Bed):
     async def wall_ms(self) -> int:
         return self.clock.wall
 
+    async def report_as(self, part: str, schemas: Schemas) -> None:
+        self.twin.parts[part] = self.twin.awake + self.twin.settings.seat_lease_ms, schemas
+
     async def recount(self) -> None:
         self.twin.check()
 
 
 class RedisBed(Bed):
-    def __init__(self, url: str, settings: PoolSettings, *, is_repeated: bool = False) -> None:
+    def __init__(
+        self, url: str, settings: PoolSettings, *, is_repeated: bool = False, schemas: Schemas = SCHEMAS
+    ) -> None:
         self.url = url
         self.deployment = uuid.uuid4().hex
         self.keys = Keys(self.deployment)
         self.redis = Redis.from_url(url)
         self.is_listening = False  # is its pool subscribed to the news?
-        super().__init__(RedisPool(url, self.deployment, settings), is_repeated=is_repeated)
+        super().__init__(RedisPool(url, self.deployment, settings, schemas), is_repeated=is_repeated)
 
     async def pass_awake(self, ms: int) -> None:
         await self.redis.hincrby(self.keys.single("meta"), "awake_ms", ms)
@@ -123,6 +133,11 @@ class RedisBed(Bed):
         seconds, micros = await self.redis.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
+    async def report_as(self, part: str, schemas: Schemas) -> None:
+        other = RedisPool(self.url, self.deployment, SETTINGS, schemas)
+        await other.report(part)
+        await other.close()
+
     async def recount(self) -> None:
         redis, keys = self.redis, self.keys
         meta = {name.decode(): value for name, value in (await redis.hgetall(keys.single("meta"))).items()}
@@ -133,6 +148,8 @@ class RedisBed(Bed):
         queues = [await redis.zcard(key) async for key in redis.scan_iter(keys.named("q", "*"))]
         own = [await redis.hlen(key) async for key in redis.scan_iter(keys.named("own", "*"))]
         assert (sum(queues), sum(own)) == (states.count("queued"), states.count("owned"))
+        written = [int(count) for name, count in meta.items() if name.startswith("written:")]
+        assert sum(written) == len(records)
         assert int(meta.get("bytes", 0)) == sum(int(record[b"bytes"]) for record in records)
         waiting = [record for record in records if record[b"state"] == b"queued"]
         assert int(meta.get("queued_prompt_tokens", 0)) == sum(int(record[b"prompt_tokens"]) for record in waiting)

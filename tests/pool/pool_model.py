@@ -11,15 +11,17 @@ Rules of the pool itself are left out by a subclass of MemoryPool.
 
 import copy
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from pool_beds import REVISION, FakeClock, request
+from pool_model_promises import Client, Promises
 from pool_model_schedulers import BLOCK, Group, Message, Process, Stage, Violation, now
+from pool_model_weather import Weather, draw_weather
 
 from orca.core.errors import Overloaded, UnknownRequest
-from orca.core.request import End, FinishReason, slots_needed
+from orca.core.request import slots_needed
 from orca.core.step import Claim
 from orca.pool.api import (
     OnDisconnect,
@@ -34,54 +36,6 @@ from orca.pool.settings import PoolSettings
 EVENTS = 500
 SETTLE_ROUNDS = 700
 EPOCHS_WHILE_QUIET_MAX = 8
-
-
-@dataclass
-class Client:
-    """Somebody who reads a parent's one request through a gateway, and may come back to another."""
-
-    request_id: str
-    parent: str
-    gateway: str | None  # of its living connection
-    connection: int = 0
-    seen: list[int] = field(default_factory=list)
-    end: End | None = None
-    away_since: int = 0
-    is_cancel_asked: bool = False
-    is_gone: bool = False  # will not come back
-    has_deadline: bool = False
-
-    @property
-    def reader(self) -> str:
-        return f"{self.parent}/{self.connection}"
-
-
-FAULTS = (
-    "crash", "freeze", "double", "break_stage", "drain", "scale_away", "leave_client", "return_client", "cancel",
-    "outage", "jump", "sync", "fail_over",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Weather:
-    """What goes wrong in a world, and how often."""
-
-    faults: tuple[str, ...] = FAULTS
-    fault_rate: float = 0.04  # per event
-    repeat_rate: float = 0.4  # messages that arrive again, some of them much later
-    is_exact: bool = False  # does the engine draw the same token again for the same history?
-    # A replica that lags and may take over: gateways there show and accept what it holds.
-    has_replica: bool = False
-
-
-def draw_weather(random: Random) -> Weather:
-    return Weather(
-        faults=tuple(random.sample(FAULTS, random.randint(2, len(FAULTS)))),
-        fault_rate=random.choice((0.01, 0.04, 0.1)),
-        repeat_rate=random.choice((0.0, 0.1, 0.4)),
-        is_exact=random.random() < 0.5,
-        has_replica=random.random() < 0.25,
-    )
 
 
 class World:
@@ -110,7 +64,7 @@ class World:
         self.drawn: dict[int, tuple[tuple[int, ...], Claim]] = {}
         self.clients: dict[str, Client] = {}
         self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
-        self.checked: dict[str, tuple[int, int, End | None]] = {}  # request -> entries, last claim number, end
+        self.promises = Promises(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         now(self.pool.set_revision(REVISION, 1))
@@ -140,7 +94,7 @@ class World:
         """Some hundred events with faults, then quiet until every request has ended. Raises: Violation."""
         for _ in range(EVENTS):
             self.event()
-            self.check()
+            self.promises.check()
         self.settle()
 
     def event(self) -> None:
@@ -211,7 +165,7 @@ class World:
             readers = [(c.parent, c.reader) for c in self.clients.values() if c.gateway == gateway]
             now(self.pool.sweep())
             now(self.pool.renew(readers))
-            self.check()
+            self.promises.check()
         self.read()
 
     def start(self, group: Group) -> None:
@@ -308,9 +262,7 @@ class World:
         if self.replica is None:
             return
         self.pool = copy.deepcopy(self.replica, {id(self.clock): self.clock})
-        for request_id, (_, number, _) in list(self.checked.items()):
-            record = self.pool.records[request_id]
-            self.checked[request_id] = (record.entries, min(number, record.number), record.end)
+        self.promises.forget_lost()
 
     # clients
 
@@ -357,52 +309,6 @@ class World:
                     raise Violation(f"{client.request_id}: a client saw {client.end}, then {log.end}")
                 client.end = log.end
 
-    # promises
-
-    def check(self) -> None:
-        for client in self.clients.values():
-            self._check_log(client)
-        for process in (process for group in self.groups for process in group.processes if process.has_left):
-            seat = self.pool.seats.get(process.group.name)
-            if seat is not None and seat.holder == process.word and self.replica is None:
-                raise Violation(f"{process.word} has drained and holds a seat")
-        self.pool.check()
-
-    def _check_log(self, client: Client) -> None:
-        record = self.pool.records.get(client.request_id)
-        if record is None:
-            if client.request_id in self.checked and self.checked[client.request_id][2] is not None:
-                return  # forgotten after its retention
-            raise Violation(f"{client.request_id} was accepted and is lost")
-        tokens = [token.id for token in record.log]
-        entries, number, end = self.checked.get(client.request_id, (0, 0, None))
-        if record.entries < entries or (end is not None and (record.end != end or record.entries != entries)):
-            raise Violation(f"{client.request_id}: a log shrank or went on behind its end")
-        for index in range(entries, len(tokens)):
-            history, claim = self.drawn[tokens[index]]
-            if history != (*record.request.prompt, *tokens[:index]):
-                raise Violation(f"{client.request_id}: token {index} was computed after something else than the log")
-            # An engine that is exact draws the same token under each claim, so its value does not name the claim.
-            if not self.weather.is_exact and claim.number < number:
-                raise Violation(f"{client.request_id}: token {index} comes from claim {claim.number} after {number}")
-            number = max(number, 0 if self.weather.is_exact else claim.number)
-        if client.seen != tokens[: len(client.seen)]:
-            raise Violation(f"{client.request_id}: a client saw tokens that are not in the log")
-        if end is None and record.end is not None:
-            self._check_end(client, record.end, tokens)
-        self.checked[client.request_id] = (record.entries, number, record.end)
-
-    def _check_end(self, client: Client, end: End, tokens: list[int]) -> None:
-        if end.count != len(tokens):
-            raise Violation(f"{client.request_id}: the end counts {end.count} of {len(tokens)} tokens")
-        # A jump of the clock may pass for a second.
-        away_ms = 0 if client.gateway else self.time - client.away_since + 1000 * self.jumps
-        is_away = away_ms >= self.pool.settings.resume_grace_ms
-        if end.reason is FinishReason.CANCELLED and not (client.is_cancel_asked or is_away):
-            raise Violation(f"{client.request_id} was cancelled though its client reads it")
-        if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.has_deadline:
-            raise Violation(f"{client.request_id} has no deadline")
-
     # the end
 
     def settle(self) -> None:
@@ -422,7 +328,7 @@ class World:
             for _ in range(len(self.replies)):
                 self.reply()
             self.pass_time(100)
-            self.check()
+            self.promises.check()
             if not self.open_requests() and self.time % 10 == 0:
                 return
         for group in self.groups:

@@ -21,6 +21,7 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed": "set", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash",
+    "parts": "zset",
 }  # fmt: skip
 
 
@@ -45,6 +46,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.set_revision("r2", 2)
     await redis_bed.pool.submit(submission("c", revision="r2"))
     await redis_bed.pool.give_back({})
+    await redis_bed.pool.report("part")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
     await scheduler.take()
     found = {}
@@ -89,6 +91,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "attach": lambda bed, _s, _o: bed.pool.attach("a", "other"),
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
+    "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "heartbeat": lambda _b, scheduler, _o: scheduler.heartbeat(),
@@ -96,6 +99,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "leave": lambda bed, scheduler, _o: bed.pool.leave(scheduler.caller),
     "renew": lambda bed, _s, _o: bed.pool.renew([("a", "reader")]),
     "detach": lambda bed, _s, _o: bed.pool.detach("a", "reader"),
+    "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
 }

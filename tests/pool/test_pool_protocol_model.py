@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from pool_model import Weather, World
+from pool_model import World
 from pool_model_schedulers import Violation
+from pool_model_weather import Weather
 
 from orca.core.request import End, Request
 from orca.core.step import Claim

@@ -11,6 +11,7 @@ its task, also when the answer comes at the same moment.
     cancel, attach, renew, detach, read, read_many, status, wait    gateway
     sweep                       gateway and scheduler, twice a second
     set_revision, promise_slots, stats                  scheduler, gateway, operator
+    report, set_schema          every part with its sweeps; whoever rolls out a release
 """
 
 from collections.abc import Mapping, Sequence
@@ -167,6 +168,8 @@ class PoolStats:
     revision: str | None  # the current one: what submit accepts
     promised_slots: int | None  # of the current revision: total slots a request may need; None until a group formed
     groups: tuple[str, ...]  # groups with a living seat
+    schema: int  # number in force
+    newer_records: int  # requests whose records are of a newer one: a rollback waits until none is left
 
 
 class Pool(Protocol):
@@ -274,6 +277,23 @@ class Pool(Protocol):
     # everybody
     async def sweep(self) -> None:
         """Let awake time pass and carry out what is due: leases, unread requests, deadlines, retention."""
+        ...
+
+    async def report(self, part: str) -> int:
+        """A part of the deployment lives, and reads and writes this release's schema numbers, for the seat's lease.
+
+        Every process that sweeps Redis does so by itself.
+        Returns: the schema number in force.
+        """
+        ...
+
+    async def set_schema(self, number: int) -> int:
+        """Put another schema number in force, if every part with a living lease reads and writes it.
+
+        A newer one ends the rollout of a release. An older one begins its rollback: the older release may start once
+        `stats().newer_records` is 0. A part that comes back and cannot write the number gets PoolUnavailable.
+        Returns: the number in force: still the old one when a part does not report the new one.
+        """
         ...
 
     async def set_revision(self, revision: str, generation: int) -> str:

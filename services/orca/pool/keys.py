@@ -24,13 +24,14 @@ watch               zset    parent -> awake ms at which it counts as unread     
 deadlines           zset    request -> deadline, wall clock ms                             until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
 retired             zset    revision -> awake ms at which its requests end                 until they have
+parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end of its lease  while the lease lives
 promises            hash    revision -> slots that the door promises                       for ever, one per revision
 news                channel hints: "<id> <entries>" per log that grew, "+<revision>" per      not kept
                             request that came to its queue, one a line
 
 meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
     number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
-    queued_prompt_tokens.
+    queued_prompt_tokens, written:<schema> (requests whose records were written under it).
 req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
     max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (if it has one),
     number and call (claim; call is empty while queued and stays as it was after the end), group and process (owner),
@@ -42,14 +43,13 @@ seat: holder (process, empty when free), epoch, revision, last_call (highest cal
 Weight, measured on Redis 6.2.14 and 7.0.15: a waiting request with a prompt of 64 tokens takes 1.7 KB in all its keys;
 a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a token 14 bytes.
 
-Schema number: each record carries the one it was written under, each script the one it writes. A record of another
-number is passed in the queue; a script that finds another number in force in `meta` refuses to do anything.
+Schema number: one is in force, and each record carries the one it was written under. A release reads and writes a
+range of them (schemas.py), and its scripts write the one in force; a script that finds one in force outside its range
+refuses to do anything. A record of a number outside the range is passed in the queue.
 """
 
-from orca.core.request import SCHEMA
-
 NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
-SINGLE = ("meta", "seats", "closed", "watch", "deadlines", "ended", "retired", "promises", "news")
+SINGLE = ("meta", "seats", "closed", "watch", "deadlines", "ended", "retired", "promises", "parts", "news")
 
 
 class Keys:
@@ -72,8 +72,8 @@ class Keys:
 
 
 def lua_key_builders() -> str:
-    """Lua for the head of each script: `<kind>_key(name)` for named kinds, `<KIND>` for single ones, SCHEMA."""
-    lines = [f"local SCHEMA = '{SCHEMA}'", "local PREFIX = string.sub(KEYS[1], 1, -5)  -- KEYS[1] is meta"]
+    """Lua for the head of each script: `<kind>_key(name)` for named kinds, `<KIND>` for single ones."""
+    lines = ["local PREFIX = string.sub(KEYS[1], 1, -5)  -- KEYS[1] is meta"]
     lines += [f"local {kind.upper()} = PREFIX .. '{kind}'" for kind in SINGLE]
     lines += [f"local function {kind}_key(name) return PREFIX .. '{kind}:' .. name end" for kind in NAMED]
     return "\n".join(lines) + "\n"

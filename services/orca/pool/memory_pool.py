@@ -7,17 +7,10 @@ order of work inside it is that of the script of the same name.
 
 from collections.abc import Mapping, Sequence
 
-from orca.core.request import FinishReason, Request, slots_needed
-from orca.core.step import Claim, Epoch
+from orca.core.request import FinishReason, Request
+from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import (
-    Caller,
-    ClaimAnswer,
-    Claimed,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
     LogSlice,
     OnDisconnect,
     Parent,
@@ -26,15 +19,15 @@ from orca.pool.api import (
     RequestState,
     RequestStatus,
     Submission,
-    Wait,
 )
-from orca.pool.contract import check_entry, check_submission, refusal, reserved_bytes, stored, verdict_error
-from orca.pool.memory_state import Clock, MemoryState, ParentRecord, Record, Seat
+from orca.pool.contract import check_submission, refusal, reserved_bytes, stored
+from orca.pool.memory_scheduler import MemoryScheduler
+from orca.pool.memory_state import Clock, ParentRecord, Record
 
 __all__ = ["Clock", "MemoryPool"]
 
 
-class MemoryPool(MemoryState, Pool):
+class MemoryPool(MemoryScheduler, Pool):
     """The pool of one deployment in this process."""
 
     # gateway
@@ -71,7 +64,7 @@ class MemoryPool(MemoryState, Pool):
         for request, size in zip(submission.requests, reserved, strict=True):
             self._arrival += 1
             request = stored(request, self._arrival, self._wall)
-            self.records[request.id] = Record(request, size, codec.token_bytes(request.sampling))
+            self.records[request.id] = Record(request, size, codec.token_bytes(request.sampling), self.schema)
             self._queue(request.revision).append((request.arrival, request.id))
             if request.deadline_ms is not None:
                 self._deadlines.set(request.id, request.deadline_ms)
@@ -152,169 +145,6 @@ class MemoryPool(MemoryState, Pool):
             lease_end = kept.readers.pop(reader)
             self._watch_readers(parent, min(lease_end, self.awake))
 
-    # scheduler
-
-    async def wait_for_work(self, revision: str, timeout_s: float) -> None:
-        await self._wait_for([f"+{revision}"], timeout_s)
-
-    async def enter(
-        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
-    ) -> Entered | Wait:
-        self._begin()
-        if caller.process in self.closed:
-            raise verdict_error("closed", caller)
-        seat = self.seats.setdefault(caller.group, Seat())
-        if seat.holder == caller.process:
-            if call == seat.enter_call:
-                return Entered(Epoch(seat.epoch, caller.process))
-            if call <= seat.last_call:
-                raise verdict_error("stale", caller)
-        elif not self._may_take_seat(caller.group, seat, is_holder_dead):
-            return Wait((self.leases.get(caller.group) or self.awake) - self.awake)
-        self._take_back_all(caller.group)
-        self.seats[caller.group] = Seat(
-            holder=caller.process,
-            epoch=max(seat.epoch, reported_epoch) + 1,
-            revision=caller.revision,
-            last_call=call,
-            enter_call=call,
-        )
-        self.leases.set(caller.group, self.awake + self.settings.seat_lease_ms)
-        return Entered(Epoch(self.seats[caller.group].epoch, caller.process))
-
-    def _may_take_seat(self, group: str, seat: Seat, is_holder_dead: bool) -> bool:
-        return not seat.holder or is_holder_dead or not self._is_living(group)
-
-    async def heartbeat(self, caller: Caller) -> Heartbeat:
-        self._begin()
-        self._check_seated(caller)
-        self.leases.set(caller.group, self.awake + self.settings.seat_lease_ms)
-        own = self.own.get(caller.group, {})
-        return Heartbeat(owned={i: Claim(record.number, record.call) for i, record in own.items()})
-
-    async def claim(
-        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
-    ) -> ClaimAnswer:
-        self._begin()
-        self._check_seated(caller)
-        seat = self.seats[caller.group]
-        if call != seat.claim_call:
-            if call <= seat.last_call:
-                raise verdict_error("stale", caller)
-            if not self._is_living(caller.group):
-                raise verdict_error("lost", caller)
-            chosen, is_blocked = self._choose(caller, seat.epoch, free_slots, total_slots, block_tokens, most)
-            for record in chosen:
-                self._own(record, caller, f"{caller.process}/{call}")
-            seat.last_call = seat.claim_call = call
-            given = tuple((record.request.id, record.number) for record in chosen)
-            seat.claim_answer = given, len(self._queue(caller.revision)), is_blocked
-        given, waiting, is_blocked = seat.claim_answer
-        claimed = tuple(
-            Claimed(
-                request=self.records[request_id].request,
-                claim=Claim(number, f"{caller.process}/{call}"),
-                log=tuple(self.records[request_id].log),
-            )
-            for request_id, number in given
-            if request_id in self.records
-        )
-        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked)
-
-    def _choose(
-        self, caller: Caller, epoch: int, free_slots: int, total_slots: int, block_tokens: int, most: int
-    ) -> tuple[list[Record], bool]:
-        """The oldest that fit, and whether one of them that does not fit now is reserved for the caller's group."""
-        chosen: list[Record] = []
-        for _, request_id in self._queue(caller.revision):
-            if len(chosen) >= most:
-                break
-            record = self.records[request_id]
-            slots = slots_needed(record.request.max_total_tokens, block_tokens)
-            if slots <= free_slots:
-                free_slots -= slots
-                chosen.append(record)
-            elif self._may_mark(slots, total_slots) and not self._is_marked_for_another(record, caller.group):
-                record.mark = (epoch, caller.group)
-                return chosen, True
-        return chosen, False
-
-    def _may_mark(self, slots: int, total_slots: int) -> bool:
-        return slots <= total_slots
-
-    def _is_marked_for_another(self, record: Record, group: str) -> bool:
-        if record.mark is None or record.mark[1] == group:
-            return False
-        epoch, marked = record.mark
-        return self._is_living(marked) and self.seats[marked].epoch == epoch
-
-    def _own(self, record: Record, caller: Caller, call: str) -> None:
-        self._unqueue(record)
-        record.state, record.number, record.call = RequestState.OWNED, record.number + 1, call
-        record.group, record.process, record.mark = caller.group, caller.process, None
-        if record.first_claimed_ms is None:
-            record.first_claimed_ms = self._wall
-        self.own.setdefault(caller.group, {})[record.request.id] = record
-
-    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
-        for entry in entries:
-            check_entry(entry)
-        self._begin()
-        return [self._commit_entry(entry) for entry in entries]
-
-    def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
-        record = self.records.get(entry.request_id)
-        if record is None:
-            return CommitAnswer.NOT_YOURS
-        is_ended = record.state is RequestState.ENDED
-        if not self._is_owner(record, entry.claim):
-            return CommitAnswer.ENDED if is_ended else CommitAnswer.NOT_YOURS
-        if is_ended:
-            is_repeated = entry.end is not None and self._is_there(record, entry)
-            return CommitAnswer.ALREADY_THERE if is_repeated else CommitAnswer.ENDED
-        if not self._is_next(record, entry):
-            if self._is_there(record, entry):
-                return CommitAnswer.ALREADY_THERE
-            self._take_back(record)
-            return CommitAnswer.NOT_YOURS
-        record.log += entry.tokens
-        if entry.end is not None:
-            self._end(record, entry.end)
-        else:
-            self._tell(entry.request_id)
-        return CommitAnswer.APPLIED
-
-    def _is_owner(self, record: Record, claim: Claim) -> bool:
-        is_equal = (record.number, record.call) == (claim.number, claim.call)
-        return is_equal and record.state is not RequestState.QUEUED
-
-    def _is_next(self, record: Record, entry: CommitEntry) -> bool:
-        return entry.index == len(record.log)
-
-    def _is_there(self, record: Record, entry: CommitEntry) -> bool:
-        """Are the entry's tokens, and its end where it has one, what the log holds from its index on?"""
-        found = tuple(record.log[entry.index : entry.index + len(entry.tokens)])
-        return found == entry.tokens and (entry.end is None or record.end == entry.end)
-
-    async def give_back(self, claims: Mapping[str, Claim]) -> None:
-        self._begin()
-        for request_id, claim in claims.items():
-            record = self.records.get(request_id)
-            if record is not None and record.state is RequestState.OWNED and self._is_owner(record, claim):
-                self._take_back(record)
-
-    async def leave(self, caller: Caller) -> None:
-        self._begin()
-        seat = self.seats.get(caller.group)
-        if seat is not None and seat.holder == caller.process:
-            self._take_back_all(caller.group)
-            seat.holder = ""
-            self.leases.drop(caller.group)
-        self._close_process(caller.process)
-
-    def _close_process(self, process: str) -> None:
-        self.closed.add(process)
-
     # everybody
 
     async def sweep(self) -> None:
@@ -354,6 +184,19 @@ class MemoryPool(MemoryState, Pool):
                 for record in list(self.own.get(group, {}).values()):
                     self._end_now(record, FinishReason.MODEL_REPLACED)
 
+    async def report(self, part: str) -> int:
+        self._begin()
+        self.parts = {name: said for name, said in self.parts.items() if said[0] > self.awake}
+        self.parts[part] = self.awake + self.settings.seat_lease_ms, self.schemas
+        return self.schema
+
+    async def set_schema(self, number: int) -> int:
+        self._begin()
+        living = [schemas for lease_end, schemas in self.parts.values() if lease_end > self.awake]
+        if all(number in schemas for schemas in (self.schemas, *living)):
+            self.schema = number
+        return self.schema
+
     async def set_revision(self, revision: str, generation: int) -> str:
         self._begin()
         if self.revision is not None:
@@ -392,6 +235,8 @@ class MemoryPool(MemoryState, Pool):
             revision=self.revision,
             promised_slots=None if self.revision is None else self.promises.get(self.revision),
             groups=tuple(group for group in self.leases if self._is_living(group)),
+            schema=self.schema,
+            newer_records=sum(record.schema > self.schema for record in self.records.values()),
         )
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from orca.core.errors import UnknownRequest
 from orca.core.request import End, FinishReason, Request, Token
 from orca.pool.api import Caller, RequestState, Submission
 from orca.pool.contract import verdict_error
+from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 _AWAKE_STEP_MAX_MS = 1_000
@@ -32,6 +33,7 @@ class Record:
     request: Request
     bytes: int
     token_bytes: int
+    schema: int
     state: RequestState = RequestState.QUEUED
     number: int = 0  # of its present claim; rises with each claim and each take-back
     call: str = ""  # of its present claim; empty while queued, and as it was after the end
@@ -102,8 +104,11 @@ class Schedule:
 class MemoryState:
     """Records, queues, seats and times of one deployment, kept consistent by its moves."""
 
-    def __init__(self, clock: Clock, settings: PoolSettings | None = None) -> None:
+    def __init__(self, clock: Clock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
         self._clock = clock
+        self.schemas = schemas
+        self.schema = schemas.newest  # in force
+        self.parts: dict[str, tuple[int, Schemas]] = {}  # part -> end of its lease, what it reads and writes
         self.settings = settings or PoolSettings()
         self.awake = 0
         self._wall = clock.wall_ms()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from orca.core.errors import PoolUnavailable
 from orca.pool.keys import Keys, lua_key_builders
+from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
 
 T = TypeVar("T")
@@ -31,19 +33,25 @@ class OutOfMemory(PoolUnavailable):
 class _Script:
     """A transition's text; EVALSHA, and EVAL where the server does not know it yet."""
 
-    def __init__(self, name: str) -> None:
-        texts = [lua_key_builders(), *((_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name))]
+    def __init__(self, name: str, schemas: Schemas) -> None:
+        files = [(_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name)]
+        texts = [lua_key_builders(), schemas.lua(), *files]
         self.text = "".join(texts)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-_TRANSITIONS = {path.stem: _Script(path.stem) for path in sorted(_SCRIPTS.glob("*.lua")) if path.stem != "prelude"}
+@cache
+def _transitions(schemas: Schemas) -> dict[str, _Script]:
+    """All scripts of a release that writes these schema numbers, by name."""
+    names = sorted(path.stem for path in _SCRIPTS.glob("*.lua"))
+    return {name: _Script(name, schemas) for name in names if name != "prelude"}
 
 
 class RedisLink:
     """The connections of one process to the Redis of one deployment."""
 
-    def __init__(self, url: str, keys: Keys, settings: PoolSettings) -> None:
+    def __init__(self, url: str, keys: Keys, settings: PoolSettings, schemas: Schemas) -> None:
+        self._transitions = _transitions(schemas)
         self._meta = keys.single("meta")
         self._replicas = settings.replicas
         self._confirm_ms = settings.call_timeout_ms // 2
@@ -59,7 +67,7 @@ class RedisLink:
 
     async def run(self, transition: str, *args: Any) -> Any:
         """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
-        script = _TRANSITIONS[transition]
+        script = self._transitions[transition]
 
         async def call() -> Any:
             try:
@@ -73,7 +81,7 @@ class RedisLink:
         """`run`, and with replicas the proof that they hold what it wrote."""
         if not self._replicas:
             return await self.run(transition, *args)
-        script = _TRANSITIONS[transition]
+        script = self._transitions[transition]
         try:
             (answer,) = await self.pipeline_confirmed(("EVALSHA", script.sha, 1, self._meta, *args))
         except NoScriptError:

@@ -5,11 +5,12 @@ are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
 """
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
-from orca.core.request import SCHEMA, Request
+from orca.core.request import Request
 from orca.core.step import Claim, Epoch
 from orca.pool import codec
 from orca.pool.api import (
@@ -34,6 +35,7 @@ from orca.pool.contract import check_entry, check_submission, refusal, reserved_
 from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
 from orca.pool.redis_link import OutOfMemory, RedisLink
+from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -72,10 +74,12 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
 class RedisPool(Pool):
     """The pool of one deployment. One object per process; it holds few connections however many requests it serves."""
 
-    def __init__(self, url: str, deployment: str, settings: PoolSettings) -> None:
+    def __init__(self, url: str, deployment: str, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
         self._settings = settings
+        self._schemas = schemas
+        self._part = secrets.token_hex(8)
         self._keys = Keys(deployment)
-        self._link = RedisLink(url, self._keys, settings)
+        self._link = RedisLink(url, self._keys, settings, schemas)
         self._hints = Hints(settings.hint_poll_ms / 1000)
         self._subscription = Subscription(self._link.listener, self._keys.single("news"), self._hints)
 
@@ -93,8 +97,9 @@ class RedisPool(Pool):
                 f"pool: bytes_max is {self._settings.bytes_max}, but Redis' maxmemory of {info['maxmemory']} leaves "
                 f"{room} (four fifths)"
             )
-        if schema is not None and int(schema) != SCHEMA:
-            raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {SCHEMA}")
+        if schema is not None and int(schema) not in self._schemas:
+            ours = f"{self._schemas.oldest} to {self._schemas.newest}"
+            raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {ours}")
 
     async def check_server_if_there(self) -> None:
         """`check_server` for a part that starts. A pool that is away is no reason not to: each call asks it again.
@@ -304,6 +309,7 @@ class RedisPool(Pool):
 
     async def sweep(self) -> None:
         settings = self._settings
+        await self.report(self._part)
         for _ in range(_SWEEP_CALLS_MAX):
             has_more = await self._link.run(
                 "sweep",
@@ -315,6 +321,12 @@ class RedisPool(Pool):
             )
             if not has_more:
                 return
+
+    async def report(self, part: str) -> int:
+        return int(await self._link.run("report", part, self._settings.seat_lease_ms))
+
+    async def set_schema(self, number: int) -> int:
+        return int(await self._link.run("set_schema", number))
 
     async def set_revision(self, revision: str, generation: int) -> str:
         answer: bytes = await self._link.run("set_revision", revision, generation, self._settings.retire_ms)
@@ -337,11 +349,19 @@ class RedisPool(Pool):
             revision=meta["revision"].decode() if "revision" in meta else None,
             promised_slots=int(promise) if promise else None,
             groups=tuple(sorted(group.decode() for group in groups)),
+            schema=int(meta["schema"]),
+            newer_records=_newer_records(meta),
         )
 
     async def close(self) -> None:
         await self._subscription.stop()
         await self._link.close()
+
+
+def _newer_records(meta: Mapping[str, Any]) -> int:
+    in_force, prefix = int(meta["schema"]), "written:"
+    counts = {int(name.removeprefix(prefix)): int(count) for name, count in meta.items() if name.startswith(prefix)}
+    return sum(count for schema, count in counts.items() if schema > in_force)
 
 
 def _request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:

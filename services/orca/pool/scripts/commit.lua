@@ -21,7 +21,7 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   -- Only these four, which stand first in the record: the rest is needed when a request ends or goes back.
   local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call')
   local state = r[2]
-  if r[1] ~= SCHEMA then return NOT_YOURS end
+  if not is_known(r[1]) then return NOT_YOURS end
   if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then
     return state == 'ended' and ENDED_NOW or NOT_YOURS
   end

@@ -7,19 +7,26 @@
 local call = redis.call
 local wall  -- wall clock, Unix ms
 local awake  -- the pool's awake time in ms, this script included
+local schema  -- the number in force, under which records are written
+
+local function is_known(number)
+  number = tonumber(number)
+  return number and SCHEMA_OLDEST <= number and number <= SCHEMA_NEWEST
+end
 
 -- Adds the time since the last script to the awake time: at most one second, never less than none (protocol: awake time).
 local function begin(may_grow)
   local time = call('TIME')
   wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   local meta = call('HMGET', META, 'schema', 'awake_ms', 'wall_ms')
-  if meta[1] and meta[1] ~= SCHEMA then
-    error('ORCASCHEMA ' .. meta[1] .. ' is in force, this release writes ' .. SCHEMA)
+  schema = tonumber(meta[1] or SCHEMA_NEWEST)
+  if not is_known(schema) then
+    error('ORCASCHEMA ' .. schema .. ' is in force, this release writes ' .. SCHEMA_OLDEST .. ' to ' .. SCHEMA_NEWEST)
   end
   local passed = wall - tonumber(meta[3] or wall)
   awake = tonumber(meta[2] or 0) + math.min(math.max(passed, 0), 1000)
   if not may_grow then call('HDEL', META, '') end
-  call('HSET', META, 'schema', SCHEMA, 'awake_ms', awake, 'wall_ms', wall)
+  call('HSET', META, 'schema', schema, 'awake_ms', awake, 'wall_ms', wall)
 end
 
 local function count(field, change)
@@ -41,7 +48,7 @@ local FIELDS = {
 -- The record of a request, or nil when there is none that this release can read.
 local function load(id)
   local values = call('HMGET', req_key(id), unpack(FIELDS))
-  if values[1] ~= SCHEMA then return nil end
+  if not is_known(values[1]) then return nil end
   local r = { id = id }
   for i, field in ipairs(FIELDS) do r[field] = values[i] end
   return r
@@ -64,7 +71,10 @@ local function take_back(r)
 end
 
 local function take_back_all(group)
-  for _, id in ipairs(call('HKEYS', own_key(group))) do take_back(load(id)) end
+  for _, id in ipairs(call('HKEYS', own_key(group))) do
+    local r = load(id)
+    if r then take_back(r) end
+  end
 end
 
 -- END: the last entry of the log, out of queue and group, and the bytes that it will not use given back.

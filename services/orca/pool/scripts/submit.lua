@@ -28,7 +28,7 @@ local prompt_tokens = 0
 for choice = 0, choices - 1 do
   local id = parent .. '.' .. choice
   call(
-    'HSET', req_key(id), 'schema', SCHEMA, 'state', 'queued', 'number', 0, 'call', '', 'revision', revision,
+    'HSET', req_key(id), 'schema', schema, 'state', 'queued', 'number', 0, 'call', '', 'revision', revision,
     'arrival', arrival + choice + 1, 'submitted_ms', wall, 'need', arg(choice, 1), 'prompt_tokens', arg(choice, 2),
     'max_new', arg(choice, 3), 'bytes', arg(choice, 4), 'token_bytes', arg(choice, 5)
   )
@@ -40,11 +40,12 @@ for choice = 0, choices - 1 do
   end
   prompt_tokens = prompt_tokens + arg(choice, 2)
 end
-call('HSET', par_key(parent), 'schema', SCHEMA, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect)
+call('HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect)
 call('SET', render_key(parent), render)
 call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
 if on_disconnect == 'cancel' then call('ZADD', WATCH, awake + reader_lease_ms + grace_ms, parent) end
 count('arrival', choices)
+count('written:' .. schema, choices)
 count('queued', choices)
 count('queued_prompt_tokens', prompt_tokens)
 count('bytes', bytes)

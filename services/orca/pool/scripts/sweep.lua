@@ -21,13 +21,15 @@ for _, parent in ipairs(due(ENDED, awake - kept_ms)) do
   if last_reader(parent) > awake then
     call('ZADD', ENDED, awake, parent)
   else
-    local choices = tonumber(call('HGET', par_key(parent), 'choices'))
+    local record = call('HMGET', par_key(parent), 'choices', 'schema')
+    local choices = tonumber(record[1])
     for choice = 0, choices - 1 do
       local id = parent .. '.' .. choice
       count('bytes', -call('HGET', req_key(id), 'bytes'))
       call('UNLINK', req_key(id), body_key(id), log_key(id))
     end
     count('ended', -choices)
+    count('written:' .. record[2], -choices)
     call('UNLINK', par_key(parent), render_key(parent), readers_key(parent))
     call('ZREM', ENDED, parent)
   end
@@ -65,7 +67,10 @@ for _, revision in ipairs(due(RETIRED, awake)) do
   else
     for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
       if call('HGET', seat_key(group), 'revision') == revision then
-        for _, id in ipairs(call('HKEYS', own_key(group))) do end_request(load(id), 'model_replaced') end
+        for _, id in ipairs(call('HKEYS', own_key(group))) do
+          local r = load(id)
+          if r then end_request(r, 'model_replaced') end
+        end
       end
     end
     call('ZREM', RETIRED, revision)

@@ -1,0 +1,24 @@
+"""Schema numbers: the layouts of records, and which of them a release reads and writes (protocol: schema number)."""
+
+from dataclasses import dataclass
+
+from orca.core.request import SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    """A release's range of schema numbers: it reads and writes all of them, and writes the one in force."""
+
+    oldest: int
+    newest: int
+
+    def __contains__(self, number: int) -> bool:
+        return self.oldest <= number <= self.newest
+
+    def lua(self) -> str:
+        """For the head of each script."""
+        return f"local SCHEMA_OLDEST, SCHEMA_NEWEST = {self.oldest}, {self.newest}\n"
+
+
+SCHEMAS = Schemas(oldest=max(1, SCHEMA - 1), newest=SCHEMA)
+"""Of this release: it goes beside the one before it until the newer number is in force, or again when rolled back."""

@@ -1,0 +1,31 @@
+"""What goes wrong in the model's worlds, and how often."""
+
+from dataclasses import dataclass
+from random import Random
+
+FAULTS = (
+    "crash", "freeze", "double", "break_stage", "drain", "scale_away", "leave_client", "return_client", "cancel",
+    "outage", "jump", "sync", "fail_over",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What goes wrong in a world, and how often."""
+
+    faults: tuple[str, ...] = FAULTS
+    fault_rate: float = 0.04  # per event
+    repeat_rate: float = 0.4  # messages that arrive again, some of them much later
+    is_exact: bool = False  # does the engine draw the same token again for the same history?
+    # A replica that lags and may take over: gateways there show and accept what it holds.
+    has_replica: bool = False
+
+
+def draw_weather(random: Random) -> Weather:
+    return Weather(
+        faults=tuple(random.sample(FAULTS, random.randint(2, len(FAULTS)))),
+        fault_rate=random.choice((0.01, 0.04, 0.1)),
+        repeat_rate=random.choice((0.0, 0.1, 0.4)),
+        is_exact=random.random() < 0.5,
+        has_replica=random.random() < 0.25,
+    )
