@@ -43,7 +43,9 @@ def _kills(arguments: argparse.Namespace) -> int:
         speech=chain(model.name, config["vocab_size"]) if is_chain else english(model.name),
         roles=arguments.faults,
         freezes=not arguments.no_freezes,
+        settle_s=arguments.settle,
         rate=arguments.rate,
+        distinct=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         tokens_between=arguments.tokens_between,
         up=tuple(arguments.up),
@@ -74,7 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"of {', '.join(ROLES)} (all that can be survived)")
     add("--no-freezes", action="store_true", help="kill only")
+    add(
+        "--settle",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="spare what has run for less, seconds; 0: nothing (%(default)s)",
+    )
     add("--rate", type=float, default=2.0, metavar="R", help="calls per second (%(default)s)")
+    add("--calls", type=int, default=60, metavar="N", help="calls that differ; they come again and again (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")
     add("--tokens-between", type=int, default=300, metavar="N", help="most tokens between two faults (%(default)s)")

@@ -78,12 +78,18 @@ class Injector:
         *,
         in_flight: Callable[[], tuple[str, ...]],
         tokens_heard: Callable[[], int],
+        settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            settle_s: a part is spared until it has run so long; 0 also hits what has only begun to start.
+        """
         self._system = system
         self._history = history
         self._in_flight = in_flight
         self._tokens_heard = tokens_heard
+        self._settle_s = settle_s
         self._clock = clock
         self._deaths: defaultdict[str, deque[float]] = defaultdict(deque)
         self.done = 0
@@ -118,7 +124,8 @@ class Injector:
 
     def _targets(self, fault: PlannedFault) -> dict[str, psutil.Process]:
         """The parts that it hits now; none while one of them is away."""
-        parts = self._system.parts()
+        started_before = time.time() - self._settle_s
+        parts = {name: part for name, part in self._system.parts().items() if _started(part) <= started_before}
         if fault.roles == ("all",):
             return parts
         chosen: dict[str, psutil.Process] = {}
@@ -157,6 +164,14 @@ class Injector:
             await asyncio.sleep(fault.seconds)
             for process in targets.values():
                 _send(process, signal.SIGCONT)
+
+
+def _started(process: psutil.Process) -> float:
+    """Unix time; for ever away when it has just died."""
+    try:
+        return float(process.create_time())
+    except psutil.NoSuchProcess:
+        return float("inf")
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

@@ -164,6 +164,14 @@ class Resources:
     held: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemEnded:
+    """The whole system ended by itself, and its last words."""
+
+    at: float
+    words: str
+
+
 Record = (
     Opening
     | Sent
@@ -179,6 +187,7 @@ Record = (
     | PoolLog
     | Expected
     | Resources
+    | SystemEnded
 )
 _KINDS: dict[str, Callable[..., Record]] = {
     kind.__name__: kind
@@ -197,6 +206,7 @@ _KINDS: dict[str, Callable[..., Record]] = {
         PoolLog,
         Expected,
         Resources,
+        SystemEnded,
     )
 }
 
@@ -224,13 +234,13 @@ class HistoryWriter:
 
 
 def to_line(record: Record) -> str:
-    return json.dumps({"kind": type(record).__name__} | asdict(record), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps({"record": type(record).__name__} | asdict(record), ensure_ascii=False, separators=(",", ":"))
 
 
 def from_line(line: str) -> Record:
     """Raises: ValueError for what is no record."""
     fields: dict[str, Any] = json.loads(line)
-    kind = _KINDS.get(fields.pop("kind", ""))
+    kind = _KINDS.get(fields.pop("record", ""))
     if kind is None:
         raise ValueError(f"no record of a history: {line[:80]!r}")
     # JSON has no tuples.

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -14,12 +15,12 @@ import redis.exceptions
 from checker.answers import choices_asked
 from checker.client import Client
 from checker.faults import Injector, plan_faults
-from checker.history import HistoryWriter, Opening
+from checker.history import Expected, HistoryWriter, Opening, SystemEnded
 from checker.oracles import chain_expectations, undisturbed_expectations
 from checker.pool_log import connect, read_log
 from checker.repair import measure_repairs, repair_table
 from checker.rest import resources
-from checker.system import System, can_repeat, can_resume, poll
+from checker.system import System, SystemBroke, can_repeat, can_resume, poll
 from checker.system_logs import read_iterations, read_scheduler_logs
 from checker.verdict import Verdict, judge, table, tokenizer_decode
 from checker.workload import PlannedCall, Speech, plan_calls
@@ -44,7 +45,9 @@ class RunSettings:
     speech: Speech
     roles: tuple[str, ...]  # to do faults to, as far as the server's clients can survive them
     freezes: bool
+    settle_s: float  # parts younger than this are spared
     rate: float  # calls per second
+    distinct: int  # calls that differ; they come again and again until the faults are done
     max_tokens: tuple[int, int]
     tokens_between: int  # most tokens heard between the last repair and the next fault
     up: tuple[str, ...]  # more words for `orca up`
@@ -52,7 +55,7 @@ class RunSettings:
 
 
 async def run_kills(settings: RunSettings, tell: Callable[[str], None]) -> Verdict:
-    """Start a system, do the faults, judge. Raises: SystemBroke when `orca up` itself ends."""
+    """Start a system, do the faults, judge. Raises: SystemBroke when `orca up` does not come up."""
     retention = str(RETENTION_S * 1000)
     environment = {"ORCA_POOL_RETENTION_MS": retention, "ORCA_POOL_RETENTION_LEAST_MS": retention}
     flags = ("--model", str(settings.model), "--dtype", "float32", *settings.up)
@@ -90,6 +93,8 @@ class _Run:
         self._pool = pool
         self._tell = tell
         self._load_is_over = False
+        self._expected: dict[str, list[Expected]] = {}
+        self._began = 0.0
 
     async def all(self) -> None:
         settings, history = self._settings, self._history
@@ -106,8 +111,12 @@ class _Run:
         plans = self._plans(resumes)
         await self._expect(plans)
         await self._come_to_rest("before")
-        await self._load_and_faults(client, plans, roles)
-        await self._come_to_rest("after")
+        self._began = time.monotonic()
+        try:
+            await self._load_and_faults(client, plans, roles)
+            await self._come_to_rest("after")
+        except* SystemBroke as broken:
+            history.add(SystemEnded(at=time.monotonic(), words=_last_words(broken)))
         for record in read_scheduler_logs(self._system.logs, opening):
             if record.at > opening.at:
                 history.add(record)
@@ -119,19 +128,17 @@ class _Run:
         if not await can_repeat(self._http, url, settings.speech.model):
             self._tell("the server does not honour Idempotency-Key: a POST that breaks is computed twice")
         roles = settings.roles
-        if not resumes and "gateway" in roles:
+        if not resumes:
             roles = tuple(role for role in roles if role != "gateway")
             self._tell("the server cannot resume streams (GET /v1/requests/{id}/events): the gateway is spared")
         return roles, resumes
 
     def _plans(self, resumes: bool) -> list[PlannedCall]:
-        """More calls than will be made: the load goes on until the faults are done."""
         settings = self._settings
-        count = int(settings.kills * 12 * settings.rate) + 20
         return plan_calls(
             settings.speech,
             seed=settings.seed,
-            count=count,
+            count=settings.distinct,
             rate=settings.rate,
             max_tokens=settings.max_tokens,
             drops=resumes,
@@ -146,7 +153,7 @@ class _Run:
                 self._system.url, self._http, plans, settings.folder, seed=settings.seed, at=at
             )
         for expected in found:
-            self._history.add(expected)
+            self._expected.setdefault(expected.call, []).append(expected)
         self._tell(f"{len(found)} outputs expected, by {'the oracle' if settings.is_chain else 'an undisturbed run'}")
 
     async def _load_and_faults(self, client: Client, plans: Sequence[PlannedCall], roles: tuple[str, ...]) -> None:
@@ -159,10 +166,10 @@ class _Run:
             await loading
 
     async def _load(self, client: Client, plans: Sequence[PlannedCall]) -> None:
-        """Calls at their times until the faults are done, each followed to the end of its log."""
+        """Calls at their times, round after round until the faults are done, each followed to the end of its log."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as calls:
-            for plan in plans:
+            for plan in _rounds(plans):
                 while time.monotonic() < began + plan.due_s and not self._load_is_over:
                     await asyncio.sleep(0.02)
                 if self._load_is_over:
@@ -170,6 +177,8 @@ class _Run:
                 calls.create_task(self._follow(client, plan))
 
     async def _follow(self, client: Client, plan: PlannedCall) -> None:
+        for expected in self._expected.get(plan.name.partition("~")[0], ()):
+            self._history.add(replace(expected, call=plan.name))
         journey = await client.call(plan)
         if journey.request_id is None:
             return
@@ -194,7 +203,11 @@ class _Run:
     async def _faults(self, client: Client, roles: tuple[str, ...]) -> None:
         settings = self._settings
         injector = Injector(
-            self._system, self._history, in_flight=client.in_flight, tokens_heard=lambda: client.tokens_heard
+            self._system,
+            self._history,
+            in_flight=client.in_flight,
+            tokens_heard=lambda: client.tokens_heard,
+            settle_s=settings.settle_s,
         )
         for fault in plan_faults(
             seed=settings.seed,
@@ -221,7 +234,22 @@ class _Run:
         assert last is not None, f"a part of the system does not answer {moment} the load"
         self._history.add(last)
         if moment == "after":
-            self._history.add(read_iterations(self._system.iterations, at=time.monotonic()))
+            self._history.add(read_iterations(self._system.iterations, since=self._began, at=time.monotonic()))
+
+
+def _rounds(plans: Sequence[PlannedCall]) -> Iterator[PlannedCall]:
+    """The calls as they were planned, then again under names of their own: `c3`, `c3~1`, `c3~2`."""
+    for number in count():
+        for plan in plans:
+            name = f"{plan.name}~{number}" if number else plan.name
+            yield replace(plan, name=name, due_s=plan.due_s + number * plans[-1].due_s)
+
+
+def _last_words(broken: BaseExceptionGroup[SystemBroke]) -> str:
+    first = broken.exceptions[0]
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return str(first)[-1500:]
 
 
 def _should_be_none(name: str) -> bool:

@@ -18,10 +18,14 @@ def read_scheduler_logs(folder: Path, opening: Opening) -> list[Claimed | GroupN
     return sorted(records, key=lambda record: record.at)
 
 
-def read_iterations(folder: Path, *, at: float) -> Ran:
-    """All requests that were part of an iteration. A scheduler that was killed took its last lines along."""
+def read_iterations(folder: Path, *, since: float, at: float) -> Ran:
+    """All requests that were part of an iteration since a moment.
+
+    Its times are of the same monotonic clock. A scheduler that was killed may have taken its last lines along.
+    """
     lines = (line for path in folder.glob("scheduler-*.jsonl") for line in _json_lines(path))
-    return Ran(at=at, requests=tuple(sorted({row[0] for line in lines for row in line.get("rows", ())})))
+    recent = (line for line in lines if line.get("submitted_ns", 0) >= since * 1e9)
+    return Ran(at=at, requests=tuple(sorted({row[0] for line in recent for row in line.get("rows", ())})))
 
 
 def _record(name: str, line: dict[str, Any], opening: Opening) -> Claimed | GroupNews | None:

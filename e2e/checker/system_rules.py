@@ -62,8 +62,16 @@ def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
             )
 
 
+def system_stays(evidence: Evidence) -> Iterator[Violation]:
+    """Whatever dies, the system as a whole goes on."""
+    if evidence.ended is not None:
+        words = evidence.ended.words
+        yield Violation(rule="system_stays", harm=Harm.LOST, expected="a system that goes on", found=words)
+
+
 def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
     """All rules of this file."""
     yield from refused_cost_nothing(calls, evidence)
     yield from claims_rise(evidence)
     yield from comes_to_rest(evidence)
+    yield from system_stays(evidence)

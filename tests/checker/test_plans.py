@@ -1,0 +1,57 @@
+"""Calls and faults are drawn from a seed: the same again, and of every shape."""
+
+from collections import Counter
+
+from checker.answers import choices_asked
+from checker.faults import ROLES, plan_faults
+from checker.oracles import cut_at_stop
+from checker.workload import CHAT, PlannedCall, chain, english, plan_calls
+
+
+def calls(seed: int = 7, *, drops: bool = True) -> list[PlannedCall]:
+    return plan_calls(english("m"), seed=seed, count=400, rate=2.0, max_tokens=(5, 50), drops=drops)
+
+
+def test_the_same_seed_plans_the_same_calls_and_another_others() -> None:
+    assert calls() == calls()
+    assert calls() != calls(8)
+
+
+def test_all_shapes_of_calls_come_up() -> None:
+    plans = calls()
+    assert {plan.intent for plan in plans} == {"finish", "cancel", "deadline"}
+    bodies = [plan.body for plan in plans]
+    assert {bool(body.get("stream")) for body in bodies} == {True, False}
+    assert {choices_asked(body) for body in bodies} >= {1, 2, 3, 4}
+    assert any("stop" in body for body in bodies)
+    assert any(plan.path == CHAT for plan in plans)
+    assert any(plan.drop_after for plan in plans)
+    assert not any(plan.drop_after for plan in calls(drops=False))
+
+
+def test_calls_come_at_their_rate_and_to_a_chain_without_chat() -> None:
+    plans = plan_calls(chain("m", 50), seed=1, count=400, rate=4.0, max_tokens=(1, 5), drops=False)
+    assert 60 < plans[-1].due_s < 160
+    assert not any(plan.path == CHAT for plan in plans)
+
+
+def test_every_role_has_its_turn_before_one_has_its_second() -> None:
+    faults = plan_faults(seed=3, kills=50, roles=ROLES, freezes=True, tokens_between=10)
+    for start in range(0, 50, len(ROLES)):
+        firsts = [fault.roles[0] for fault in faults[start : start + len(ROLES)] if fault.roles != ("all",)]
+        assert max(Counter(firsts).values()) == 1
+    assert faults == plan_faults(seed=3, kills=50, roles=ROLES, freezes=True, tokens_between=10)
+    assert {fault.kind for fault in faults} == {"kill", "freeze"}
+    assert {len(fault.roles) for fault in faults} == {1, 2}
+
+
+def test_a_server_that_cannot_resume_is_never_killed_whole() -> None:
+    faults = plan_faults(seed=3, kills=200, roles=ROLES[1:], freezes=False, tokens_between=10)
+    assert {fault.kind for fault in faults} == {"kill"}
+    assert not any({"all", "gateway"} & set(fault.roles) for fault in faults)
+
+
+def test_expected_tokens_end_with_the_one_that_completes_a_stop_string() -> None:
+    assert cut_at_stop([7, 8, 9], ["<8>"]) == ([7, 8], True)
+    assert cut_at_stop([7, 8, 9], [">", "<8>"]) == ([7], True)
+    assert cut_at_stop([7, 8, 9], ["<1>"]) == ([7, 8, 9], False)

@@ -1,0 +1,48 @@
+"""How long a fault kept clients waiting."""
+
+import pytest
+
+from checker.history import Event, Fault, GroupNews, Record
+from checker.repair import measure_repairs, repair_table
+
+
+def token(at: float, call: str = "c0") -> Event:
+    return Event(at=at, call=call, connection=0, id="0.1", data="{}")
+
+
+def fault(at: float, *in_flight: str, number: int = 0) -> Fault:
+    return Fault(at=at, number=number, kind="kill", targets=("rank-0.1.0",), pids=(1,), in_flight=in_flight)
+
+
+def news(at: float, what: str) -> GroupNews:
+    return GroupNews(at=at, group="scheduler-0", what=what, epoch=2)
+
+
+def test_repair_is_split_by_what_the_scheduler_said_and_tokens_on_their_way_do_not_count() -> None:
+    history: list[Record] = [fault(10.0, "c0"), token(10.01), news(10.5, "over"), news(12.0, "formed"), token(12.3)]
+    [repair] = measure_repairs(history)
+    assert (repair.detect_s, repair.reform_s) == (0.5, 1.5)
+    assert repair.recompute_s == pytest.approx(0.3)
+    assert repair.total_s == pytest.approx(2.3)
+
+
+def test_a_fault_that_nobody_noticed_has_a_total_only() -> None:
+    [repair] = measure_repairs([fault(10.0, "c0"), token(10.2)])
+    assert (repair.total_s, repair.detect_s) == (pytest.approx(0.2), None)
+
+
+def test_the_worst_of_the_affected_streams_counts_and_others_do_not() -> None:
+    [repair] = measure_repairs([fault(10.0, "c0", "c1"), token(10.2), token(10.1, "c2"), token(14.0, "c1")])
+    assert (repair.affected, repair.total_s, repair.worst_s) == (2, pytest.approx(0.2), 4.0)
+
+
+def test_news_behind_the_next_fault_belong_to_that_one() -> None:
+    history: list[Record] = [fault(10.0, "c0"), fault(11.0, "c0", number=1), news(11.5, "seat"), news(12.0, "formed")]
+    first, second = measure_repairs(history)
+    assert (first.detect_s, second.detect_s) == (None, 0.5)
+    assert second.total_s is None
+
+
+def test_the_table_has_a_line_per_kind_of_fault() -> None:
+    lines = repair_table(measure_repairs([fault(10.0, "c0"), token(10.2)])).splitlines()
+    assert lines[-1].split() == ["kill", "rank", "1", "0.20", "(0.20)", "-", "-", "-", "0.2"]
