@@ -12,6 +12,7 @@ Rules of the pool itself are left out by a subclass of MemoryPool.
 import copy
 import itertools
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,7 +22,7 @@ from pool_model_schedulers import BLOCK, Group, Message, Process, Stage, Violati
 from pool_model_weather import Weather, draw_weather
 
 from orca.core.errors import Overloaded, UnknownRequest
-from orca.core.request import slots_needed
+from orca.core.request import Request, slots_needed
 from orca.core.step import Claim
 from orca.pool.api import (
     OnDisconnect,
@@ -36,6 +37,8 @@ from orca.pool.settings import PoolSettings
 EVENTS = 500
 SETTLE_ROUNDS = 700
 EPOCHS_WHILE_QUIET_MAX = 8
+RETIRE_MS = 10_000
+NEXT_REVISION = "r2"
 
 
 class World:
@@ -54,10 +57,11 @@ class World:
         self.clock = FakeClock()
         self.time = 0  # what really passed; the wall clock may jump
         self.jumps = 0
-        self.pool = pool_class(self.clock, PoolSettings())
+        self.pool = pool_class(self.clock, PoolSettings(retire_ms=RETIRE_MS))
         self.network: list[Message] = []
         self.replies: list[tuple[Message, Any]] = []
         self.tags = itertools.count()
+        self.generations = itertools.count(2)
         self.outage_until = 0
         self.is_quiet = False
         self.weather = weather or draw_weather(self.random)
@@ -67,10 +71,14 @@ class World:
         self.promises = Promises(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
+        self.generation = 1  # highest that reached the pool
+        self.replaced_at: dict[str, int] = {}  # revision -> awake time at which another one became current
         now(self.pool.set_revision(REVISION, 1))
         if self.weather.has_replica:
             self.sync()
         self.groups = [Group("a", 64, Stage(self)), Group("b", 64, Stage(self)), Group("big", 128, Stage(self))]
+        if self.weather.has_next_revision:
+            self.groups.append(Group("next", 128, Stage(self), revision=NEXT_REVISION))
         for group in self.groups:
             self.start(group)
 
@@ -179,11 +187,13 @@ class World:
         deadline = self.clock.wall + self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
         # A long prompt is what makes a request too big for the small groups.
         prompt = (len(self.clients) + 1,) * (size if size == 70 else 3)
-        gateway = self.random.choice("xy")
+        gateway, revision = self.random.choice("xy"), self.pool.revision
         client = Client(f"{parent}.0", parent, gateway, has_deadline=deadline is not None)
         submission = Submission(
             parent=parent,
-            requests=(request(parent, prompt=prompt, max_new_tokens=min(size, 8), deadline_ms=deadline),),
+            requests=(
+                request(parent, prompt=prompt, max_new_tokens=min(size, 8), deadline_ms=deadline, revision=revision),
+            ),
             reader=client.reader,
             on_disconnect=OnDisconnect.CANCEL,
         )
@@ -224,6 +234,26 @@ class World:
             group.is_gone = True
             for process in group.processes:
                 process.is_alive = False
+
+    def replace(self) -> None:
+        """A group that has formed makes its revision the current one, under a generation drawn by whoever rolls out."""
+        formed = [process for group in self.groups for process in group.alive if process.is_formed]
+        if formed:
+            process = self.random.choice(formed)
+            generation = next(self.generations)
+            run = partial(self.set_revision, process.caller.revision, generation)
+            late = self.time + self.random.choice((0, 0, 1_000, 5_000))
+            self.network.append(Message(run, process, "-", self.next_tag(), due=late))
+
+    def set_revision(self, revision: str, generation: int) -> None:
+        before = self.pool.revision
+        now(self.pool.promise_slots(revision, 128))
+        in_force = now(self.pool.set_revision(revision, generation))
+        if in_force != (revision if generation > self.generation else before):
+            raise Violation(f"{in_force} is in force after generation {generation} of {revision}")
+        self.generation = max(self.generation, generation)
+        if before is not None and in_force != before:
+            self.replaced_at[before] = self.pool.awake
 
     def freeze(self) -> None:
         if process := self._process():
@@ -340,12 +370,16 @@ class World:
         return self.pool.seats[group.name].epoch if group.name in self.pool.seats else 0
 
     def open_requests(self) -> list[str]:
-        """Requests that have not ended though a group is left that could hold them."""
-        largest = max(group.slots for group in self.groups if not group.is_gone)
+        """Requests that have not ended though a group is left that could hold them, or their revision is retired."""
         return [
             request_id
             for request_id in self.clients
             if (record := self.pool.records.get(request_id)) is not None
             and record.end is None
-            and slots_needed(record.request.max_total_tokens, BLOCK) <= largest
+            and (record.request.revision != self.pool.revision or self._can_be_held(record.request))
         ]
+
+    def _can_be_held(self, request: Request) -> bool:
+        slots = slots_needed(request.max_total_tokens, BLOCK)
+        groups = [group for group in self.groups if not group.is_gone and group.revision == request.revision]
+        return any(slots <= group.slots for group in groups)

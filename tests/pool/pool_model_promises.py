@@ -52,6 +52,10 @@ class Promises:
             seat = self.world.pool.seats.get(process.group.name)
             if seat is not None and seat.holder == process.word and self.world.replica is None:
                 raise Violation(f"{process.word} has drained and holds a seat")
+        for group in self.world.groups:
+            for record in self.world.pool.own.get(group.name, {}).values():
+                if record.request.revision != group.revision:
+                    raise Violation(f"group {group.name} of {group.revision} owns {record.request.id}")
         self.world.pool.check()
 
     def _check_log(self, client: Client) -> None:
@@ -86,5 +90,13 @@ class Promises:
         is_away = away_ms >= self.world.pool.settings.resume_grace_ms
         if end.reason is FinishReason.CANCELLED and not (client.is_cancel_asked or is_away):
             raise Violation(f"{client.request_id} was cancelled though its client reads it")
+        if end.reason is FinishReason.MODEL_REPLACED and not self._is_retired(client):
+            raise Violation(f"{client.request_id} ended before its revision was retired")
         if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.has_deadline:
             raise Violation(f"{client.request_id} has no deadline")
+
+    def _is_retired(self, client: Client) -> bool:
+        pool = self.world.pool
+        revision = pool.records[client.request_id].request.revision
+        replaced_at = self.world.replaced_at.get(revision, pool.awake)
+        return revision != pool.revision and pool.awake - replaced_at >= pool.settings.retire_ms

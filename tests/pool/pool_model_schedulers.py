@@ -142,6 +142,7 @@ class Group:
     stage: Stage
     processes: list["Process"] = field(default_factory=list)
     is_gone: bool = False  # scaled away for good
+    revision: str = REVISION
 
     @property
     def alive(self) -> list["Process"]:
@@ -154,7 +155,7 @@ class Process:
     def __init__(self, world: "World", group: Group) -> None:
         self.world, self.group = world, group
         self.word = f"{group.name}-{len(group.processes) + 1}"
-        self.caller = Caller(group=group.name, process=self.word, revision=REVISION)
+        self.caller = Caller(group=group.name, process=self.word, revision=group.revision)
         self.is_alive, self.is_leaving, self.has_left = True, False, False
         self.frozen_until = 0
         self.calls = 0

@@ -19,6 +19,8 @@ class Weather:
     is_exact: bool = False  # does the engine draw the same token again for the same history?
     # A replica that lags and may take over: gateways there show and accept what it holds.
     has_replica: bool = False
+    # A group of another revision, which takes turns with the first one at being the current one.
+    has_next_revision: bool = False
 
 
 def draw_weather(random: Random) -> Weather:

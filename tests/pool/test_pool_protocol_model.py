@@ -169,6 +169,32 @@ class SubmitStoresAgain(MemoryPool):
                 del self.own[record.group][request.id]
 
 
+class RetiresAtOnce(MemoryPool):
+    async def set_revision(self, revision: str, generation: int) -> str:
+        before = self.revision
+        in_force = await super().set_revision(revision, generation)
+        if before is not None and before != in_force:
+            self._retired.set(before, self.awake)
+        return in_force
+
+
+class RetiresNobody(MemoryPool):
+    def _end_retired(self, revision: str) -> None:
+        pass
+
+
+class OlderGenerationsWin(MemoryPool):
+    async def set_revision(self, revision: str, generation: int) -> str:
+        self._generation = 0
+        return await super().set_revision(revision, generation)
+
+
+class RevisionsShareAQueue(MemoryPool):
+    def _queue(self, revision: str) -> list[tuple[int, str]]:
+        return super()._queue("every")
+
+
+REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
 POOL_RULES = [
     ClaimsNotCompared,
     CallIdNotCompared,
@@ -188,6 +214,9 @@ OTHER_RULES = ["stage epochs", "step numbers", "results in order", "no cancel ti
 # Rules that only show in rare weather.
 FAIL_OVERS = Weather(faults=("crash", "fail_over", "freeze", "sync", "fail_over"), has_replica=True)
 CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
+REPLACEMENTS = Weather(
+    faults=("crash", "freeze", "double", "scale_away", "replace", "replace"), fault_rate=0.04, has_next_revision=True
+)
 RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
 
 
@@ -206,6 +235,20 @@ def finds_violation(
 def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
     needs_fail_over = pool_class in (CallIdNotCompared, AppendsBehindGaps)
     assert finds_violation(pool_class, weather=FAIL_OVERS if needs_fail_over else None)
+
+
+@pytest.mark.parametrize("start", range(0, 40, 20))
+def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: int) -> None:
+    for seed in range(start, start + 20):
+        try:
+            World(seed, weather=REPLACEMENTS).walk()
+        except Violation as violation:
+            pytest.fail(f"seed {seed}: {violation}")
+
+
+@pytest.mark.parametrize("pool_class", REVISION_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> None:
+    assert finds_violation(pool_class, weather=REPLACEMENTS)
 
 
 @pytest.mark.parametrize("rule", OTHER_RULES)
