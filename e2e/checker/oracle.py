@@ -43,6 +43,7 @@ def expected_tokens(
     Args:
         prompt: one token or more.
         count: tokens to generate at most.
+        seed: of the choice, from 0 to 2^63 - 1: choice k of a call has (seed of the call + k) mod 2^63.
         temperature: 0 is greedy; all others draw alike.
         ignore_eos: go on after the model's EOS.
     Returns: `count` tokens, or fewer that end in EOS.
