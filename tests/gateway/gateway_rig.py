@@ -260,7 +260,7 @@ async def rig(
                     await task
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     """Wait for a condition, with a limit."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -12,12 +12,16 @@ from gateway_rig import Rig, rig, until
 from orca.gateway.server import Server, make_server
 from orca.gateway.settings import Settings
 
+LIMIT_SECONDS = 20.0
+"""Longer than anything takes on a busy machine."""
+
 
 @dataclass
 class Served:
     rig: Rig
     server: Server
     task: asyncio.Task[None]
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -27,7 +31,14 @@ class Served:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         writer.write(head + body)
         await writer.drain()
+        self._writers.append(writer)
         return reader, writer
+
+    async def close_all(self) -> None:
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def open_stream(self, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A streaming completion, with nothing between test and socket."""
@@ -45,8 +56,21 @@ async def served(settings: Settings | None = None, **options: Any) -> AsyncItera
         task = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         await until(lambda: one.pool.revision is not None)
+        both = Served(one, server, task)
         try:
-            yield Served(one, server, task)
+            yield both
         finally:
+            await both.close_all()
             server.should_exit = server.force_exit = True
             await task
+
+
+async def refusal(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
+    """Status and error of an answer behind which the connection ends; in OpenAI's shape."""
+    head, _, body = (await asyncio.wait_for(reader.read(), LIMIT_SECONDS)).partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert b"connection: close" in lines
+    assert b"content-type: application/json" in lines
+    error = orjson.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(lines[0].split()[1]), error

@@ -309,3 +309,25 @@ async def test_reader_entries_are_gone_when_answers_are_whole() -> None:
     async with rig() as one:
         await one.complete()
         await until(lambda: not any(parent.readers for parent in one.pool.parents.values()))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_max_tokens_0_with_echo_scores_the_prompt_and_shows_nothing_else(n: int) -> None:
+    async with rig() as one:
+        answer = await one.complete(max_tokens=0, echo=True, logprobs=1, n=n, return_token_ids=True)
+        for choice in answer["choices"]:
+            assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("the fox", "length", [])
+            assert len(choice["logprobs"]["token_logprobs"]) == len(ids("the fox"))
+        length = len(ids("the fox"))
+        assert answer["usage"] == {"prompt_tokens": length, "completion_tokens": 0, "total_tokens": length}
+
+
+async def test_max_tokens_0_streams_and_ends_by_length_even_if_the_model_would_stop() -> None:
+    async with rig() as one:
+        one.scheduler.answer = lambda _: (eos(),)
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {"prompt": "the fox", "max_tokens": 0, "echo": True, "stream": True, "stream_options": options}
+        *chunks, usage, _ = [data for _, data in events((await one.post("/v1/completions", **body)).text)]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the fox"
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert {chunk["usage"]["completion_tokens"] for chunk in (*chunks, usage)} == {0}

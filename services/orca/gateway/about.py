@@ -12,9 +12,13 @@ from starlette.responses import Response
 from orca.core.errors import InvalidRequest, PoolUnavailable
 from orca.gateway.accept import chat_prompt, check_model
 from orca.gateway.bodies import DetokenizeBody, TokenizeBody
+from orca.gateway.errors import ApiError
 from orca.gateway.generation import Gateway
 from orca.gateway.receive import receive_body
 from orca.pool.api import PoolStats
+
+FOR_METRICS = "is_for_metrics"
+"""In the state of calls that came in by the metrics' own port."""
 
 STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
 
@@ -24,12 +28,14 @@ async def ready(gateway: Gateway) -> Response:
 
     From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
     answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are.
+    Only a gateway that drains says 503 again.
     """
     stats = await look_for_slots(gateway)
     revision = gateway.served.info.revision
-    is_ready = gateway.slots is not None
+    is_ready = gateway.slots is not None and not gateway.drain.has_begun
     answer = {
         "ready": is_ready,
+        "draining": gateway.drain.has_begun,
         "model": gateway.served.info.name,
         "revision": revision,
         "pool": "away" if stats is None else "ok",
@@ -41,7 +47,10 @@ async def ready(gateway: Gateway) -> Response:
     return Response(orjson.dumps(answer), 200 if is_ready else 503, media_type="application/json")
 
 
-async def metrics(gateway: Gateway) -> Response:
+async def metrics(gateway: Gateway, http: Request) -> Response:
+    """Raises: ApiError 404 on the API's port where metrics have their own."""
+    if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
+        raise ApiError(404, "metrics are on another port of this gateway")
     gateway.metrics.set_pool(await _stats(gateway))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 

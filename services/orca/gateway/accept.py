@@ -59,6 +59,8 @@ def completion_prompts(body: CompletionBody, served: Served, settings: Settings)
     """The prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
     refuse_unbuilt(body.model_extra or {}, COMPLETION)
     _check_stream(body)
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
     choices = body.n or 1
     if body.best_of is not None and body.best_of != choices:
         raise InvalidRequest(f"best_of is {body.best_of}: only n ({choices}) is supported", param="best_of")
@@ -156,7 +158,8 @@ def max_new_tokens(
             f"are more than the model's context of {limit}"
         )
         raise ApiError(400, message, param=param, code="context_length_exceeded")
-    return asked
+    # A prompt is scored by the iteration that would give its first token, which is then not shown.
+    return max(1, asked)
 
 
 def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Settings) -> dict[str, Any]:
@@ -193,6 +196,7 @@ def _rendering(body: CompletionBody | ChatBody, served: Served, call: Call) -> R
         created=call.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
+        echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
         include_usage=bool(options and options.include_usage),
         continuous_usage=continuous,
         return_token_ids=bool(body.return_token_ids),

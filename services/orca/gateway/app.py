@@ -41,6 +41,9 @@ from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
 
+SETTLE_SECONDS = 1.0
+"""For the pool to take out the readers of a gateway that ends."""
+
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
@@ -86,7 +89,9 @@ def create_app(
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
     app.include_router(_open_routes())
-    app.include_router(_keyed_routes(), dependencies=[Depends(key_check(settings.api_keys))])
+    app.include_router(
+        _keyed_routes(), dependencies=[Depends(key_check(settings.api_keys, settings.calls_per_key_max))]
+    )
     app.add_middleware(HeadAsGet)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
     _map_errors(app)
@@ -132,7 +137,7 @@ def _keyed_routes() -> APIRouter:
 
 
 def _open_routes() -> APIRouter:
-    """What needs no key: probes, metrics, and the page, which asks for one."""
+    """What needs no key; auth.py says why."""
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)
@@ -150,7 +155,7 @@ def _open_routes() -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
-        return await about.metrics(_gateway(request))
+        return await about.metrics(_gateway(request), request)
 
     return router
 
@@ -171,8 +176,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await gateway.readers.settle()
-        await asyncio.gather(*gateway.finishing)
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await gateway.readers.settle()
+                await asyncio.gather(*gateway.finishing)
+        except TimeoutError:
+            log.warning("the pool does not answer: reader entries are left to lapse")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -99,7 +99,9 @@ class GenerationBody(Body):
 
 class CompletionBody(GenerationBody):
     prompt: Prompt = Field(description="What to continue.")
-    max_tokens: int | None = Field(None, ge=1, description="Tokens to generate at most; 16 where missing.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Tokens to generate at most; 16 where missing; 0, with echo only, scores the prompt."
+    )
     echo: bool | None = Field(None, description="The prompt comes before the output.")
     logprobs: int | None = Field(None, ge=0, le=20, description="So many alternatives beside each token.")
     best_of: int | None = Field(None, description="1 or n: the answer holds every choice that is generated.")

@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, Request, Token
+from orca.gateway.drain import Drain, draining
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.metrics import Metrics
-from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, stream_end, whole_answer
+from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end, whole_answer
 from orca.gateway.watcher import Follower
 from orca.pool.api import LogSlice
 
@@ -52,22 +53,25 @@ class Accepted:
 class Delivery(Response):
     """What streams and whole answers have in common: the client may go at any moment."""
 
-    def __init__(self, accepted: Accepted, reading: Reading, metrics: Metrics) -> None:
+    def __init__(self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain) -> None:
         super().__init__()
         self._accepted = accepted
         self._reading = reading
         self._metrics = metrics
+        self._drain = drain
         self._ends: dict[str, End] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         accepted = self._accepted
         gone = asyncio.create_task(_wait_until_gone(receive))
         gone.add_done_callback(lambda _: accepted.follower.close())
+        self._drain.add(accepted.follower.close)
         self._metrics.open_connections.inc()
         try:
             await self._deliver(send)
         finally:
             gone.cancel()
+            self._drain.remove(accepted.follower.close)
             accepted.follower.close()
             accepted.leave()
             self._metrics.open_connections.dec()
@@ -106,7 +110,10 @@ class Delivery(Response):
         accepted = self._accepted
         if len(self._ends) < len(accepted.requests):
             self._metrics.disconnects.inc()
-            log.info("client left", extra={"request_id": accepted.parent, "ended": len(self._ends)})
+            log.info(
+                "cut" if self._drain.is_cut else "client left",
+                extra={"request_id": accepted.parent, "ended": len(self._ends)},
+            )
             return
         ends = self._in_order()
         seconds = time.perf_counter() - accepted.timing.started
@@ -139,6 +146,8 @@ class StreamDelivery(Delivery):
                 await send(_body(error_event(answer_to(error).body())))
                 return
             if parts is None:
+                if self._drain.is_cut:
+                    await send(_body(self._cut_event(streams)))
                 return
             self._note(parts)
             await send(_body(self._events(parts, streams), more=len(self._ends) < len(streams)))
@@ -153,6 +162,13 @@ class StreamDelivery(Delivery):
         if len(self._ends) == len(streams):
             events.append(stream_end(self._accepted.requests, self._accepted.rendering, self._in_order()))
         return b"".join(events)
+
+    def _cut_event(self, streams: Mapping[str, ChoiceStream]) -> bytes:
+        """What a stream ends with when this gateway goes before it does."""
+        error = draining()
+        if not self._accepted.rendering.event_ids:
+            return error_event(error.body())
+        return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
 
     def _stream_headers(self) -> dict[str, str]:
         # `no-transform` and `x-accel-buffering` keep proxies from holding events back.
@@ -176,7 +192,7 @@ class WholeDelivery(Delivery):
             except UnknownRequest as error:
                 return await self._send(send, *_error(answer_to(error)))
             if parts is None:
-                return None
+                return await self._send(send, *_error(draining())) if self._drain.is_cut else None
             self._note(parts)
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)

@@ -18,6 +18,7 @@ from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
 from orca.gateway.bodies import ChatBody, CompletionBody
 from orca.gateway.delivery import Accepted, Delivery, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.drain import Drain
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.metrics import Metrics
@@ -50,6 +51,7 @@ class Gateway:
     readers: Readers
     reading: Reading
     encoder: Encoder
+    drain: Drain = field(default_factory=Drain)
     # Promised by the first group of our revision that was formed; None until then, and never None again.
     slots: int | None = None
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -57,6 +59,7 @@ class Gateway:
 
 async def complete(gateway: Gateway, http: HttpRequest) -> Delivery:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
+    gateway.drain.check()
     started = time.perf_counter()
     body = await receive_body(http, CompletionBody, gateway.settings)
     check_model(body.model, gateway.served)
@@ -73,6 +76,7 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Delivery:
 
 async def chat(gateway: Gateway, http: HttpRequest) -> Delivery:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
+    gateway.drain.check()
     started = time.perf_counter()
     body = await receive_body(http, ChatBody, gateway.settings)
     check_model(body.model, gateway.served)
@@ -119,7 +123,7 @@ async def _generate(
     )
     log.info("call accepted", extra={"request_id": call.parent, "requests": len(requests)})
     kind = StreamDelivery if body.stream else WholeDelivery
-    return kind(accepted, gateway.reading, gateway.metrics)
+    return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
 
 
 async def _submit(pool: Pool, wanted: Submission) -> Sequence[OrcaRequest]:

@@ -9,6 +9,13 @@ one event per token, in the order of its log:
 
 These ids are SSE `id:` lines, sent when `event_ids` was asked for: widely used benchmark clients take each line or
 message of a stream for `data:` and fail on any other field.
+
+A gateway that goes before a stream with ids has ended sends one event more, which has no id of its own:
+
+    event: resume
+    data: {"error": {..., "code": "gateway_draining"}, "resume": {"request_id": ..., "last_event_ids": ["0.41", null]}}
+
+For each choice that is the last id that was sent, null where there was none: the `Last-Event-ID` behind which to go on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.request import End, Request, Token
+from orca.core.request import End, FinishReason, Request, Token
 from orca.core.text import OutputText, Tokenizer
 from orca.gateway.errors import answer_to_end
 from orca.gateway.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
@@ -38,6 +45,7 @@ class Rendering:
     created: int  # Unix seconds
     choices_per_prompt: int = 1  # OpenAI's n: choices i*n .. i*n + n - 1 answer prompt i
     echo: bool = False  # completions: the prompt's text comes first
+    echo_only: bool = False  # nothing comes behind it: one token is generated for its sake and not shown
     include_usage: bool = False  # a chunk with usage before `[DONE]`
     continuous_usage: bool = False  # usage so far in each chunk
     return_token_ids: bool = False
@@ -68,6 +76,7 @@ class ChoiceStream:
         self._rendering = rendering
         self._tokenizer = reading.tokenizer
         self._log = ChoiceLog(request, rendering, reading)
+        self._has_ended = False
         self._is_chat = rendering.kind is Kind.CHAT
         # An event is: lead, text, tail. The usual tail and both leads never change.
         head = b"data: " + _head(request.parent, rendering, is_chunk=True)
@@ -87,18 +96,29 @@ class ChoiceStream:
         else:
             lead = self._lead if index else self._first_lead
             prompt_ids = b"" if index else self._prompt_ids(Kind.COMPLETION)
-            event = lead + orjson.dumps(text) + self._tail(scored, prompt_ids=prompt_ids, token_ids=(token.id,))
+            event = lead + orjson.dumps(text) + self._tail(scored, prompt_ids=prompt_ids, token_ids=self._shown(token))
         return b"id: %d.%d\n%b" % (self._request.choice, index, event) if self._rendering.event_ids else event
 
     def end(self, end: End) -> bytes:
         """The event behind the last token: the finish reason, or the error that ended the choice."""
+        self._has_ended = True
         error = answer_to_end(end.reason)
         if error is None:
             lead = self._lead if end.count else self._first_lead
-            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=end)
+            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._rendering))
         else:
             event = error_event(error.body())
         return b"id: %d.end\n%b" % (self._request.choice, event) if self._rendering.event_ids else event
+
+    @property
+    def last_event_id(self) -> str | None:
+        """The id of the event that was made last."""
+        if self._has_ended:
+            return f"{self._request.choice}.end"
+        return f"{self._request.choice}.{self._log.count - 1}" if self._log.count else None
+
+    def _shown(self, token: Token) -> Sequence[int]:
+        return () if self._rendering.echo_only else (token.id,)
 
     def _is_usual(self) -> bool:
         rendering = self._rendering
@@ -125,7 +145,7 @@ class ChoiceStream:
 
     def _usage(self) -> bytes:
         if self._rendering.continuous_usage:
-            return b',"usage":' + orjson.dumps(_usage(len(self._request.prompt), self._log.count))
+            return b',"usage":' + orjson.dumps(_usage(len(self._request.prompt), self._log.shown_count))
         return b',"usage":null' if self._rendering.include_usage else b""
 
     def _prompt_ids(self, kind: Kind) -> bytes:
@@ -150,6 +170,12 @@ def stream_end(requests: Sequence[Request], rendering: Rendering, ends: Sequence
 def error_event(body: bytes) -> bytes:
     """An event that says why a stream fails; no `[DONE]` follows it."""
     return b"data: " + body + b"\n\n"
+
+
+def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str | None]) -> bytes:
+    """An error event that says where to go on; `body` is the error's, one id for each choice."""
+    resume = orjson.dumps({"request_id": parent, "last_event_ids": last_event_ids})
+    return b"event: resume\ndata: " + body[:-1] + b',"resume":' + resume + b"}\n\n"
 
 
 def whole_answer(
@@ -177,6 +203,7 @@ def _whole_choice(
     pushed = [log.push(token) for token in tokens]
     text = "".join(text for text, _ in pushed) + log.flush(end)
     scored = [entry for _, entries in pushed for entry in entries]
+    end = _shown_end(end, rendering)
     choice: dict[str, Any] = {"index": request.choice}
     if rendering.kind is Kind.CHAT:
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
@@ -188,7 +215,7 @@ def _whole_choice(
     if rendering.return_token_ids:
         if rendering.kind is Kind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
-        choice["token_ids"] = [token.id for token in tokens]
+        choice["token_ids"] = [token.id for token in tokens[: end.count]]
     return choice
 
 
@@ -200,6 +227,7 @@ class ChoiceLog:
         self._request = request
         self._tokenizer = reading.tokenizer
         self._echoes = rendering.echo
+        self._echoes_only = rendering.echo_only
         self._output = OutputText(reading.tokenizer, sampling.stop, sampling.min_tokens)
         self._ending_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -212,12 +240,18 @@ class ChoiceLog:
         """What the next token adds, behind the echoed prompt if it is the first."""
         self.count += 1
         echo, scored = self._echo(token) if self.count == 1 and self._echoes else ("", [])
+        if self._echoes_only:
+            return echo, scored
         if self._scorer is not None:
             scored.append(self._scorer.score(token.id, token.logprob))
         # A token that ends the output by itself has no text. The first `min_tokens` end nothing.
         if token.id in self._ending_ids and self.count > self._min_tokens:
             return echo, scored
         return echo + self._output.push(token.id).text, scored
+
+    @property
+    def shown_count(self) -> int:
+        return 0 if self._echoes_only else self.count
 
     def flush(self, end: End) -> str:
         """Text held back until the end; nothing when a stop string was found."""
@@ -257,4 +291,9 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 def _usage_of_all(requests: Sequence[Request], rendering: Rendering, ends: Iterable[End]) -> dict[str, int]:
     """Tokens of the whole call; a prompt with several choices counts once."""
     prompt_tokens = sum(len(request.prompt) for request in requests[:: rendering.choices_per_prompt])
-    return _usage(prompt_tokens, sum(end.count for end in ends))
+    return _usage(prompt_tokens, sum(_shown_end(end, rendering).count for end in ends))
+
+
+def _shown_end(end: End, rendering: Rendering) -> End:
+    """A prompt that is echoed alone ends by its length, whatever the token was that is not shown."""
+    return End(FinishReason.LENGTH, 0) if rendering.echo_only else end

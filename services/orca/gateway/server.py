@@ -1,30 +1,35 @@
-"""uvicorn with what it lacks: a bound on the arrival of headers, and an end at once on a second signal."""
+"""uvicorn between signals: which sockets it listens on, and in which order a gateway ends."""
 
 import asyncio
+import functools
 import logging
 import socket
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from orca.gateway import about
+from orca.gateway.connection import Connection, Door, connections
+from orca.gateway.drain import Drain
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
 
+LAST_BYTES_SECONDS = 1.0
+"""For the last events of cut answers to leave."""
+
+POLL_SECONDS = 0.02
+
 
 def make_server(app: FastAPI, settings: Settings) -> "Server":
     """A server that is not yet running; `await server.serve()` runs it until a signal."""
-
-    class Protocol(BoundedProtocol):
-        header_seconds_max = settings.header_seconds_max
-
+    protocol = connections(Door(settings))
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=Protocol,
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -32,33 +37,31 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         # Nothing here depends on where a call comes from.
         proxy_headers=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
     )
-    return Server(config)
+    return Server(config, protocol, settings, app.state.gateway.drain)
 
 
 class Server(uvicorn.Server):
-    """The first signal stops accepting and lets open streams end; the second ends them.
+    """The first signal takes no new calls and lets open answers end (see drain.py); the second ends them at once.
 
-    Either way the process ends in order, with its own exit status.
+    Either way the lifespan ends too and the process leaves with its own exit status: the pool and the traces look the
+    same behind both.
     """
 
-    _loop: asyncio.AbstractEventLoop | None = None  # while it serves
+    def __init__(self, config: uvicorn.Config, protocol: type[Connection], settings: Settings, drain: Drain) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._protocol = protocol
+        self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self.force_exit = self.should_exit
         self.should_exit = True
-        if self.force_exit and self._loop is not None:
-            # From Python 3.12 on, closing a server waits for its connections, whatever uvicorn was told.
-            self._loop.call_soon_threadsafe(self._drop_connections)
-
-    def _drop_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self.started and self._settings.metrics_port is not None:
+            await self._listen_for_metrics(self._settings.metrics_port)
         if self.started:
             log.info("gateway listens", extra={"host": self.config.host, "port": self.port})
 
@@ -67,43 +70,50 @@ class Server(uvicorn.Server):
         """Where it listens, once started."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
+    @property
+    def metrics_port(self) -> int:
+        """Where metrics are served if they have a port of their own."""
+        return int(self.servers[1].sockets[0].getsockname()[1])
 
-class BoundedProtocol(HttpToolsProtocol):
-    """Closes a connection on which a request's line and headers do not arrive in time.
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second: whether to shut down."""
+        if not await super().on_tick(counter):
+            return False
+        self._drain.begin(self._settings.drain_seconds)
+        return self.force_exit or self._drain.is_cut or not self.server_state.tasks
 
-    uvicorn waits for ever for them; the time begins with the connection, and again with the first byte of each later
-    request on it. Between requests uvicorn's own keep-alive bound holds.
-    """
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Close the doors, let last bytes leave, drop what is left; then the lifespan, whose end needs all that.
 
-    header_seconds_max: float
-    _header_timer: asyncio.TimerHandle | None = None
+        uvicorn's own skips the lifespan after a second signal, and from Python 3.12 on waits for connections then.
+        """
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._until_nothing_is_open(LAST_BYTES_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=LAST_BYTES_SECONDS)
+        await self.lifespan.shutdown()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._start_header_timer()
+    async def _until_nothing_is_open(self, seconds: float) -> None:
+        """For so long at most, and only until a second signal."""
+        for _ in range(round(seconds / POLL_SECONDS)):
+            if not self.server_state.connections or self.force_exit:
+                return
+            await asyncio.sleep(POLL_SECONDS)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._start_header_timer()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._stop_header_timer()
-        super().on_headers_complete()
-
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_seconds_max, self._give_up)
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _give_up(self) -> None:
-        self._header_timer = None
-        # A response may still be on its way out for an earlier, pipelined request: it is given up with the connection.
-        self.transport.close()
+    async def _listen_for_metrics(self, port: int) -> None:
+        """One more door to the same application; calls tell by which they came."""
+        factory = functools.partial(
+            self._protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state={**self.lifespan.state, about.FOR_METRICS: True},
+        )
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(factory, self.config.host, port))

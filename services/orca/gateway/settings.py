@@ -28,10 +28,26 @@ class Settings:
     default_max_new_tokens: int = setting(
         512, "tokens of a chat answer without max_tokens, cut to the context; completions take OpenAI's 16", least=1
     )
+    # For a cluster, where whoever reaches the API is not to read the metrics: `/metrics` has no key.
+    metrics_port: int | None = setting(
+        None, "port that serves /metrics instead of the API's; unset serves both from one; 0 takes a free one", least=0
+    )
+    # An open file each: a process is usually allowed 1,024 or, in containers, far more.
+    connections_max: int = setting(4096, "connections at a time; one more is answered 503", least=1)
+    # Unset, because behind a balancer all clients have its address.
+    connections_per_address_max: int | None = setting(
+        None, "connections at a time of one client address; one more is answered 429; unset bounds nothing", least=1
+    )
+    calls_per_key_max: int | None = setting(
+        None, "calls at a time that show one key; one more is answered 429; unset bounds nothing", least=1
+    )
+    url_bytes_max: int = setting(8 << 10, "bytes of a request's URL", least=1)
+    header_bytes_max: int = setting(32 << 10, "bytes of all names and values of a request's headers", least=1)
+    header_count_max: int = setting(100, "headers of a request", least=1)
     # 4 MiB are some million tokens of prompt, more than any context.
     body_bytes_max: int = setting(4 << 20, "largest body of a call", least=1)
-    header_seconds_max: float = setting(10.0, "time for a request's line and headers to arrive", least=0.001)
-    body_seconds_max: float = setting(30.0, "time for a body to arrive; one that drips in is cut then", least=0.001)
+    header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
+    body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
     nesting_max: int = setting(32, "levels of JSON in a body", least=2)
     choices_max: int = setting(128, "prompts x n of one call", least=1)
     stop_max: int = setting(16, "stop strings of a call", least=0)
@@ -50,7 +66,7 @@ class Settings:
     )
     round_seconds: float = setting(0.5, "between two rounds of renewing reader entries and sweeping", least=0.001)
     drain_seconds: float = setting(
-        300.0, "open streams go on so long after SIGTERM; a second signal ends them", least=0
+        300.0, "open answers may take so long to end after SIGTERM; a second signal cuts them at once", least=0
     )
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()

@@ -5,6 +5,7 @@ W3C trace context comes in with the call and goes on with its requests, exported
 
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from orca.gateway.delivery import Timing
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+CLOSE_SECONDS = 1.0
+"""For the last spans to leave. The exporter's own bound, half a minute, is longer than a pod may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Tracing:
         call.span.end(delivered)
 
     def close(self) -> None:
-        """Export what is left."""
+        """Export what is left; what a collector does not take in time is lost, and the process ends."""
         if self._provider is not None:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+            closing.start()
+            closing.join(CLOSE_SECONDS)

@@ -1,0 +1,294 @@
+"""One client's connection: uvicorn's protocol with the bounds, the words and the endings that it lacks.
+
+Bounded are the connections themselves, the bytes and number of headers, and the time in which a request's line and
+headers arrive (a body's bytes and time: receive.py). Whatever is refused here is answered in OpenAI's shape, as every
+error of a route is. A client that only shuts its way out is answered, an HTTP/1.0 client never sees chunks.
+"""
+
+import asyncio
+import collections
+import functools
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.settings import Settings
+
+LINGER_SECONDS = 1.0
+"""A client that still sends when it is refused reads the answer in this time, instead of a reset connection."""
+
+HALF_CLOSED_SECONDS = 0.25
+"""Between two looks at whether a client that shut its way out has left altogether."""
+
+
+@dataclass(slots=True)
+class Door:
+    """What all connections of a process share: their bounds, and how many there are."""
+
+    settings: Settings
+    total: int = 0
+    by_address: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def enter(self, address: str) -> ApiError | None:
+        """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
+        most, most_of_address = self.settings.connections_max, self.settings.connections_per_address_max
+        if most_of_address is not None and self.by_address[address] >= most_of_address:
+            message = f"more than {most_of_address} connections from one address"
+            return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
+        if self.total >= most:
+            message = f"more than {most} connections"
+            return ApiError(503, message, kind=UNAVAILABLE, code="too_many_connections", retry_after_s=1)
+        self.total += 1
+        self.by_address[address] += 1
+        return None
+
+    def leave(self, address: str) -> None:
+        self.total -= 1
+        self.by_address[address] -= 1
+        if not self.by_address[address]:
+            del self.by_address[address]
+
+
+class Connection(HttpToolsProtocol):
+    """A subclass names its `door` (see `connections`)."""
+
+    door: Door
+    _address: str | None = None  # under which it was counted, if it was
+    _header_timer: asyncio.TimerHandle | None = None
+    _is_in_head = False  # between a request's first byte and the end of its headers
+    _is_ending = False  # the last answer was written: what still comes in is thrown away
+    _header_count = 0
+    _header_bytes = 0
+    # Bytes that the parser took without telling of anything: a header, a trailer or a chunk's line that has no end.
+    _silent_bytes = 0
+    _has_told = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        refusal = self.door.enter(address)
+        if refusal is None:
+            self._address = address
+            self._start_header_timer()
+        else:
+            self._refuse(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        if self._address is not None:
+            self.door.leave(self._address)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_ending:
+            return
+        self._unset_keepalive_if_required()
+        if self.cycle is None or self.cycle.response_complete:
+            # Time runs for whatever comes between two answers: an empty line, the rest of a body that nobody wanted.
+            self._start_header_timer()
+        self._has_told = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nothing but HTTP/1.1 is spoken here. The request itself was read and is answered; the parser is stuck.
+            self._end_behind_request()
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(_answer_to_parser(error))
+            return
+        self._silent_bytes = 0 if self._has_told else self._silent_bytes + len(data)
+        if self._silent_bytes > self.door.settings.header_bytes_max:
+            self._refuse(_headers_too_large(self.door.settings))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the way to the client stays open: it does for the answer to a request that came whole."""
+        cycle = self.cycle
+        if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body or self.pipeline:
+            return False
+        cycle.keep_alive = False
+        self._probe(cycle)
+        self._watch_half_closed(cycle)
+        return True
+
+    # What the parser tells of.
+
+    def on_message_begin(self) -> None:
+        self._has_told = True
+        self._is_in_head = True
+        self._header_count = self._header_bytes = 0
+        self._start_header_timer()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._has_told = True
+        super().on_url(url)
+        most = self.door.settings.url_bytes_max
+        if len(self.url) > most:
+            raise ApiError(414, f"the URL is longer than {most} bytes", code="url_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._has_told = True
+        settings = self.door.settings
+        self._header_count += 1
+        self._header_bytes += len(name) + len(value)
+        if self._header_count > settings.header_count_max:
+            message = f"the request has more than {settings.header_count_max} headers"
+            raise ApiError(431, message, code="headers_too_large")
+        if self._header_bytes > settings.header_bytes_max:
+            raise _headers_too_large(settings)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_header_timer()
+        super().on_headers_complete()
+        self._is_in_head = False
+        cycle = self.cycle
+        cycle.transport = _Outlet(self, cycle)  # type: ignore[assignment]
+        if self.scope["http_version"] == "1.0":
+            cycle.send = functools.partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
+
+    def on_body(self, body: bytes) -> None:
+        self._has_told = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_told = True
+        self._stop_header_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if not self._is_ending:
+            super().on_response_complete()
+
+    # Endings.
+
+    def end_behind_answer(self, *, is_read: bool) -> None:
+        """Close; not before the client had time to read the answer if it still sends.
+
+        Args: is_read: whether the whole request was.
+        """
+        self._is_ending = True
+        self._stop_header_timer()
+        if is_read or self.transport.is_closing() or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _end_behind_request(self) -> None:
+        if self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what no route can, and end the connection. An answer that is on its way is given up with it."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            is_answerable = not (cycle.response_started or self._is_in_head or self.pipeline)
+            # The route sees its client gone.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if not is_answerable:
+                self.transport.abort()
+                return
+        body = error.body()
+        own = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
+        own["connection"] = "close"
+        headers = [*self.server_state.default_headers, *((name.encode(), text.encode()) for name, text in own.items())]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self.end_behind_answer(is_read=False)
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.door.settings.header_seconds_max, self._give_up)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _give_up(self) -> None:
+        """The line and the headers of a request did not arrive in time."""
+        self._header_timer = None
+        if self._is_in_head:
+            message = f"the headers did not arrive within {self.door.settings.header_seconds_max:g} seconds"
+            self._refuse(ApiError(408, message, kind="timeout_error", code="header_timeout"))
+        else:
+            self.transport.close()
+
+    def _probe(self, cycle: RequestResponseCycle) -> None:
+        """Send what means nothing to a client, so that the system of one that has left answers with a reset.
+
+        An end of input says only that the client will send no more. Before an answer begins that is an interim
+        response; between two chunks it is a zero in front of the next chunk's size. An HTTP/1.0 client knows neither:
+        the next bytes of its answer tell.
+        """
+        if cycle.scope["http_version"] == "1.0":
+            return
+        if not cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif cycle.chunked_encoding:
+            self.transport.write(b"0")
+
+    def _watch_half_closed(self, cycle: RequestResponseCycle) -> None:
+        """Nobody reads from the connection any more, so that a reset has to be looked for."""
+        if self.transport.is_closing() or cycle.response_complete:
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        self.loop.call_later(HALF_CLOSED_SECONDS, self._watch_half_closed, cycle)
+
+
+def connections(door: Door) -> type[Connection]:
+    """The protocol of the connections that pass this door."""
+    return type("Connection", (Connection,), {"door": door})
+
+
+class _Outlet:
+    """The transport as one answer sees it: closing it lingers."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> None:
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.end_behind_answer(is_read=not self._cycle.more_body)
+
+
+async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
+    """To HTTP/1.0 an answer of unknown length ends with its connection, instead of in chunks."""
+    if message["type"] == "http.response.start":
+        names = {name.lower() for name, _ in message.get("headers", [])}
+        if b"content-length" not in names:
+            cycle.chunked_encoding = False
+    elif cycle.chunked_encoding is False and not cycle.expected_content_length and cycle.scope["method"] != "HEAD":
+        # uvicorn counts down to the length that was announced.
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
+
+
+def _answer_to_parser(error: httptools.HttpParserError) -> ApiError:
+    """What a callback of ours raised, or the parser's own reason in a sentence."""
+    cause = error.__context__
+    if isinstance(cause, ApiError):
+        return cause
+    reason = "its URL cannot be read" if cause is not None else str(error).rstrip(".")
+    return ApiError(400, f"the request is not valid HTTP/1.1: {reason}", code="invalid_http")
+
+
+def _headers_too_large(settings: Settings) -> ApiError:
+    return ApiError(431, f"the headers are larger than {settings.header_bytes_max} bytes", code="headers_too_large")

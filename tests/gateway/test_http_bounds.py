@@ -1,0 +1,142 @@
+"""What comes in before any route: broken HTTP, heads and connections without measure. On real sockets."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from gateway_rig import until
+from gateway_server import LIMIT_SECONDS, Served, refusal, served
+
+from orca.gateway.settings import Settings
+
+HOST = b"host: orca\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\n"
+
+
+def bounded(**bounds: Any) -> Settings:
+    return Settings(model="tiny", port=0, drain_seconds=1, **bounds)
+
+
+async def refused(one: Served, sent: bytes) -> tuple[int, str, str]:
+    """Status, code and message."""
+    reader, _ = await one.open(sent)
+    status, error = await refusal(reader)
+    return status, error["code"], error["message"]
+
+
+BROKEN = [
+    (b"nonsense\r\n\r\n", "Invalid method encountered"),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01", "Invalid method encountered"),  # how TLS begins
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "PRI"),
+    (b"GET /health HTTP/9.9\r\n\r\n", "Invalid HTTP version"),
+    (b"GET /health\xff HTTP/1.1\r\n" + HOST + b"\r\n", "nvalid char"),
+    (b"GET /health HTTP/1.1\r\nbad name: x\r\n\r\n", "Invalid header token"),
+    (b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n", "Invalid header value char"),
+    (POST + b"content-length: 5, 6\r\n\r\n", "Content-Length"),
+    (POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\n", "Content-Length"),
+    (POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", "Transfer-Encoding"),
+    (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", "Invalid character in chunk size"),
+]
+
+
+@pytest.mark.parametrize(("sent", "reason"), BROKEN, ids=[repr(sent[-30:]) for sent, _ in BROKEN])
+async def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(sent: bytes, reason: str) -> None:
+    async with served() as one:
+        status, code, message = await refused(one, sent)
+        assert (status, code) == (400, "invalid_http")
+        assert message.startswith("the request is not valid HTTP/1.1: ")
+        assert reason in message
+
+
+async def test_a_url_without_measure_is_414_while_it_still_comes() -> None:
+    async with served(bounded(url_bytes_max=100)) as one:
+        assert await refused(one, b"GET /" + b"a" * 200) == (414, "url_too_long", "the URL is longer than 100 bytes")
+
+
+@pytest.mark.parametrize(
+    "header",
+    # Without an end, they are bounded by what is read at once.
+    [b"x: " + b"a" * 200 + b"\r\n\r\n", b"x: " + b"a" * (1 << 20), b"x: y\r\n" * 60],
+    ids=["long", "endless", "many"],
+)
+async def test_headers_without_measure_are_431(header: bytes) -> None:
+    async with served(bounded(header_bytes_max=100)) as one:
+        reader, _ = await one.open(b"GET /health HTTP/1.1\r\n" + HOST, header)
+        status, error = await refusal(reader)
+        assert (status, error["message"]) == (431, "the headers are larger than 100 bytes")
+
+
+async def test_too_many_headers_are_431() -> None:
+    async with served(bounded(header_count_max=3)) as one:
+        told = (431, "headers_too_large", "the request has more than 3 headers")
+        assert await refused(one, b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 4 + b"\r\n") == told
+
+
+async def test_a_trailer_without_an_end_is_cut_and_the_route_sees_its_client_gone() -> None:
+    async with served(bounded(header_bytes_max=200)) as one:
+        head = POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        reader, _ = await one.open(head, b"x: " + b"a" * (1 << 20))
+        assert (await refusal(reader))[0] == 431
+
+
+async def test_a_second_request_that_is_broken_gets_its_answer_behind_the_first() -> None:
+    async with served() as one:
+        reader, writer = await one.open(HEALTH)
+        await reader.readuntil(b'"ok"}')
+        writer.write(b"nonsense\r\n\r\n")
+        assert (await refusal(reader))[0] == 400
+
+
+async def test_a_broken_request_behind_a_stream_ends_the_connection_without_a_word_in_the_stream() -> None:
+    async with served() as one:
+        one.rig.scheduler.turns_left = 1
+        reader, writer = await one.open_stream()
+        await reader.readuntil(b"\n\n\r\n")
+        writer.write(b"nonsense\r\n\r\n")
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(1), LIMIT_SECONDS)
+
+
+async def test_a_large_body_that_is_refused_unread_does_not_cost_the_client_its_answer() -> None:
+    async with served(bounded(body_bytes_max=1000)) as one, httpx.AsyncClient(base_url=one.url) as client:
+        response = await client.post("/v1/completions", json={"prompt": "a" * (16 << 20)}, timeout=LIMIT_SECONDS)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_a_request_that_would_speak_another_protocol_is_answered_in_this_one() -> None:
+    async with served() as one:
+        upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        reader, _ = await one.open(HEALTH.removesuffix(b"\r\n") + upgrade)
+        answer = await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
+        assert b" 200 " in answer
+        assert answer.endswith(b'"ok"}')
+
+
+async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_served() -> None:
+    async with served(bounded(connections_max=1)) as one:
+        held, writer = await one.open(HEALTH)
+        await held.readuntil(b'"ok"}')
+        assert await refused(one, HEALTH) == (503, "too_many_connections", "more than 1 connections")
+        writer.close()
+        await writer.wait_closed()
+        await _served_again(one)
+
+
+async def test_one_connection_too_many_of_an_address_is_429() -> None:
+    async with served(bounded(connections_per_address_max=1)) as one:
+        held, writer = await one.open(HEALTH)
+        await held.readuntil(b'"ok"}')
+        told = (429, "too_many_connections", "more than 1 connections from one address")
+        assert await refused(one, HEALTH) == told
+        writer.close()
+        await writer.wait_closed()
+        await _served_again(one)
+
+
+async def _served_again(one: Served) -> None:
+    """The server sees a close soon after the client made it."""
+    await until(lambda: not one.server.server_state.connections)
+    reader, _ = await one.open(HEALTH)
+    assert b" 200 " in await reader.readline()
