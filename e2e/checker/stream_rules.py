@@ -40,20 +40,26 @@ def _behind_end(call: Call, choice: Choice, connection: Connection) -> Iterator[
 
 
 def index_rises(call: Call) -> Iterator[Violation]:
-    """On a connection the indices of a choice begin behind its cursor and rise by one."""
+    """On a connection the indices of a choice begin behind its cursor and rise by one up to the end."""
+    totals = {choice.number: max(choice.tokens, default=-1) + 1 for choice in call.choices()}
     for connection in call.connections.values():
-        next_index = {number: -1 if last is None else last + 1 for number, last in connection.cursor.items()}
+        next_index = {number: None if last is None else last + 1 for number, last in connection.cursor.items()}
         for said in connection.said:
-            if said.choice is None or said.index is None:
+            if said.choice is None or (said.index is None and not said.is_end):
                 continue
             wanted = next_index.get(said.choice, 0)
-            if said.index != wanted and wanted >= 0:
-                harm = Harm.SKIPPED if said.index > wanted else Harm.REPEATED
-                count = said.index - wanted if said.index > wanted else 1
-                expected, found = f"token {wanted} on connection {connection.number}", f"token {said.index}"
-                choice = Choice(said.choice)
-                yield _violation("index_rises", harm, call, choice, expected, found, count=count, at=said)
-            next_index[said.choice] = said.index + 1
+            # An end stands where one token more than all of them would.
+            index = totals[said.choice] if said.index is None else said.index
+            if wanted is not None and index != wanted and (said.error is None or not said.is_end):
+                yield _unexpected_index(call, said, wanted=wanted, index=index)
+            next_index[said.choice] = index + 1
+
+
+def _unexpected_index(call: Call, said: Said, *, wanted: int, index: int) -> Violation:
+    harm, count = (Harm.SKIPPED, index - wanted) if index > wanted else (Harm.REPEATED, 1)
+    expected = f"token {wanted} on connection {said.event.connection}"
+    found = f"the end behind {index} tokens" if said.is_end else f"token {index}"
+    return _violation("index_rises", harm, call, Choice(said.choice or 0), expected, found, count=count, at=said)
 
 
 def union_is_whole(call: Call) -> Iterator[Violation]:
