@@ -40,8 +40,8 @@ def measure_repairs(records: Sequence[Record]) -> list[Repair]:
     for record in records:
         if isinstance(record, Event) and _is_token(record):
             tokens.setdefault(record.call, []).append(record.at)
-    bounds = [fault.at for fault in faults[1:]] + [float("inf")]
-    return [_measure(fault, until, news, tokens) for fault, until in zip(faults, bounds, strict=True)]
+    untils = [*(fault.at for fault in faults[1:]), float("inf")]
+    return [_measure(fault, until, news, tokens) for fault, until in zip(faults, untils, strict=False)]
 
 
 def repair_table(repairs: Sequence[Repair]) -> str:
