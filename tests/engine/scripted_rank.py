@@ -7,21 +7,32 @@ The name of its model is its script:
     stuck     answers no second join: what a rank does whose old group holds it
     mute      takes steps and never answers
     broken    answers step 1, then says that its epoch broke
+    long      answers a step after 5 s in which its mark moves all the time
+    hangs     takes a step, says that it computes, and its mark stands still
+    loads     takes 8 s to load, in which its mark moves all the time
+    freezes   its mark stands still while it loads
 """
 
 import os
 import socket
 import sys
+import threading
+import time
 
 import orjson
 
 from orca.core import engine_pb2 as pb
 from orca.worker import frames
-from orca.worker.frames import FrameSocket, Kind
+from orca.worker.frames import Beat, FrameSocket, Kind, Loaded
+from orca.worker.progress import Progress
+
+_BEAT_S = 0.05
 
 
 def main() -> None:
     link = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    progress = Progress()
+    threading.Thread(target=_beat, args=(link, progress), daemon=True).start()
     kind, payload = link.read() or (None, b"")
     assert kind is Kind.START
     settings = orjson.loads(payload)["settings"]
@@ -31,9 +42,13 @@ def main() -> None:
         return
     if script == "dies":
         os._exit(7)
-    loaded = {"revision": settings["dtype"], "max_model_len": 64, "weight_bytes": 10, "slots_possible": 40}
-    link.write(frames.encode_json(Kind.LOADED, **loaded))
-    link.write(frames.encode_json(Kind.BEAT, mark=1, doing="idle", slots_in_use=0))
+    while script == "freezes":
+        time.sleep(1)
+    if script == "loads":
+        _work(progress, 8.0)
+    loaded = Loaded(revision=settings["dtype"], max_model_len=64, weight_bytes=10, slots_possible=40)
+    progress.at("idle", is_waiting=True)
+    link.write(frames.encode_record(Kind.LOADED, loaded))
     is_last = settings["stage"] == settings["stages"] - 1
     joins = 0
     epoch = 0
@@ -46,10 +61,30 @@ def main() -> None:
             epoch = orjson.loads(payload)["epoch"]
             link.write(frames.encode_json(Kind.LEFT, epoch=epoch))
             link.write(frames.encode_json(Kind.JOINED, epoch=epoch))
+        elif script == "hangs":
+            progress.at("computes")
         elif is_last and script != "mute":
+            if script == "long":
+                _work(progress, 5.0)
             link.write(frames.encode(Kind.RESULT, _answer(payload)))
             if script == "broken":
                 link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore"))
+
+
+def _beat(link: FrameSocket, progress: Progress) -> None:
+    while True:
+        beat = Beat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
+        link.write(frames.encode_record(Kind.BEAT, beat))
+        time.sleep(_BEAT_S)
+
+
+def _work(progress: Progress, seconds: float) -> None:
+    progress.at("works")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(_BEAT_S)
+        progress.move()
+    progress.at("idle", is_waiting=True)
 
 
 def _answer(payload: bytes) -> bytes:

@@ -7,75 +7,26 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from engine_builders import new_request, until
+from engine_builders import until
 from grpc import aio
+from stage_client import Phase, StageClient, code_of
 
 from orca.core import engine_pb2 as pb
-from orca.core import links, wire
 from orca.core.errors import EngineError, ModelError, OrcaError
-from orca.core.step import Epoch, Row, Step
 from orca.worker.controller import Controller
 
 Start = Callable[..., Awaitable[list[Controller]]]
-Phase = pb.StatusReply
-
-
-class Client:
-    """What master and neighbour stages call."""
-
-    def __init__(self, controllers: list[Controller]) -> None:
-        self._addresses = [controller.address for controller in controllers]
-        self._channels = [links.open_channel(address) for address in self._addresses]
-        self.stubs = [links.stage_stub(channel) for channel in self._channels]
-
-    async def status(self, stage: int = 0) -> pb.StatusReply:
-        return await self.stubs[stage].Status(pb.StatusRequest(), timeout=5)
-
-    async def loaded(self) -> None:
-        for stage in range(len(self.stubs)):
-            await until(lambda stage=stage: self._is_loaded(stage))
-
-    async def join(self, number: int, *, timeout_ms: int = 20_000) -> None:
-        epoch = pb.Epoch(number=number, holder="test")
-        request = pb.JoinRequest(epoch=epoch, stages=self._addresses, timeout_ms=timeout_ms)
-        await asyncio.gather(*(stub.Join(request, timeout=30) for stub in self.stubs))
-
-    async def run(self, number: int, *, epoch: int = 1, deadline_s: float = 10) -> int:
-        step = Step(
-            epoch=Epoch(epoch, "test"),
-            number=number,
-            new=(new_request(number, (1,), 2),),
-            rows=(Row(handle=number, start=0, count=1, sample=True),),
-        )
-        return (await self.stubs[0].Run(wire.step_to_wire(step), timeout=deadline_s)).verdict
-
-    def results(self, *, epoch: int = 1, after: int = 0, stage: int = -1) -> aio.UnaryStreamCall:
-        request = pb.ResultsRequest(epoch=pb.Epoch(number=epoch, holder="test"), after=after)
-        return self.stubs[stage].Results(request, timeout=30)
-
-    async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
-
-    async def _is_loaded(self, stage: int) -> bool:
-        return (await self.status(stage)).phase != Phase.LOADING
 
 
 @pytest.fixture
-async def joined(start_controllers: Start) -> Callable[..., Awaitable[Client]]:
-    async def start(*scripts: str, **settings: object) -> Client:
-        client = Client(await start_controllers(*scripts, **settings))
+async def joined(start_controllers: Start) -> Callable[..., Awaitable[StageClient]]:
+    async def start(*scripts: str, **settings: object) -> StageClient:
+        client = StageClient(await start_controllers(*scripts, **settings))
         await client.loaded()
         await client.join(1)
         return client
 
     return start
-
-
-async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
-    with pytest.raises(aio.AioRpcError) as caught:
-        await asyncio.wait_for(call, 30)
-    return caught.value.code()
 
 
 async def numbers_of(stream: aio.UnaryStreamCall, count: int) -> list[int]:
@@ -85,7 +36,7 @@ async def numbers_of(stream: aio.UnaryStreamCall, count: int) -> list[int]:
 
 
 async def test_a_stage_tells_what_it_holds_and_runs_nothing_before_its_first_join(start_controllers: Start) -> None:
-    client = Client(await start_controllers("plain", tensor=2))
+    client = StageClient(await start_controllers("plain", tensor=2))
     await client.loaded()
     status = await client.status()
     assert (status.phase, status.epoch.number, status.weight_bytes, status.slots_possible) == (Phase.IDLE, 0, 20, 40)
@@ -133,6 +84,18 @@ async def test_a_stage_joins_only_epochs_above_its_last(joined: Start, number: i
     await client.close()
 
 
+async def test_a_join_meant_for_another_process_is_refused(joined: Start) -> None:
+    client = await joined("plain", "plain")
+    words = [(await client.status(stage)).process for stage in range(2)]
+    assert words[0] != words[1]
+    assert await code_of(client.join(2, processes=[words[0], "another"])) is grpc.StatusCode.FAILED_PRECONDITION
+    status = await client.status(1)
+    assert (status.phase, status.epoch.number) == (Phase.JOINED, 1)
+    assert await code_of(client.join(3, processes=words[:1])) is grpc.StatusCode.FAILED_PRECONDITION
+    await client.join(4, processes=words)
+    await client.close()
+
+
 async def test_results_are_read_again_from_where_a_broken_stream_stopped(joined: Start) -> None:
     client = await joined("plain")
     for number in (1, 2, 3):
@@ -156,7 +119,7 @@ async def test_a_killed_rank_ends_the_epoch_at_once_and_is_started_again(
     start_controllers: Start,
 ) -> None:
     [controller] = await start_controllers("plain")
-    client = Client([controller])
+    client = StageClient([controller])
     await client.loaded()
     await client.join(1)
     stream = client.results()
@@ -170,7 +133,7 @@ async def test_a_killed_rank_ends_the_epoch_at_once_and_is_started_again(
 
 async def test_ranks_that_die_together_are_all_started_again_in_their_order(start_controllers: Start) -> None:
     [controller] = await start_controllers("plain", tensor=3)
-    client = Client([controller])
+    client = StageClient([controller])
     await client.loaded()
     dead = controller.rank_pids
     for pid in dead:
@@ -191,7 +154,7 @@ async def test_a_stage_that_cannot_start_a_rank_again_ends_with_the_reason(
     start_controllers: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [controller] = await start_controllers("plain")
-    client = Client([controller])
+    client = StageClient([controller])
     await client.loaded()
 
     async def full(*_: object, **__: object) -> None:
@@ -229,7 +192,7 @@ async def test_a_rank_whose_link_broke_fails_the_stage_but_keeps_its_process(joi
 
 async def test_a_stage_whose_next_stage_is_gone_ends_the_epoch(start_controllers: Start) -> None:
     controllers = await start_controllers("plain", "plain")
-    client = Client(controllers)
+    client = StageClient(controllers)
     await client.loaded()
     await client.join(1)
     stream = client.results(stage=0)

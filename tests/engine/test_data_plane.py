@@ -14,6 +14,7 @@ from orca.core.errors import EngineError
 from orca.core.step import Epoch
 from orca.scheduler.rendezvous import Rendezvous, key_prefix
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
+from orca.worker.progress import Progress
 from orca.worker.shard import Shard
 
 EPOCH = Epoch(4, "scheduler/a")
@@ -120,10 +121,19 @@ class Peer:
 
     def __init__(self, address: str, shard: Shard) -> None:
         self.shard = shard
+        progress = Progress()
         self.store = RendezvousStore(address, 10.0)
-        self.tensor = TensorLink(shard.tensor)
+        self.tensor = TensorLink(shard.tensor, progress)
         cpu = torch.device("cpu")
-        self.groups = Groups(shard, cpu, uses_nccl=False, data_host="127.0.0.1", hidden_size=3, dtype=torch.float32)
+        self.groups = Groups(
+            shard,
+            cpu,
+            uses_nccl=False,
+            data_host="127.0.0.1",
+            hidden_size=3,
+            dtype=torch.float32,
+            progress=progress,
+        )
 
     def form(self) -> "Peer":
         self.groups.form(self.store, PREFIX, self.tensor, feeds_tokens=True, timeout_s=10.0, wait_s=10.0)
@@ -208,4 +218,4 @@ async def test_a_rank_that_leaves_wakes_a_peer_that_waits_for_it(peers: Callable
 
 def test_ranks_of_a_stage_outside_an_epoch_cannot_compute() -> None:
     with pytest.raises(EngineError, match="no epoch"):
-        TensorLink(2).all_reduce(torch.ones(1))
+        TensorLink(2, Progress()).all_reduce(torch.ones(1))

@@ -1,4 +1,4 @@
-"""worker.executor: fed tokens are taken in order and when needed, and a step's line tells who ran and when."""
+"""worker.executor: fed tokens come in order and when needed, a long step moves its mark, its line tells when it ran."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ from typing import Any
 from engine_builders import new_request
 
 from orca.core.step import Epoch, Row, StageTiming, Step
-from orca.worker.executor import FedTokens, IterationLog
+from orca.worker.executor import Executor, FedTokens, IterationLog
+from orca.worker.progress import Progress
+from orca.worker.shard import Shard
 
 EPOCH = Epoch(1, "test")
 
@@ -86,3 +88,42 @@ def test_a_line_of_the_iteration_log_tells_who_ran_and_when(tmp_path: Path) -> N
         "start_ns": 20,
         "end_ns": 30,
     }
+
+
+class MarkWatcher(FedStage):
+    """A stage without a model that notes the progress as it is while each part of a step runs."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self.progress = progress
+        self.seen: list[tuple[str, bool]] = []
+        self.mark_after_compute = 0
+
+    def begin(self, step: Step) -> Step:
+        self.seen.append((self.progress.doing, self.progress.is_waiting))
+        return step
+
+    def forward(self, *_: object) -> None:
+        self.seen.append((self.progress.doing, self.progress.is_waiting))
+        self.mark_after_compute = self.progress.mark
+
+    def sample(self, *_: object) -> list[Any]:
+        self.seen.append(("samples", self.progress.mark > self.mark_after_compute + 1))
+        return []
+
+
+def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits_when_done() -> None:
+    progress = Progress()
+    stage = MarkWatcher(progress)
+    executor = Executor(
+        Shard(),
+        stage,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        feeds_tokens=False,
+        progress=progress,
+        iteration_log=None,
+        delay_ms=600.0,
+    )
+    executor.run(executor.take(asks(1, token=3), received_ns=0))
+    assert stage.seen == [("step 1: state", False), ("step 1: computes", False), ("samples", True)]
+    assert (progress.doing, progress.is_waiting) == ("step 1: done", True)

@@ -1,10 +1,12 @@
-"""worker.rank: how many KV slots a rank offers."""
+"""worker.memory: how many KV slots a rank offers."""
 
+import logging
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from orca.worker.rank import slots_possible
+from orca.worker.memory import slots_possible
 from orca.worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
@@ -25,6 +27,23 @@ def test_a_slot_of_twice_the_bytes_halves_the_slots_within_what_memory_moves_mea
 
 def test_ranks_of_a_stage_divide_the_memory_of_their_machine() -> None:
     assert 0.8 < 4 * slots(1 << 10, tensor=4) / slots(1 << 10) < 1.25
+
+
+@pytest.mark.parametrize(
+    ("data_host", "share"), [("127.0.0.1", 6), ("::1", 6), ("localhost", 6), ("10.0.0.7", 2), ("stage-1.orca", 2)]
+)
+def test_stages_that_nothing_can_reach_from_outside_divide_the_memory_too(data_host: str, share: int) -> None:
+    alone = slots(1 << 10)
+    assert 0.8 < share * slots(1 << 10, tensor=2, stages=3, data_host=data_host) / alone < 1.25
+
+
+def test_the_bytes_that_the_slots_take_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "orca.worker.memory")
+    slots(1 << 10, slots_max=100, tensor=2)
+    [record] = caplog.records
+    told = vars(record)
+    assert (told["slots"], told["kv_bytes"], told["ranks_sharing"]) == (100, 100 << 10, 2)
+    assert told["free_bytes"] > told["kv_bytes"]
 
 
 def test_what_no_memory_could_hold_gives_no_slots() -> None:

@@ -30,6 +30,8 @@ def test_flags_go_before_variables_and_variables_before_defaults() -> None:
         (["--device", "tpu"], "device"),
         (["--memory-share", "1.5"], "memory_share"),
         (["--slots-max", "0"], "slots_max"),
+        (["--rank-silent-s", "0"], "rank_silent_s"),
+        (["--loading-silent-s", "0"], "loading_silent_s"),
         (["--listen", "7000"], "listen"),
         (["--delay-ms", "-1"], "delay_ms"),
         (["--max-model-len", "0"], "max_model_len"),

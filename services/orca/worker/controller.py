@@ -20,9 +20,11 @@ from orca.core import links, wire
 from orca.core.errors import EngineError, ModelError, OrcaError
 from orca.core.step import Epoch
 from orca.worker import frames
+from orca.worker.frames import JoinOrder, Loaded
 from orca.worker.order import ResultLog, StepOrder, Verdict
-from orca.worker.rank_process import RANK_COMMAND, Loaded, RankProcess
+from orca.worker.rank_process import RANK_COMMAND, RankProcess
 from orca.worker.settings import WorkerSettings
+from orca.worker.watch import AwakeClock, overdue, stage_still_s
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ _LEAVE_SHARE = 0.3
 """Part of a join's bound in which a rank must have left its old group."""
 _LOADS_FAILED_MAX = 3
 """Ranks that die while they load, in a row, before the controller gives up and lets its supervisor decide."""
+_RELOAD_PAUSE_S = 0.5
+"""Before a rank that died while it loaded is started again; doubles with each in a row."""
+_WATCH_EVERY_S = 0.25
 
 _VERDICTS = {
     Verdict.ACCEPTED: pb.RunReply.ACCEPTED,
@@ -48,6 +53,7 @@ class Controller:
         self._settings = settings
         self._rank_command = rank_command
         self._process = secrets.token_hex(8)
+        self._clock = AwakeClock()
         self._ranks: list[RankProcess] = []
         self._order = StepOrder()
         self._epoch = Epoch(0, "")  # the last one that this stage was ordered to join
@@ -79,7 +85,7 @@ class Controller:
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
         for rank in range(self._settings.tensor):
             self._ranks.append(await self._start_rank(rank))
-        self._spawn(self._watch_silence(), self._tasks)
+        self._spawn(self._watch(), self._tasks)
         log.info("stage serves", extra={"stage": self._settings.stage, "address": self.address})
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -111,30 +117,37 @@ class Controller:
     async def Status(self, request: pb.StatusRequest, context: aio.ServicerContext) -> pb.StatusReply:  # noqa: N802, ARG002
         loaded = self._loaded()
         reply = pb.StatusReply(
-            detail=self._failure
-            or "; ".join(f"rank {rank.rank}: {rank.doing} (mark {rank.mark})" for rank in self._ranks),
+            detail=self._failure or "; ".join(f"rank {rank.rank}: {rank.beat.doing}" for rank in self._ranks),
             stage=self._settings.stage,
             stages=self._settings.stages,
             tensor=self._settings.tensor,
             epoch=wire.epoch_to_wire(self._epoch),
             last_step=self._order.last,
-            loaded_permille=min((rank.loaded_permille for rank in self._ranks), default=0),
             process=self._process,
+            still_ms=int(stage_still_s(rank.signs for rank in self._ranks) * 1000),
         )
         if len(loaded) < self._settings.tensor:
             reply.phase = pb.StatusReply.LOADING
+            # A rank that is started again is not in the list yet.
+            is_whole = len(self._ranks) == self._settings.tensor
+            reply.loaded_permille = min(rank.loaded_permille for rank in self._ranks) if is_whole else 0
             return reply
         reply.phase = self._phase()
+        reply.loaded_permille = 1000
         reply.revision = loaded[0].revision
         reply.max_model_len = min(rank.max_model_len for rank in loaded)
         reply.slots_possible = min(rank.slots_possible for rank in loaded)
         reply.weight_bytes = sum(rank.weight_bytes for rank in loaded)
         # Every rank holds its heads of the same slots.
-        reply.slots_in_use = max(rank.slots_in_use for rank in self._ranks)
+        reply.slots_in_use = max(rank.beat.slots_in_use for rank in self._ranks)
         return reply
 
     async def Join(self, request: pb.JoinRequest, context: aio.ServicerContext) -> pb.JoinReply:  # noqa: N802
         epoch = wire.epoch_from_wire(request.epoch)
+        place = slice(self._settings.stage, self._settings.stage + 1)
+        if request.processes and request.processes[place] != [self._process]:
+            detail = f"stage {self._settings.stage} is process {self._process}, not {request.processes[place]}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if epoch.number <= self._epoch.number:
             detail = f"epoch {epoch.number} is not above the last one, {self._epoch.number}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
@@ -209,16 +222,17 @@ class Controller:
             await self._renew_ranks()
         await self._link_next(request.stages)
         bound_s = request.timeout_ms / 1000
-        order = {
-            "prefix": f"{epoch.number}/{epoch.holder}/",
-            "rendezvous": request.rendezvous,
-            "slots": request.slots,
-            "block_tokens": request.block_tokens,
-            "feeds_tokens": request.feeds_tokens,
-            "timeout_s": bound_s,
-        }
+        order = JoinOrder(
+            epoch=epoch.number,
+            prefix=f"{epoch.number}/{epoch.holder}/",
+            rendezvous=request.rendezvous,
+            slots=request.slots,
+            block_tokens=request.block_tokens,
+            feeds_tokens=request.feeds_tokens,
+            timeout_s=bound_s,
+        )
         ranks = list(self._ranks)
-        moves = [rank.order_join(epoch.number, order) for rank in ranks]
+        moves = [rank.order_join(order) for rank in ranks]
         left, _ = await asyncio.wait([left for left, _ in moves], timeout=bound_s * _LEAVE_SHARE)
         for rank, (has_left, _) in zip(ranks, moves, strict=True):
             if has_left not in left:
@@ -287,20 +301,23 @@ class Controller:
         if rank.refusal is not None:
             self._give_up(ModelError(rank.refusal))
             return
-        self._loads_failed = 0 if rank.loaded_event.is_set() else self._loads_failed + 1
+        has_loaded = rank.loaded_event.is_set()
+        self._loads_failed = 0 if has_loaded else self._loads_failed + 1
         if self._loads_failed >= _LOADS_FAILED_MAX:
             times = self._loads_failed
             self._give_up(EngineError(f"{times} times in a row a rank died while it loaded; the last time: {detail}"))
             return
-        self._spawn(self._replace([rank]), self._tasks)
+        pause_s = 0.0 if has_loaded else _RELOAD_PAUSE_S * 2 ** (self._loads_failed - 1)
+        self._spawn(self._replace([rank], pause_s), self._tasks)
 
     def _give_up(self, error: OrcaError) -> None:
         if not self._hopeless.done():
             self._hopeless.set_result(error)
 
-    async def _replace(self, dead: Sequence[RankProcess]) -> None:
+    async def _replace(self, dead: Sequence[RankProcess], pause_s: float = 0.0) -> None:
         """Start the ranks of `dead` again, or give up: a stage without all its ranks would load for ever."""
         self._ranks = [rank for rank in self._ranks if rank not in dead]
+        await asyncio.sleep(pause_s)
         try:
             started = [await self._start_rank(rank.rank) for rank in dead]
         except OSError as error:
@@ -310,7 +327,7 @@ class Controller:
         self._ranks = sorted([*self._ranks, *started], key=lambda rank: rank.rank)
 
     async def _start_rank(self, rank: int) -> RankProcess:
-        process = RankProcess(rank, self._on_result, self._on_broken, self._on_death)
+        process = RankProcess(rank, lambda: self._clock.seconds, self._on_result, self._on_broken, self._on_death)
         await process.start(self._settings, self._rank_command)
         return process
 
@@ -328,14 +345,17 @@ class Controller:
         await asyncio.shield(self._spawn(renew(), self._tasks))
         await asyncio.gather(*(rank.loaded_event.wait() for rank in self._ranks))
 
-    async def _watch_silence(self) -> None:
-        """Kill a loaded rank whose heartbeat has stopped: a frozen process neither computes nor leaves its group."""
+    async def _watch(self) -> None:
+        """End the epoch of a rank that is silent or stands still, and kill it; its death starts it again."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_WATCH_EVERY_S)
+            self._clock.advance(time.monotonic())
             for rank in self._ranks:
-                if rank.loaded is not None and rank.silent_s > self._settings.rank_silent_s:
-                    log.error("a rank is silent and is killed", extra={"rank": rank.rank, "silent_s": rank.silent_s})
-                    await rank.kill()
+                reason = None if rank.is_condemned else overdue(rank.signs, self._settings)
+                if reason is not None:
+                    log.error("a rank is killed", extra={"rank": rank.rank, "pid": rank.pid, "reason": reason})
+                    rank.condemn(reason)
+                    self._break_epoch(f"rank {rank.rank} {reason}")
 
     def _spawn(self, work: Coroutine[Any, Any, None], owner: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -19,24 +19,14 @@ from torch import Tensor
 
 from orca.core.step import Sampled, StageTiming, Step, StepResult
 from orca.worker.groups import Groups, Inbound
+from orca.worker.progress import Progress
 from orca.worker.shard import Shard
 from orca.worker.stage import Plan, Stage
 
 _FEEDS_HELD = 64
 """Steps whose fed tokens the first stage may leave unread, because nothing has asked for them yet. Further back than
 any master has steps in flight, so reading the oldest never waits."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a rank's work stands; another thread reads it for the heartbeat."""
-
-    mark: int = 0  # rises with every piece of work done: a hang stands still, a long step does not
-    doing: str = "starting"
-
-    def at(self, doing: str) -> None:
-        self.mark += 1
-        self.doing = doing
+_DELAY_PIECE_S = 0.25
 
 
 @dataclass(slots=True)
@@ -113,12 +103,12 @@ class Executor:
         Raises: whatever breaks the epoch: a link's RuntimeError, or a broken invariant of the stage.
         """
         step = task.step
-        self._progress.at(f"step {step.number}: state")
+        self._progress.begin_step(step)
         plan = self._stage.begin(step)
         if self._shard.is_first and self._feeds_tokens:
-            self._progress.at(f"step {step.number}: waits for fed tokens")
+            self._progress.at(f"step {step.number}: waits for fed tokens", is_waiting=True)
             self._fed.settle(self._stage, step)
-        self._progress.at(f"step {step.number}: waits for activations")
+        self._progress.at(f"step {step.number}: waits for activations", is_waiting=True)
         hidden = task.hidden.wait() if task.hidden is not None else None
         start_ns = time.monotonic_ns()
         self._progress.at(f"step {step.number}: computes")
@@ -130,21 +120,27 @@ class Executor:
             end_ns=time.monotonic_ns(),
         )
         self._pass_back(step, sampled)
-        self._progress.at(f"step {step.number}: done")
         if self._log is not None:
             self._log.write(step, timing)
+        self._progress.end_step(step)
         if not self._samples:
             return None
         return StepResult(epoch=step.epoch, number=step.number, sampled=tuple(sampled), timing=timing)
 
     def _compute(self, plan: Plan, hidden: Tensor | None) -> Sequence[Sampled]:
         output = self._stage.forward(plan, hidden)
-        if self._delay_s:
-            time.sleep(self._delay_s)
+        self._linger()
         if not self._shard.is_last:
             self._groups.send_hidden(output)
             return ()
         return self._stage.sample(plan, output) if self._samples else ()
+
+    def _linger(self) -> None:
+        """The test setting delay_ms: as a long computation does, it moves the mark all the time."""
+        until = time.monotonic() + self._delay_s
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, _DELAY_PIECE_S))
+            self._progress.move()
 
     def _pass_back(self, step: Step, sampled: Sequence[Sampled]) -> None:
         """Prefetch: the sampled tokens go to every rank of the first stage, which notes that they will come."""

@@ -5,6 +5,7 @@ protobuf bytes that came in or go out, so neither side converts them twice.
 """
 
 import asyncio
+import dataclasses
 import enum
 import socket
 import struct
@@ -23,21 +24,55 @@ class Kind(enum.IntEnum):
 
     # Controller to rank.
     START = 1  # JSON: settings and rank; the first frame
-    JOIN = 2  # JSON: see rank.JoinOrder; leave the present epoch now, then form this one
+    JOIN = 2  # JSON: JoinOrder; leave the present epoch now, then form this one
     STEP = 3  # i64 received_ns, then StepMessage bytes
     STOP = 4  # empty: end the process cleanly
     # Rank to controller.
-    LOADING = 11  # JSON: permille
-    LOADED = 12  # JSON: see rank.Loaded
+    LOADED = 12  # JSON: Loaded
     REFUSED = 13  # text: the model or a setting cannot be served, a restart would not help
     LEFT = 14  # JSON: epoch number that the rank is about to form, its old group gone
     JOINED = 15  # JSON: epoch number
     RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
-    BEAT = 17  # JSON: mark (moves with every piece of work), doing, slots_in_use
+    BEAT = 17  # JSON: Beat
     BROKEN = 18  # JSON: epoch number, detail; the rank lives and waits for the next join
 
 
 Frame = tuple[Kind, bytes]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOrder:
+    """What a rank needs to know of an epoch that it is to form."""
+
+    epoch: int
+    prefix: str  # of the epoch's keys in the rendezvous
+    rendezvous: str  # host:port
+    slots: int
+    block_tokens: int
+    feeds_tokens: bool
+    timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a rank holds."""
+
+    revision: str
+    max_model_len: int
+    weight_bytes: int
+    slots_possible: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A rank's heartbeat: its worker.progress, and what it holds for requests."""
+
+    mark: int = 0
+    doing: str = "starts"
+    is_waiting: bool = False
+    units: int = 1
+    loaded_permille: int = 0  # share of the weights read
+    slots_in_use: int = 0
 
 
 def encode(kind: Kind, payload: bytes) -> bytes:
@@ -46,6 +81,11 @@ def encode(kind: Kind, payload: bytes) -> bytes:
 
 def encode_json(kind: Kind, **fields: Any) -> bytes:
     return encode(kind, orjson.dumps(fields))
+
+
+def encode_record(kind: Kind, record: JoinOrder | Loaded | Beat) -> bytes:
+    # Read back by the record's own constructor, so a field that one side lacks is an error and no silent default.
+    return encode(kind, orjson.dumps(record))
 
 
 def encode_step(received_ns: int, message: bytes) -> bytes:

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc, links
 from orca.core.errors import EngineError
+from orca.worker.progress import Progress
 from orca.worker.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,9 @@ class RendezvousStore(Store):
 class TensorLink:
     """A rank's TensorGroup (worker.shard) over a process group: it outlives epochs, the process group does not."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, progress: Progress) -> None:
         self.size = size
+        self._progress = progress
         self._group: Any = None
 
     def attach(self, group: Any) -> None:
@@ -128,7 +130,8 @@ class TensorLink:
         """Sum over the ranks of the stage, in place. Any shape and type that the back end takes."""
         if self.size > 1:
             # Blocks no other group: each has its own threads or stream.
-            self._open_group().allreduce([tensor]).wait()
+            with self._progress.waiting():
+                self._open_group().allreduce([tensor]).wait()
         return tensor
 
     def all_gather_last(self, tensor: Tensor, sizes: list[int]) -> Tensor:
@@ -144,7 +147,8 @@ class TensorLink:
         if tensor.shape[-1] < width:
             tensor = torch.nn.functional.pad(tensor, (0, width - tensor.shape[-1]))
         parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in sizes]
-        self._open_group().allgather([parts], [tensor.contiguous()]).wait()
+        with self._progress.waiting():
+            self._open_group().allgather([parts], [tensor.contiguous()]).wait()
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
 
     def _open_group(self) -> Any:
@@ -181,9 +185,11 @@ class Groups:
         data_host: str,
         hidden_size: int,
         dtype: torch.dtype,
+        progress: Progress,
     ) -> None:
         """data_host: address under which Gloo peers reach this rank; hidden_size, dtype: of the activations."""
         self._shard = shard
+        self._progress = progress
         self._device = device
         self._hidden_size = hidden_size
         self._dtype = dtype
@@ -255,7 +261,8 @@ class Groups:
         # The memory is the link's until the send is done, so it is kept; and each send is waited for in the end.
         self._sent.append((group.send([data], target, tag), data))
         while len(self._sent) > _SENDS_HELD:
-            self._sent.popleft()[0].wait()
+            with self._progress.waiting():
+                self._sent.popleft()[0].wait()
 
     def _new_group(self, store: Store, rank: int, size: int, timeout_s: float, wait_s: float) -> Any:
         group: Any = (

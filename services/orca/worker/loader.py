@@ -50,8 +50,8 @@ def fetch_model(name_or_path: str | Path, revision: str | None = None) -> Path:
 class Checkpoint:
     """The tensors of a model folder, read slice by slice into one dtype and device.
 
-    `bytes_read` counts what was read, in the dtype of the files. `on_progress` hears the share of `expected_bytes` that
-    has been read, in permille below 1000, each time it grows.
+    `bytes_read` counts what was read, in the dtype of the files. `on_progress` hears after each read the share of
+    `expected_bytes` that has been read so far, in permille below 1000.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._on_progress = on_progress
-        self._permille = 0
         self._files: dict[str, Any] = {}  # open file by tensor name
         self._paths: dict[str, Path] = {}
         self._read: set[str] = set()
@@ -149,7 +148,4 @@ class Checkpoint:
     def _count(self, size: int) -> None:
         self.bytes_read += size
         if self._on_progress is not None and self.expected_bytes:
-            permille = min(999, self.bytes_read * 1000 // self.expected_bytes)
-            if permille > self._permille:
-                self._permille = permille
-                self._on_progress(permille)
+            self._on_progress(min(999, self.bytes_read * 1000 // self.expected_bytes))

@@ -23,22 +23,36 @@ class Verdict(enum.Enum):
     WRONG_EPOCH = "wrong epoch"
 
 
+class _Moves:
+    """Wakes everyone who waits for a change; who comes later waits for the next one."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def happen(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._next.wait()
+
+
 class StepOrder:
     """Which step of which epoch comes next."""
 
     def __init__(self) -> None:
         self.epoch: Epoch | None = None  # the one whose steps run; None between epochs
         self.last = 0  # number of the last step accepted in it
-        self._moved = asyncio.Event()  # replaced each time that it is set
+        self._moves = _Moves()
 
     def open(self, epoch: Epoch) -> None:
         self.epoch, self.last = epoch, 0
-        self._wake()
+        self._moves.happen()
 
     def close(self) -> None:
         """No step runs until the next epoch opens; calls that wait for a gap are answered WRONG_EPOCH."""
         self.epoch = None
-        self._wake()
+        self._moves.happen()
 
     async def admit(self, epoch: Epoch, number: int, wait_s: float) -> Verdict:
         """Wait for the step's turn, at most `wait_s`. After ACCEPTED the caller starts it before it awaits anything.
@@ -48,18 +62,14 @@ class StepOrder:
         if self.epoch == epoch and number > self.last + 1:
             async with asyncio.timeout(wait_s):
                 while self.epoch == epoch and number > self.last + 1:
-                    await self._moved.wait()
+                    await self._moves.wait()
         if self.epoch != epoch:
             return Verdict.WRONG_EPOCH
         if number <= self.last:
             return Verdict.ALREADY_DONE
         self.last = number
-        self._wake()
+        self._moves.happen()
         return Verdict.ACCEPTED
-
-    def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
 
 
 class ResultLog:
@@ -70,7 +80,7 @@ class ResultLog:
         self._kept: deque[pb.ResultMessage] = deque(maxlen=kept)
         self._last = 0
         self._failure: str | None = None
-        self._moved = asyncio.Event()
+        self._moves = _Moves()
 
     def append(self, message: pb.ResultMessage) -> None:
         """Raises: EngineError when a rank answers out of order, which would commit tokens at wrong places."""
@@ -78,13 +88,13 @@ class ResultLog:
             raise EngineError(f"result {message.number} came after result {self._last}")
         self._last = message.number
         self._kept.append(message)
-        self._wake()
+        self._moves.happen()
 
     def end(self, detail: str) -> None:
         """The epoch is over: readers get what is there, then an EngineError with `detail`. The first detail stands."""
         if self._failure is None:
             self._failure = detail
-            self._wake()
+            self._moves.happen()
 
     async def read(self, after: int) -> AsyncIterator[pb.ResultMessage]:
         """Results with numbers above `after`, for ever.
@@ -100,8 +110,4 @@ class ResultLog:
                 yield self._kept[after - oldest]
             if self._failure is not None:
                 raise EngineError(self._failure)
-            await self._moved.wait()
-
-    def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+            await self._moves.wait()

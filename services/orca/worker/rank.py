@@ -15,7 +15,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,13 @@ from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
 from orca.worker import frames
-from orca.worker.executor import Executor, IterationLog, Progress, Task
-from orca.worker.frames import Frame, FrameSocket, Kind
+from orca.worker.executor import Executor, IterationLog, Task
+from orca.worker.frames import Beat, Frame, FrameSocket, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
+from orca.worker.memory import slots_possible
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import StageModel, load_stage
+from orca.worker.progress import Progress
 from orca.worker.settings import WorkerSettings
 from orca.worker.shard import Shard
 from orca.worker.stage import Stage
@@ -45,29 +46,16 @@ _BEAT_S = 0.5
 Layer = Callable[[Tensor, StepContext], Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinOrder:
-    """Payload of a JOIN frame."""
-
-    epoch: int
-    prefix: str  # of the epoch's keys in the rendezvous
-    rendezvous: str  # host:port
-    slots: int
-    block_tokens: int
-    feeds_tokens: bool
-    timeout_s: float
-
-
 class Rank:
     """The process's main loop."""
 
-    def __init__(self, frame_socket: FrameSocket, settings: WorkerSettings, rank: int) -> None:
+    def __init__(self, frame_socket: FrameSocket, settings: WorkerSettings, rank: int, progress: Progress) -> None:
         self._socket = frame_socket
         self._settings = settings
         self._shard = Shard(stage=settings.stage, stages=settings.stages, rank=rank, tensor=settings.tensor)
         self._device = _device_of(settings, rank)
-        self._tensor = TensorLink(settings.tensor)
-        self._progress = Progress()
+        self._progress = progress
+        self._tensor = TensorLink(settings.tensor, progress)
         self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._orders: deque[Frame] = deque()
         self._tasks: deque[Task] = deque()
@@ -83,9 +71,9 @@ class Rank:
     def run(self) -> None:
         """Load, then obey the controller until it says stop."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        model = self._load()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        self._progress.at("idle")
+        model = self._load()
+        self._progress.at("idle", is_waiting=True)
         while True:
             if self._tasks and not self._is_leaving:
                 self._run_next()
@@ -107,19 +95,16 @@ class Rank:
         torch.set_grad_enabled(False)
         info = load_model_info(Path(settings.model), dtype=settings.dtype, max_model_len=settings.max_model_len)
         self._info = info
-
-        def on_progress(permille: int) -> None:
-            self._send(Kind.LOADING, permille=permille)
-
-        model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=on_progress)
+        self._progress.at("reads weights")
+        model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
         model.layers[:] = [_marked(layer, self._progress) for layer in model.layers]
-        self._send(
-            Kind.LOADED,
+        loaded = Loaded(
             revision=info.revision,
             max_model_len=info.max_model_len,
             weight_bytes=model.weight_bytes,
             slots_possible=slots_possible(settings, model, self._device),
         )
+        self._socket.write(frames.encode_record(Kind.LOADED, loaded))
         return model
 
     def _next_frame(self) -> Frame:
@@ -170,13 +155,13 @@ class Rank:
         if order.epoch < self._newest_epoch:
             return  # a newer order waits behind this one
         self._epoch = order.epoch
-        self._progress.at(f"forms epoch {order.epoch}")
+        self._progress.at(f"forms epoch {order.epoch}", is_waiting=True)
         try:
             self._form(order, model)
         except Exception as error:
             self._break(error)
             return
-        self._progress.at("idle")
+        self._progress.at("idle", is_waiting=True)
         self._send(Kind.JOINED, epoch=order.epoch)
 
     def _form(self, order: JoinOrder, model: StageModel) -> None:
@@ -199,6 +184,7 @@ class Rank:
             data_host=settings.data_host,
             hidden_size=model.config.hidden_size,
             dtype=model.dtype,
+            progress=self._progress,
         )
         self._groups.form(
             self._store,
@@ -243,7 +229,7 @@ class Rank:
         )
         error.__traceback__ = None
         self._leave()
-        self._progress.at("broken")
+        self._progress.at("broken", is_waiting=True)
         if not is_wanted:
             self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {type(error).__name__}: {error}")
 
@@ -264,13 +250,16 @@ class Rank:
 
     def _beat(self) -> None:
         while True:
-            stage = self._stage
-            self._send(
-                Kind.BEAT,
-                mark=self._progress.mark,
-                doing=self._progress.doing,
+            stage, progress = self._stage, self._progress
+            beat = Beat(
+                mark=progress.mark,
+                doing=progress.doing,
+                is_waiting=progress.is_waiting,
+                units=progress.units,
+                loaded_permille=progress.loaded_permille,
                 slots_in_use=0 if stage is None else stage.slots_in_use,
             )
+            self._socket.write(frames.encode_record(Kind.BEAT, beat))
             time.sleep(_BEAT_S)
 
     def _send(self, kind: Kind, **fields: Any) -> None:
@@ -281,34 +270,10 @@ def _marked(layer: Layer, progress: Progress) -> Layer:
     """A layer that moves the progress mark each time it runs."""
 
     def run(hidden: Tensor, context: StepContext) -> Tensor:
-        progress.mark += 1
+        progress.move()
         return layer(hidden, context)
 
     return run
-
-
-def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
-    """KV slots that fit on this rank's device beside what is loaded, at most `slots_max`."""
-    # On cpu the ranks of a stage share one machine, and load at the same time: each takes its part.
-    is_cuda = device.type == "cuda"
-    room = torch.cuda.mem_get_info(device)[0] if is_cuda else _memory_available_bytes() // settings.tensor
-    slots = int(room * settings.memory_share) // model.kv_bytes_per_slot
-    return slots if settings.slots_max is None else min(slots, settings.slots_max)
-
-
-def _memory_available_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
-            continue  # no such cgroup version here, or "max": no limit
-    return max(available, 0)
 
 
 def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
@@ -333,16 +298,17 @@ def main() -> None:
         level=settings.log_level.upper(),
     )
     status = 0
+    progress = Progress()
     try:
-        Rank(frame_socket, settings, start["rank"]).run()
+        Rank(frame_socket, settings, start["rank"], progress).run()
     except (ModelError, SettingError) as error:
         frame_socket.write(frames.encode(Kind.REFUSED, str(error).encode()))
         status = 1
     except Exception as error:
         log.exception("the rank ends")
         # The last thing the controller hears becomes its word on how this process died.
-        doing = f"{type(error).__name__}: {error}"
-        frame_socket.write(frames.encode_json(Kind.BEAT, mark=0, doing=doing, slots_in_use=0))
+        progress.at(f"{type(error).__name__}: {error}")
+        frame_socket.write(frames.encode_record(Kind.BEAT, Beat(mark=progress.mark, doing=progress.doing)))
         status = 1
     logging.shutdown()
     # Not sys.exit: Gloo's threads and sockets of a broken epoch do not survive an orderly interpreter exit.

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,22 +15,13 @@ import orjson
 from orca.core.errors import EngineError
 from orca.core.leash import leashed
 from orca.worker import frames
-from orca.worker.frames import Kind
+from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.settings import WorkerSettings
+from orca.worker.watch import Signs
 
 log = logging.getLogger(__name__)
 
 RANK_COMMAND = (sys.executable, "-m", "orca.worker.rank")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """Payload of a LOADED frame: what a rank holds."""
-
-    revision: str
-    max_model_len: int
-    weight_bytes: int
-    slots_possible: int
 
 
 class RankProcess:
@@ -40,12 +30,14 @@ class RankProcess:
     def __init__(
         self,
         rank: int,
+        clock: Callable[[], float],
         on_result: Callable[[bytes], None],
         on_broken: Callable[[int, str], None],
         on_death: Callable[["RankProcess", str], None],
     ) -> None:
         """
         Args:
+            clock: seconds by which silence is counted.
             on_result: gets ResultMessage bytes.
             on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
             on_death: gets this object and how the process ended.
@@ -54,15 +46,14 @@ class RankProcess:
         self.loaded: Loaded | None = None  # None again when the process is gone
         self.loaded_event = asyncio.Event()
         self.refusal: str | None = None  # why this model or these settings can never be served
-        self.loaded_permille = 0
-        self.slots_in_use = 0
-        self.doing = "starting"
-        self.mark = 0  # rises with every layer: where it stands still, the rank hangs or waits
+        self.beat = Beat()  # the latest
         self.joined_once = False
+        self._clock = clock
         self._on_result = on_result
         self._on_broken = on_broken
         self._on_death = on_death
-        self._heard = time.monotonic()
+        self._heard = self._moved = clock()  # when it was last heard, and when its mark last moved
+        self._condemned: str | None = None  # why the controller kills it
         self._left: dict[int, asyncio.Future[None]] = {}
         self._joined: dict[int, asyncio.Future[None]] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -93,24 +84,41 @@ class RankProcess:
         return None if self._process is None else self._process.pid
 
     @property
-    def silent_s(self) -> float:
-        """Seconds since the rank was last heard of."""
-        return time.monotonic() - self._heard
+    def loaded_permille(self) -> int:
+        """Share of the weights that the process holds."""
+        return self.beat.loaded_permille if self.loaded is None else 1000
+
+    @property
+    def signs(self) -> Signs:
+        """Its signs of life as of now."""
+        now = self._clock()
+        return Signs(
+            is_loaded=self.loaded is not None,
+            silent_s=now - self._heard,
+            still_s=now - self._moved,
+            is_waiting=self.beat.is_waiting,
+            units=self.beat.units,
+            doing=self.beat.doing,
+        )
+
+    @property
+    def is_condemned(self) -> bool:
+        return self._condemned is not None
 
     def send(self, frame: bytes) -> None:
         """Hand a frame over. Steps are small and few are in flight, so nothing waits for the socket to drain."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame)
 
-    def order_join(self, epoch: int, order: dict[str, Any]) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+    def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
-        loop = asyncio.get_running_loop()
+        loop, epoch = asyncio.get_running_loop(), order.epoch
         self._left[epoch], self._joined[epoch] = loop.create_future(), loop.create_future()
         # A failure that nobody waits for any more has been told through on_broken or on_death already.
         for future in (self._left[epoch], self._joined[epoch]):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.joined_once = True
-        self.send(frames.encode_json(Kind.JOIN, epoch=epoch, **order))
+        self.send(frames.encode_record(Kind.JOIN, order))
         return self._left[epoch], self._joined[epoch]
 
     async def stop(self, grace_s: float) -> None:
@@ -124,38 +132,48 @@ class RankProcess:
         if self._reading is not None:
             await self._reading
 
+    def condemn(self, reason: str) -> None:
+        """Kill the process for `reason`, without waiting for its death: on_death tells of that, with the reason."""
+        self._condemned = f"rank {self.rank} {reason}"
+        self._forget_load()
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def kill(self) -> None:
-        self.loaded, self.loaded_permille = None, 0
+        self._forget_load()
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         async for kind, payload in frames.frames(reader):
-            self._heard = time.monotonic()
+            self._heard = self._clock()
             if kind is Kind.RESULT:
                 self._on_result(payload)
             elif kind is Kind.REFUSED:
                 self.refusal = payload.decode()
             else:
                 self._note(kind, orjson.loads(payload))
-        self.loaded, self.loaded_permille = None, 0
+        self._forget_load()
         assert self._process is not None
         assert self._writer is not None
         self._writer.close()
         status = await self._process.wait()
-        detail = f"rank {self.rank} ended with status {status}, last heard doing: {self.doing}"
+        ending = f"rank {self.rank} ended with status {status}, last heard doing: {self.beat.doing}"
+        detail = self._condemned or ending
         for epoch in (*self._left, *self._joined):
             self._fail(epoch, detail)
         self._on_death(self, detail)
 
     def _note(self, kind: Kind, said: dict[str, Any]) -> None:
         if kind is Kind.BEAT:
-            self.doing, self.mark, self.slots_in_use = said["doing"], said["mark"], said["slots_in_use"]
-        elif kind is Kind.LOADING:
-            self.loaded_permille = said["permille"]
+            beat = Beat(**said)
+            if beat.mark != self.beat.mark:
+                self._moved = self._heard
+            self.beat = beat
         elif kind is Kind.LOADED:
-            self.loaded, self.loaded_permille = Loaded(**said), 1000
+            self.loaded = Loaded(**said)
+            self._moved = self._heard
             self.loaded_event.set()
         elif kind is Kind.LEFT:
             _resolve(self._left.pop(said["epoch"], None))
@@ -165,6 +183,9 @@ class RankProcess:
             detail = f"rank {self.rank}: {said['detail']}"
             self._fail(said["epoch"], detail)
             self._on_broken(said["epoch"], detail)
+
+    def _forget_load(self) -> None:
+        self.loaded, self.beat = None, dataclasses.replace(self.beat, loaded_permille=0)
 
     def _fail(self, epoch: int, detail: str) -> None:
         for waiting in (self._left, self._joined):

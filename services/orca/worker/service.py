@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one stage until SIGTERM or SIGINT.
+    """Serve one stage until SIGTERM or SIGINT; a second signal ends it at once.
 
     Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 2 for a setting or a model that can never be served, 1 for other failures.
+    Returns: exit status; 0 after a signal, 2 for a setting or a model that can never be served, 1 for other failures,
+        a second signal among them.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -38,8 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: WorkerSettings) -> int:
     stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            log.warning("ends at once, by a second signal")
+            # The ranks are leashed to this process: the kernel ends them with it.
+            os._exit(1)
+        log.info("leaves, by a signal")
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     controller = Controller(settings)
     try:
         await controller.start()

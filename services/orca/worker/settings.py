@@ -1,6 +1,7 @@
 """The settings of a stage worker: `--stages 2` or `ORCA_WORKER_STAGES=2` (see core.settings)."""
 
 import dataclasses
+import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 
@@ -48,16 +49,24 @@ class WorkerSettings:
     )
     memory_share: float = setting(
         0.5,
-        "share of the memory left after loading that KV slots may take, over 0 to 1; on cpu the default leaves room"
-        " for the other processes of the machine",
+        "share of the memory left after loading that KV slots may take, over 0 to 1. On cpu the ranks of a stage divide"
+        " it, and those of all stages where data_host is a loopback address, for then all are on this machine. Of other"
+        " groups on the machine, or other stages on one GPU, a stage knows nothing: give each its part",
     )
     threads: int = setting(
         0, "computing threads of each rank; 0 divides the machine's processors by the ranks of one stage", least=0
     )
     step_wait_s: float = setting(120.0, "bound on one wait for another rank's tensor, seconds", least=0.001)
     rank_silent_s: float = setting(
-        30.0,
-        "a rank without a heartbeat for so long is killed and restarted, seconds; only a frozen process is so silent",
+        5.0,
+        "a loaded rank is killed and restarted when it is not heard for so long, or does not get through a layer in"
+        " this time for each 1,024 tokens of its step, seconds",
+        least=0.001,
+    )
+    loading_silent_s: float = setting(
+        60.0,
+        "a rank that loads is killed and restarted when it has not read another tensor for so long, seconds; loading as"
+        " a whole may take any time",
         least=0.001,
     )
     iteration_log: str | None = setting(None, "file that gets one JSON line per step with its times; unset writes none")
@@ -81,6 +90,11 @@ class WorkerSettings:
         return self.link == "nccl" or (self.link == "auto" and self.device == "cuda")
 
     @property
+    def ranks_on_machine(self) -> int:
+        """Ranks of this group known to be on this machine: all of them where none could be reached from another."""
+        return self.tensor * (self.stages if _is_loopback(self.data_host) else 1)
+
+    @property
     def threads_per_rank(self) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // self.tensor)
 
@@ -95,3 +109,12 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Worke
         prog="orca worker",
         description="Serve one stage of a model.",
     )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: whose, only the network knows

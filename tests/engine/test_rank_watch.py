@@ -1,0 +1,94 @@
+"""worker.watch and worker.progress: which rank has hung, and which only takes long."""
+
+import re
+
+import pytest
+from engine_builders import new_request
+
+from orca.core.step import Epoch, Row, Step
+from orca.worker.progress import Progress
+from orca.worker.settings import WorkerSettings
+from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s
+
+SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
+
+
+def signs(**told: object) -> Signs:
+    """Of a healthy idle rank, unless told otherwise."""
+    healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
+    return Signs(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        signs(still_s=9_000.0),  # idle for hours
+        signs(is_waiting=False, still_s=4.9),
+        signs(is_waiting=False, still_s=19.0, units=4),  # a prompt of 4,000 tokens
+        signs(is_loaded=False, is_waiting=False, silent_s=59.0, still_s=59.0),
+    ],
+)
+def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) -> None:
+    assert overdue(alive, SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("hung", "reason"),
+    [
+        (signs(silent_s=5.1), r"was not heard for 5\.1 s"),
+        (signs(is_waiting=False, still_s=5.1), r"stood still for 5\.1 s \(computes\)"),
+        (signs(is_waiting=False, still_s=20.1, units=4), "stood still"),
+        (signs(is_loaded=False, silent_s=60.1, still_s=60.1), "read nothing for 60.1 s"),
+        (signs(is_loaded=False, silent_s=0.1, still_s=60.1), "read nothing"),  # its heartbeat alone is no progress
+    ],
+)
+def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Signs, reason: str) -> None:
+    assert re.search(reason, overdue(hung, SETTINGS) or "lives")
+
+
+def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_one_works() -> None:
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0)]) == 3.0
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0, is_waiting=False)]) == 0.0
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=9.0, is_loaded=False)]) == 0.0
+    assert stage_still_s([]) == 0.0
+
+
+def test_time_in_which_the_controller_itself_was_stopped_counts_as_a_second_at_most() -> None:
+    clock = AwakeClock()
+    for now in (100.0, 100.25, 100.5, 400.5, 400.75):
+        clock.advance(now)
+    assert clock.seconds == 1.75
+
+
+def step(tokens: int) -> Step:
+    row = Row(handle=1, start=0, count=tokens, sample=True)
+    return Step(epoch=Epoch(1, "test"), number=1, new=(new_request(1, (1,) * tokens, 1),), rows=(row,))
+
+
+def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_of_a_process() -> None:
+    progress = Progress()
+    units = []
+    for tokens in (1, 1, 1024, 1025, 5000):
+        progress.begin_step(step(tokens))
+        units.append(progress.units)
+        progress.end_step(step(tokens))
+    assert units == [12, 1, 1, 2, 5]
+
+
+def test_a_step_without_rows_is_no_first_step() -> None:
+    progress = Progress()
+    freeing = Step(epoch=Epoch(1, "test"), number=1, freed=(1,))
+    progress.begin_step(freeing)
+    progress.end_step(freeing)
+    progress.begin_step(step(1))
+    assert progress.units == 12
+
+
+def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:
+    progress = Progress()
+    progress.at("computes")
+    mark = progress.mark
+    with progress.waiting():
+        assert progress.is_waiting
+    assert not progress.is_waiting
+    assert progress.mark == mark + 1
