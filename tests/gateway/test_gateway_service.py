@@ -135,6 +135,24 @@ async def test_a_running_stream_survives_a_restart_of_redis(tmp_path: Path) -> N
             assert rest[-1] == "data: [DONE]"
 
 
+async def test_a_second_signal_ends_a_gateway_with_open_streams_and_status_0(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path, port=0) as redis:
+        async with scheduling(redis.url) as scheduler, gateway(redis.url) as one:
+            await ready(one.client)
+            scheduler.turns_left = 2
+            body = {"prompt": "the", "max_tokens": len(TOKENS), "stream": True}
+            async with one.client.stream("POST", "/v1/completions", json=body) as response:
+                # Kept: without it the stream would be closed.
+                chunks = response.aiter_bytes()
+                await anext(chunks)
+                one.process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(10):
+                    while (await one.client.get("/ready")).status_code != 503:
+                        await asyncio.sleep(0.02)
+                assert one.process.returncode is None
+                assert await one.stop() == 0
+
+
 def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "x", "--port", "high"]) == 2
     assert "port" in capsys.readouterr().err
