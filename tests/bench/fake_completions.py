@@ -43,4 +43,4 @@ async def serving(answer: Answer) -> AsyncIterator[Target]:
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Target(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=5)
+        yield Target(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=60)

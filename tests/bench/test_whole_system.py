@@ -13,6 +13,9 @@ import pytest
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers.model import LlamaShape, make_model
 
+# Longer than the waits of any one test together, so that the wait that failed tells its story.
+pytestmark = pytest.mark.timeout(400)
+
 ONE_SMALL_STAGE = ["--", "--stages", "1", "--threads", "1"]
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=256)
 
@@ -32,23 +35,26 @@ def test_a_measurement_that_is_killed_leaves_no_process_behind(tmp_path: Path) -
     make_model(tmp_path / "model", TINY)
     command = [sys.executable, "-m", "orca.cli.main", "bench", "sweep", "--model", str(tmp_path / "model")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    measurement = subprocess.Popen([*command, *ONE_SMALL_STAGE], env=environment, stderr=subprocess.DEVNULL)
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        measurement = subprocess.Popen([*command, *ONE_SMALL_STAGE], env=environment, stdout=output, stderr=output)
     try:
-        assert within(60, lambda: len(processes_of(tmp_path)) > 2)
+        # Itself, `orca up`, and at least one process of the system.
+        wait_until(lambda: len(processes_of(tmp_path)) > 2 or measurement.poll() is not None, story=said.read_text)
+        assert measurement.poll() is None, said.read_text()
     finally:
         measurement.kill()
         measurement.wait()
-    assert within(20, lambda: not processes_of(tmp_path))
+    wait_until(lambda: not processes_of(tmp_path), story=lambda: f"still there: {processes_of(tmp_path)}")
 
 
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Wait until the condition holds. Returns: did it in time?"""
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool], story: Callable[[], str], limit_s: float = 120.0) -> None:
+    """Ask until the condition holds; fail with the story of what came instead when the limit is over."""
+    deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
-            return False
+            pytest.fail(f"did not come within {limit_s:g} s\n{story()}")
         time.sleep(0.1)
-    return True
 
 
 def processes_of(folder: Path) -> list[int]:

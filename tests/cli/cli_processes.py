@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable, Iterable
 
 import psutil
+import pytest
 
 
-def wait_until(is_true: Callable[[], object], limit_s: float) -> None:
+def wait_until(is_true: Callable[[], object], limit_s: float, story: Callable[[], str] = lambda: "") -> None:
+    """Ask until the answer is yes; fail the test with the story of what came instead when the limit is over."""
     end = time.monotonic() + limit_s
     while not is_true():
-        assert time.monotonic() < end, "it did not come in time"
+        if time.monotonic() > end:
+            pytest.fail(f"did not come within {limit_s:g} s\n{story()}")
         time.sleep(0.05)
 
 
@@ -21,5 +24,8 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-def wait_until_gone(processes: Iterable[psutil.Process], limit_s: float = 10.0) -> None:
-    wait_until(lambda: not any(map(is_running, processes)), limit_s)
+def wait_until_gone(processes: Iterable[psutil.Process], limit_s: float = 60.0) -> None:
+    def left() -> list[psutil.Process]:
+        return [process for process in processes if is_running(process)]
+
+    wait_until(lambda: not left(), limit_s, lambda: f"still there: {left()}")

@@ -119,7 +119,7 @@ async def test_errors_of_all_logs_are_told_under_their_names(tmp_path: Path) -> 
     following = asyncio.create_task(follow_errors([("gateway", log)], told.put_nowait, lambda *_: None))
     await asyncio.sleep(0)
     log.write_text('{"level": "info", "message": "up"}\n{"level": "critical", "message": "down"}\n')
-    assert await asyncio.wait_for(told.get(), 10) == "gateway: down"
+    assert await asyncio.wait_for(told.get(), 60) == "gateway: down"
     following.cancel()
 
 
@@ -130,7 +130,7 @@ async def test_the_reason_why_a_group_does_not_form_is_noted(tmp_path: Path) -> 
     following = asyncio.create_task(follow_errors([("scheduler-0", log)], lambda _: None, note))
     await asyncio.sleep(0)
     log.write_text('{"level": "warning", "message": "epoch over", "reason": "too few slots"}\n')
-    assert await asyncio.wait_for(noted.get(), 10) == ("scheduler-0", "too few slots")
+    assert await asyncio.wait_for(noted.get(), 60) == ("scheduler-0", "too few slots")
     following.cancel()
 
 
@@ -165,12 +165,13 @@ async def test_a_stage_that_waits_says_why_and_is_up_only_in_a_newer_epoch(tmp_p
     shown: list[str] = []
 
     def show(_: str, standing: Standing) -> None:
-        shown.append(standing.text)
-        stage.has_joined = True
+        if standing != STARTING:  # as which a stage counts that did not answer in time
+            shown.append(standing.text)
+            stage.has_joined = True
 
     assert await epochs_of([spec]) == {"w": 4}
     why = {"scheduler-0": "the engine failed: too few slots"}.get
-    await asyncio.wait_for(wait_until_ready([spec], show, why=why, older_epochs={"w": 3}), 10)
+    await asyncio.wait_for(wait_until_ready([spec], show, why=why, older_epochs={"w": 3}), 60)
     assert shown == ["waiting for the group: the engine failed: too few slots", "ready"]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wait_until_ready([spec], show, older_epochs={"w": 4}), 0.3)
