@@ -59,11 +59,10 @@ async def run_kills(settings: RunSettings, tell: Callable[[str], None]) -> Verdi
     retention = str(RETENTION_S * 1000)
     environment = {"ORCA_POOL_RETENTION_MS": retention, "ORCA_POOL_RETENTION_LEAST_MS": retention}
     flags = ("--model", str(settings.model), "--dtype", "float32", *settings.up)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     with HistoryWriter(settings.folder / "history.jsonl") as history:
         async with (
             System(settings.folder / "system", flags, environment=environment) as system,
-            httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=limits) as http,
+            _http_client() as http,
         ):
             pool = connect(system.addresses["redis"])
             run = _Run(settings, history, system, http, pool, tell)
@@ -72,6 +71,12 @@ async def run_kills(settings: RunSettings, tell: Callable[[str], None]) -> Verdi
             finally:
                 await pool.aclose()
     return _conclude(settings, history, tell)
+
+
+def _http_client() -> httpx.AsyncClient:
+    """As many connections as there are calls, and no bound on a silence: that is what is measured."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=limits)
 
 
 class _Run:
@@ -107,13 +112,15 @@ class _Run:
         )
         history.add(opening)
         roles, resumes = await self._what_the_server_can()
-        client = Client([self._system.url], self._http, history, seed=settings.seed, can_resume=resumes)
         plans = self._plans(resumes)
         await self._expect(plans)
         await self._come_to_rest("before")
         self._began = time.monotonic()
         try:
-            await self._load_and_faults(client, plans, roles)
+            # A client of its own: connections that it keeps open would be found on the gateway afterwards.
+            async with _http_client() as http:
+                client = Client([self._system.url], http, history, seed=settings.seed, can_resume=resumes)
+                await self._load_and_faults(client, plans, roles)
             await self._come_to_rest("after")
         except* SystemBroke as broken:
             history.add(SystemEnded(at=time.monotonic(), words=_last_words(broken)))

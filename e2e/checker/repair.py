@@ -3,13 +3,15 @@
     fault ── detect ──▶ "epoch over" or "seat taken" ── re-form ──▶ "epoch formed" ── recompute ──▶ next token
 
 The lines in between are a scheduler's, from its log; where none came between the fault and the next token of an
-affected stream (a gateway or Redis died, or a freeze was too short to be noticed), there is a total only.
+affected stream (a gateway or Redis died, or a freeze was too short to be noticed), there is a total only: to the end of
+the longest silence of the affected streams, because tokens that were on their way still come right behind a fault.
 """
 
 import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from checker.history import Event, Fault, GroupNews, Record
 
@@ -25,8 +27,8 @@ class Repair:
     kind: str
     targets: tuple[str, ...]
     affected: int  # streams that were open
-    total_s: float | None  # to the first token of an affected stream once the system had noticed
-    worst_s: float | None  # to that of the affected stream that waited longest
+    total_s: float | None  # to the first token of an affected stream behind the repair
+    worst_s: float | None  # to that of the affected stream that waited longest, its turn in the queue included
     detect_s: float | None = None
     reform_s: float | None = None
     recompute_s: float | None = None
@@ -65,9 +67,9 @@ def _measure(fault: Fault, until: float, news: Sequence[GroupNews], tokens: dict
     heard = [item for item in news if fault.at <= item.at < limit]
     noticed = next((item.at for item in heard if item.what in ("over", "seat")), None)
     formed = None if noticed is None else next((i.at for i in heard if i.what == "formed" and i.at >= noticed), None)
-    # Tokens that were on their way when the fault came are not repair.
-    since = fault.at if formed is None else formed
-    nexts = [at for call in fault.in_flight if (at := _next(tokens.get(call, []), since)) is not None]
+    heard_at = sorted(at for call in fault.in_flight for at in tokens.get(call, []) if fault.at < at < until)
+    since = _silence_began(fault.at, heard_at) if formed is None else formed
+    nexts = [at for call in fault.in_flight if (at := _next(tokens.get(call, []), since)) is not None and at < until]
     return Repair(
         fault=fault.number,
         kind=fault.kind,
@@ -79,6 +81,13 @@ def _measure(fault: Fault, until: float, news: Sequence[GroupNews], tokens: dict
         reform_s=None if formed is None or noticed is None else formed - noticed,
         recompute_s=None if formed is None or not nexts else min(nexts) - formed,
     )
+
+
+def _silence_began(since: float, times: Sequence[float]) -> float:
+    """When the longest time without a token began."""
+    starts = [since, *times]
+    gaps = [(end - start, start) for start, end in pairwise(starts)]
+    return max(gaps, default=(0.0, since))[1]
 
 
 def _next(times: Sequence[float], after: float) -> float | None:

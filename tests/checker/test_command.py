@@ -39,6 +39,12 @@ def test_judging_a_spoilt_history_tells_what_is_wrong(tmp_path: Path, capsys: py
     assert "index_rises c0.0: skipped; expected token 1 on connection 0; found token 2" in capsys.readouterr().out
 
 
+def test_the_checker_imports_nothing_of_what_it_checks() -> None:
+    code = "import sys, checker.__main__; print([name for name in sys.modules if name.partition('.')[0] == 'orca'])"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "e2e", capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
 def test_faults_to_what_there_is_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["kills", "--faults", "rank,operator"])

@@ -31,8 +31,19 @@ def test_a_fault_that_nobody_noticed_has_a_total_only() -> None:
     assert (repair.total_s, repair.detect_s) == (pytest.approx(0.2), None)
 
 
+def test_tokens_on_their_way_do_not_end_a_silence_that_nobody_noticed() -> None:
+    [repair] = measure_repairs([fault(10.0, "c0"), token(10.01), token(12.0), token(12.1)])
+    assert repair.total_s == pytest.approx(2.0)
+
+
+def test_what_comes_behind_the_next_fault_is_not_this_ones_repair() -> None:
+    first, _ = measure_repairs([fault(10.0, "c0"), fault(11.0, "c0", number=1), token(12.0)])
+    assert first.total_s is None
+
+
 def test_the_worst_of_the_affected_streams_counts_and_others_do_not() -> None:
-    [repair] = measure_repairs([fault(10.0, "c0", "c1"), token(10.2), token(10.1, "c2"), token(14.0, "c1")])
+    noticed: list[Record] = [news(10.05, "over"), news(10.06, "formed")]
+    [repair] = measure_repairs([fault(10.0, "c0", "c1"), *noticed, token(10.2), token(10.1, "c2"), token(14.0, "c1")])
     assert (repair.affected, repair.total_s, repair.worst_s) == (2, pytest.approx(0.2), 4.0)
 
 
