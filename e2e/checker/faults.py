@@ -16,8 +16,8 @@ from checker.processes import role_of
 from checker.system import System
 
 ROLES = ("gateway", "scheduler", "stage", "rank", "redis")
-CRASHES_MAX = 4
-CRASH_WINDOW_S = 65.0
+HITS_MAX = 4
+HIT_WINDOW_S = 65.0
 """`orca up` gives up on a part that dies six times in a minute; faults keep below that."""
 
 
@@ -91,7 +91,7 @@ class Injector:
         self._tokens_heard = tokens_heard
         self._settle_s = settle_s
         self._clock = clock
-        self._deaths: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._hits: defaultdict[str, deque[float]] = defaultdict(deque)
         self.done = 0
 
     async def inject(self, fault: PlannedFault, *, limit_s: float) -> bool:
@@ -99,21 +99,18 @@ class Injector:
 
         Raises: SystemBroke when `orca up` has ended.
         """
-        if not await self._moment(fault, limit_s):
-            return False
-        targets = self._targets(fault)
-        while any(self._is_worn(name) for name in targets):
-            await asyncio.sleep(1.0)
-        targets = self._targets(fault)
-        in_flight = self._in_flight()
-        if not targets or not in_flight:
-            return False
-        await self._do(fault, targets, in_flight)
-        return True
+        ends = self._clock() + limit_s
+        while await self._moment(fault, ends):
+            targets, in_flight = self._targets(fault), self._in_flight()
+            # Between the moment and now a stream may have ended, or a part died by itself.
+            if targets and in_flight and not any(map(self._is_worn, targets)):
+                await self._do(fault, targets, in_flight)
+                return True
+        return False
 
-    async def _moment(self, fault: PlannedFault, limit_s: float) -> bool:
+    async def _moment(self, fault: PlannedFault, ends: float) -> bool:
         """Tokens flow, and every part that the fault asks for runs."""
-        wanted, ends = self._tokens_heard() + fault.after_tokens, self._clock() + limit_s
+        wanted = self._tokens_heard() + fault.after_tokens
         while self._tokens_heard() < wanted or not self._in_flight() or not self._targets(fault):
             self._system.check_up()
             if self._clock() > ends:
@@ -138,10 +135,10 @@ class Injector:
         return chosen
 
     def _is_worn(self, name: str) -> bool:
-        deaths = self._deaths[name]
-        while deaths and deaths[0] < self._clock() - CRASH_WINDOW_S:
-            deaths.popleft()
-        return len(deaths) >= CRASHES_MAX
+        hits = self._hits[name]
+        while hits and hits[0] < self._clock() - HIT_WINDOW_S:
+            hits.popleft()
+        return len(hits) >= HITS_MAX
 
     async def _do(self, fault: PlannedFault, targets: dict[str, psutil.Process], in_flight: tuple[str, ...]) -> None:
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
@@ -158,7 +155,7 @@ class Injector:
         )
         self.done += 1
         for name, process in targets.items():
-            self._deaths[name].append(self._clock())
+            self._hits[name].append(self._clock())
             _send(process, number)
         if fault.kind == "freeze":
             await asyncio.sleep(fault.seconds)

@@ -31,7 +31,8 @@ RETENTION_S = 30
 LOG_WITHIN_S = 20.0
 """A log has its end so long after its client had: the grace of a client that left, and time to repair."""
 
-MOMENT_WITHIN_S = 60.0
+MOMENT_WITHIN_S = 150.0
+"""A fault waits so long for its moment: for a repair, and a minute's peace for a part that died too often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,7 +81,7 @@ async def inject(
     folder: Path,
     system: SmallSystem,
     fault: PlannedFault,
-    in_flight: tuple[str, ...] = ("c0",),
+    in_flight: Callable[[], tuple[str, ...]] = lambda: ("c0",),
     *,
     limit_s: float = 30.0,
     settle_s: float = 0.0,
@@ -91,7 +91,7 @@ async def inject(
         injector = Injector(
             cast(System, system),
             history,
-            in_flight=lambda: in_flight,
+            in_flight=in_flight,
             tokens_heard=lambda: next(heard),
             settle_s=settle_s,
         )
@@ -128,8 +128,26 @@ async def test_a_freeze_ends_by_itself(tmp_path: Path, small_system: SmallSystem
 
 
 async def test_nothing_in_flight_means_no_fault(tmp_path: Path, small_system: SmallSystem) -> None:
-    assert await inject(tmp_path, small_system, planned("redis"), in_flight=(), limit_s=0.2) == (False, [])
+    assert await inject(tmp_path, small_system, planned("redis"), in_flight=tuple, limit_s=0.2) == (False, [])
     assert is_running(small_system.parts()["redis"])
+
+
+async def test_a_moment_that_passes_is_waited_for_again(tmp_path: Path, small_system: SmallSystem) -> None:
+    answers = iter([("c0",), (), ("c1",), ("c1",)])
+    is_done, [fault] = await inject(tmp_path, small_system, planned("redis"), in_flight=lambda: next(answers))
+    assert is_done
+    assert fault.in_flight == ("c1",)
+
+
+async def test_a_part_that_dies_too_often_is_left_in_peace(tmp_path: Path, small_system: SmallSystem) -> None:
+    with HistoryWriter(tmp_path / "history.jsonl") as history:
+        heard = iter(range(10**9))
+        injector = Injector(
+            cast(System, small_system), history, in_flight=lambda: ("c0",), tokens_heard=lambda: next(heard)
+        )
+        freeze = planned("redis", kind="freeze")
+        done = [await injector.inject(freeze, limit_s=limit_s) for limit_s in (30.0, 30.0, 30.0, 30.0, 0.5)]
+    assert done == [True, True, True, True, False]
 
 
 async def test_a_part_that_is_away_is_waited_for(tmp_path: Path, small_system: SmallSystem) -> None:
