@@ -161,7 +161,8 @@ class Client:
         return RETRY_S
 
     def _answered(self, journey: Journey, number: int, response: httpx.Response, cursor: str | None) -> None:
-        request_id = response.headers.get("x-request-id") if response.status_code == 200 else None
+        # An accepted call has a name, also one that ended with an error.
+        request_id = response.headers.get("x-request-id")
         journey.request_id = journey.request_id or request_id
         self._history.add(
             Answered(

@@ -51,10 +51,12 @@ def usage_fits(call: Call) -> Iterator[Violation]:
         if found != wanted:
             yield _misstated("usage_fits", call, Choice(said.choice or 0), f"{wanted} tokens so far", f"{found}", said)
     totals = [said for said in call.said if said.usage is not None and said.choice is None]
-    for done in (said for said in call.said if said.is_done):
-        told_here = [said for said in totals if said.event.connection == done.event.connection]
-        if _asks_usage(call.body) and len(told_here) != 1:
-            yield _misstated("usage_fits", call, None, "one usage before [DONE]", f"{len(told_here)}", done)
+    for connection in call.connections.values():
+        told_here = [said for said in totals if said.event.connection == connection.number]
+        is_done = any(said.is_done for said in connection.said)
+        if len(told_here) > _asks_usage(call.body) or (is_done and len(told_here) < _asks_usage(call.body)):
+            usages = f"{_asks_usage(call.body):d} usage beside [DONE]"
+            yield _misstated("usage_fits", call, None, usages, f"{len(told_here)}", connection.said[-1])
     counts = [_count(choice) for choice in choices]
     if None in counts:
         return

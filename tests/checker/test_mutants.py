@@ -149,6 +149,12 @@ MUTANTS: dict[str, tuple[Mutant, str, Harm]] = {
         "usage_fits",
         Harm.MISSTATED,
     ),
+    "usage twice": (lambda rs: _twice_usage(rs), "usage_fits", Harm.MISSTATED),
+    "usage that nobody asked for": (
+        lambda rs: of_kind(Sent, body=_sent_body(rs) | {"stream_options": {}})(rs),
+        "usage_fits",
+        Harm.MISSTATED,
+    ),
     "a text that is not its token's": (edited("0.2", text_changed), "text_is_join", Harm.MISSTATED),
     "length before max_tokens": (
         edited("1.end", lambda data: data["choices"][0].update(finish_reason="length")),
@@ -169,6 +175,15 @@ MUTANTS: dict[str, tuple[Mutant, str, Harm]] = {
     "a log with a gap": (of_kind(PoolLog, is_dense=False), "equals_log", Harm.LOST),
     "a log that is gone": (lambda rs: [r for r in rs if r != _first_log(rs)], "equals_log", Harm.LOST),
 }
+
+
+def _twice_usage(records: list[Record]) -> list[Record]:
+    place = next(place for place in events(records) if _event(records, place).id is None)
+    return [*records[: place + 1], *records[place:]]
+
+
+def _sent_body(records: list[Record]) -> dict[str, Any]:
+    return next(record.body for record in records if isinstance(record, Sent))
 
 
 def _first_log(records: list[Record]) -> Record:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from checker.client import Client, Journey
-from checker.history import Answered, Closed, Event, HistoryWriter, Left, Record, Refused, Sent
+from checker.history import Answered, Closed, Event, HistoryWriter, Left, PoolLog, Record, Refused, Sent
 from checker.verdict import judge
 from checker.workload import PlannedCall
 
@@ -178,6 +178,16 @@ async def test_a_failed_choice_leaves_the_others_to_their_ends(tmp_path: Path) -
 async def test_a_failure_of_the_whole_stream_ends_it(tmp_path: Path) -> None:
     records, _ = await record(tmp_path, in_turn([], stream(token(0), failure(None))), plan())
     assert judge(records).error_ends == 1
+
+
+async def test_an_accepted_call_that_ended_by_its_deadline_keeps_its_name(tmp_path: Path) -> None:
+    answer = httpx.Response(504, headers={"x-request-id": "cmpl-1"}, json={"error": {"code": "deadline_exceeded"}})
+    body = plan(stream=False, deadline_ms=0).body
+    call = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=body, intent="deadline")
+    records, journey = await record(tmp_path, in_turn([], answer), call)
+    assert journey.request_id == "cmpl-1"
+    log = PoolLog(at=9.0, request="cmpl-1.0", tokens=(), reason="deadline_exceeded", count=0)
+    assert judge([*records, log]).violations == ()
 
 
 async def test_a_client_that_means_to_leave_does(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_later_claim_that_finds_a_shorter_log_is_told() -> None:
 
 def test_a_system_that_holds_more_than_before_is_told_but_some_more_files_are_room() -> None:
     before = Resources(at=0.5, moment="before", held={"open_files gateway": 20.0})
-    kept = Resources(at=90.0, moment="after", held={"open_files gateway": 25.0, "keys log": 0.0})
+    kept = Resources(at=90.0, moment="after", held={"open_files gateway": 45.0, "keys log": 0.0})
     leaked = Resources(at=90.0, moment="after", held={"open_files gateway": 60.0, "keys log": 2.0})
     assert rules(good_history(good_call(), [before, kept])) == []
     verdict = judge(good_history(good_call(), [before, leaked]), decode)
