@@ -8,7 +8,7 @@ from checker.evidence import Evidence, Harm, Violation
 
 ROOM = {"open_files": 32.0}
 """How much more a system at rest may hold than before the load. Files: each process keeps the connections to Redis that
-it once needed at a time, at most so many (ORCA_POOL_CONNECTIONS_MAX). What each fault leaves behind passes it in a long run.
+it once needed at a time, at most so many (ORCA_POOL_CONNECTIONS_MAX). What each fault leaves behind adds up to more.
 """
 
 
