@@ -116,5 +116,6 @@ def answer_to_end(reason: FinishReason) -> ApiError | None:
             message = "the model was replaced before the request could finish"
             return ApiError(503, message, kind=UNAVAILABLE, code="model_replaced", retry_after_s=1)
         case FinishReason.ERROR:
-            message = "every group that ran the request failed"
+            # Also alone (pool/poison.py), or the first group to form was too small for what was accepted before it.
+            message = "the request cannot be run: it broke every group that ran it, or none has memory for it"
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)

@@ -30,6 +30,10 @@ class OnDisconnect(StrEnum):
     KEEP = "keep"
 
 
+NOBODY: Mapping[str, Claim] = {}
+"""Who is blamed for a death from outside."""
+
+
 class RequestState(StrEnum):
     QUEUED = "queued"
     OWNED = "owned"
@@ -69,6 +73,8 @@ class Caller:
 @dataclass(frozen=True, slots=True)
 class Entered:
     epoch: Epoch
+    failed: tuple[str, ...] = ()  # requests that the caller blamed and that were still on trial: queued again
+    poisoned: tuple[str, ...] = ()  # those of them that have failed too often: ended with reason `error`
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class Claimed:
     request: Request
     claim: Claim
     log: tuple[Token, ...]
+    is_alone: bool = False  # it failed before: nothing else may run in the group until its first commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +241,13 @@ class Pool(Protocol):
         ...
 
     async def enter(
-        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        reported_epoch: int,
+        is_holder_dead: bool = False,
+        blamed: Mapping[str, Claim] = NOBODY,
     ) -> Entered | Wait:
         """Take the group's seat and give all its requests back, under a new epoch above every earlier one.
 
@@ -242,6 +255,8 @@ class Pool(Protocol):
             call: rising number of this process; the last one again gets the same answer.
             reported_epoch: the highest epoch that a stage of the group knows, 0 when none does.
             is_holder_dead: the present holder was seen to exit.
+            blamed: requests that ran when the group's engine failed from inside (poison.py). Those without a
+                commit under this claim have failed once more; other claims of them are passed over.
         Raises: ProcessClosed, StaleCall.
         """
         ...

@@ -35,10 +35,12 @@ meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME 
 req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
     max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (if it has one),
     number and call (claim; call is empty while queued and stays as it was after the end), group and process (owner),
-    first_claimed_ms, mark ("<epoch> <group>" of the seat that it is reserved for).
+    first_claimed_ms, mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first
+    commit, else empty) and failures (in a row; both in poison.py, absent means none).
 par: schema, choices (how many requests), left (not ended yet), on_disconnect.
-seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder), enter_call,
-    claim_call and claim_answer ("<blocked 0|1> <waiting> <id> <number> ..."): what a repeated call is answered.
+seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
+    calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer
+    ("<blocked 0|1> <waiting> <id> <number> ...").
 
 Weight, measured on Redis 6.2.14 and 7.0.15: a waiting request with a prompt of 64 tokens takes 1.7 KB in all its keys;
 a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a token 14 bytes.

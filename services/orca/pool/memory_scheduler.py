@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from orca.core.request import slots_needed
+from orca.core.request import FinishReason, slots_needed
 from orca.core.step import Claim, Epoch
 from orca.pool.api import (
+    NOBODY,
     Caller,
     ClaimAnswer,
     Claimed,
@@ -17,6 +18,7 @@ from orca.pool.api import (
 )
 from orca.pool.contract import check_entry, verdict_error
 from orca.pool.memory_state import MemoryState, Record, Seat
+from orca.pool.poison import FAILURES_MAX
 
 
 class MemoryScheduler(MemoryState):
@@ -26,7 +28,13 @@ class MemoryScheduler(MemoryState):
         await self._wait_for([f"+{revision}"], timeout_s)
 
     async def enter(
-        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        reported_epoch: int,
+        is_holder_dead: bool = False,
+        blamed: Mapping[str, Claim] = NOBODY,
     ) -> Entered | Wait:
         self._begin()
         if caller.process in self.closed:
@@ -34,21 +42,38 @@ class MemoryScheduler(MemoryState):
         seat = self.seats.setdefault(caller.group, Seat())
         if seat.holder == caller.process:
             if call == seat.enter_call:
-                return Entered(Epoch(seat.epoch, caller.process))
+                return Entered(Epoch(seat.epoch, caller.process), *seat.enter_answer)
             if call <= seat.last_call:
                 raise verdict_error("stale", caller)
         elif not self._may_take_seat(caller.group, seat, is_holder_dead):
             return Wait((self.leases.get(caller.group) or self.awake) - self.awake)
+        failed_and_poisoned = self._blame(caller.group, blamed)
         self._take_back_all(caller.group)
-        self.seats[caller.group] = Seat(
+        self.seats[caller.group] = seat = Seat(
             holder=caller.process,
             epoch=max(seat.epoch, reported_epoch) + 1,
             revision=caller.revision,
             last_call=call,
             enter_call=call,
+            enter_answer=failed_and_poisoned,
         )
         self.leases.set(caller.group, self.awake + self.settings.seat_lease_ms)
-        return Entered(Epoch(self.seats[caller.group].epoch, caller.process))
+        return Entered(Epoch(seat.epoch, caller.process), *failed_and_poisoned)
+
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """A mark that no commit has struck out becomes a failure; the last one that is granted ends the request."""
+        failed, poisoned = [], []
+        for request_id, claim in blamed.items():
+            record = self.own.get(group, {}).get(request_id)
+            if record is None or not self._is_owner(record, claim) or not record.is_on_trial:
+                continue
+            record.failures, record.is_on_trial = record.failures + 1, False
+            if record.failures < FAILURES_MAX:
+                failed.append(request_id)
+            else:
+                poisoned.append(request_id)
+                self._end_now(record, FinishReason.ERROR)
+        return tuple(failed), tuple(poisoned)
 
     def _may_take_seat(self, group: str, seat: Seat, is_holder_dead: bool) -> bool:
         return not seat.holder or is_holder_dead or not self._is_living(group)
@@ -83,6 +108,7 @@ class MemoryScheduler(MemoryState):
                 request=self.records[request_id].request,
                 claim=Claim(number, f"{caller.process}/{call}"),
                 log=tuple(self.records[request_id].log),
+                is_alone=self.records[request_id].is_alone,
             )
             for request_id, number in given
             if request_id in self.records
@@ -98,7 +124,7 @@ class MemoryScheduler(MemoryState):
             if len(chosen) >= most:
                 break
             record = self.records[request_id]
-            slots = slots_needed(record.request.max_total_tokens, block_tokens)
+            slots = self._slots_of(record, total_slots, block_tokens)
             if slots <= free_slots:
                 free_slots -= slots
                 chosen.append(record)
@@ -106,6 +132,11 @@ class MemoryScheduler(MemoryState):
                 record.mark = (epoch, caller.group)
                 return chosen, True
         return chosen, False
+
+    def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
+        """What the group must have free for the request; all slots if it must run alone."""
+        slots = slots_needed(record.request.max_total_tokens, block_tokens)
+        return max(slots, total_slots) if record.is_alone else slots
 
     def _may_mark(self, slots: int, total_slots: int) -> bool:
         return slots <= total_slots
@@ -120,6 +151,7 @@ class MemoryScheduler(MemoryState):
         self._unqueue(record)
         record.state, record.number, record.call = RequestState.OWNED, record.number + 1, call
         record.group, record.process, record.mark = caller.group, caller.process, None
+        record.is_on_trial = True
         if record.first_claimed_ms is None:
             record.first_claimed_ms = self._wall
         self.own.setdefault(caller.group, {})[record.request.id] = record
@@ -146,11 +178,17 @@ class MemoryScheduler(MemoryState):
             self._take_back(record)
             return CommitAnswer.NOT_YOURS
         record.log += entry.tokens
+        self._acquit(record)
         if entry.end is not None:
             self._end(record, entry.end)
         else:
             self._tell(entry.request_id)
         return CommitAnswer.APPLIED
+
+    def _acquit(self, record: Record) -> None:
+        """The first commit of a claim: the request has run, and did the group no harm."""
+        if record.is_on_trial:
+            record.is_on_trial, record.failures = False, 0
 
     def _is_owner(self, record: Record, claim: Claim) -> bool:
         is_equal = (record.number, record.call) == (claim.number, claim.call)

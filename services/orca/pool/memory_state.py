@@ -12,6 +12,7 @@ from typing import Protocol
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, FinishReason, Request, Token
+from orca.pool import poison
 from orca.pool.api import Caller, RequestState, Submission
 from orca.pool.contract import verdict_error
 from orca.pool.schemas import SCHEMAS, Schemas
@@ -41,12 +42,18 @@ class Record:
     process: str = ""
     first_claimed_ms: int | None = None
     mark: tuple[int, str] | None = None  # epoch and group of the seat that it is reserved for
+    is_on_trial: bool = False  # claimed, and nothing was committed since
+    failures: int = 0  # trials in a row that ended with the group's engine failing from inside
     log: list[Token] = field(default_factory=list)
     end: End | None = None
 
     @property
     def entries(self) -> int:
         return len(self.log) + (self.end is not None)
+
+    @property
+    def is_alone(self) -> bool:
+        return poison.is_alone(self.failures)
 
 
 @dataclass(slots=True)
@@ -58,6 +65,7 @@ class Seat:
     revision: str = ""
     last_call: int = -1
     enter_call: int | None = None
+    enter_answer: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # failed, poisoned
     claim_call: int | None = None
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool] = ((), 0, False)  # (id, number).., waiting, blocked
 
@@ -157,10 +165,14 @@ class MemoryState:
         return min(max(passed_ms, 0), _AWAKE_STEP_MAX_MS)
 
     def _take_back(self, record: Record) -> None:
-        """TAKE BACK: queued at its old place, the claim number raised so that a commit on its way is refused."""
+        """TAKE BACK: queued at its old place, the claim number raised so that a commit on its way is refused.
+
+        The mark of its trial goes, and `failures` stays as it is: who blames the request has counted before.
+        """
         del self.own[record.group][record.request.id]
         record.state, record.number, record.call = RequestState.QUEUED, record.number + 1, ""
         record.group = record.process = ""
+        record.is_on_trial = False
         insort(self._queue(record.request.revision), (record.request.arrival, record.request.id))
         self._tell(f"+{record.request.revision}")
 

@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from orca.core.errors import PoolUnavailable
+from orca.pool import poison
 from orca.pool.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
@@ -35,7 +36,7 @@ class _Script:
 
     def __init__(self, name: str, schemas: Schemas) -> None:
         files = [(_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name)]
-        texts = [lua_key_builders(), schemas.lua(), *files]
+        texts = [lua_key_builders(), schemas.lua(), poison.lua(), *files]
         self.text = "".join(texts)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 

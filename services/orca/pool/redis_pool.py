@@ -14,6 +14,7 @@ from orca.core.request import Request
 from orca.core.step import Claim, Epoch
 from orca.pool import codec
 from orca.pool.api import (
+    NOBODY,
     Caller,
     ClaimAnswer,
     Claimed,
@@ -232,7 +233,13 @@ class RedisPool(Pool):
     # scheduler
 
     async def enter(
-        self, caller: Caller, call: int, *, reported_epoch: int, is_holder_dead: bool = False
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        reported_epoch: int,
+        is_holder_dead: bool = False,
+        blamed: Mapping[str, Claim] = NOBODY,
     ) -> Entered | Wait:
         verdict, *rest = await self._link.run(
             "enter",
@@ -243,9 +250,12 @@ class RedisPool(Pool):
             reported_epoch,
             int(is_holder_dead),
             self._settings.seat_lease_ms,
+            *_claim_words(blamed),
         )
         if verdict == b"entered":
-            return Entered(Epoch(int(rest[0]), caller.process))
+            epoch, *lists = rest
+            failed, poisoned = (tuple(words.decode().split()) for words in lists)
+            return Entered(Epoch(int(epoch), caller.process), failed, poisoned)
         if verdict == b"wait":
             return Wait(int(rest[0]))
         raise verdict_error(verdict.decode(), caller)
@@ -299,8 +309,7 @@ class RedisPool(Pool):
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:
         if claims:
-            args = [part for request_id, claim in claims.items() for part in (request_id, claim.number, claim.call)]
-            await self._link.run("give_back", *args)
+            await self._link.run("give_back", *_claim_words(claims))
 
     async def leave(self, caller: Caller) -> None:
         await self._link.run("leave", caller.group, caller.process)
@@ -368,12 +377,18 @@ def _request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
     return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
 
 
+def _claim_words(claims: Mapping[str, Claim]) -> list[str | int]:
+    """Claims as scripts take them: three arguments for each."""
+    return [word for request_id, claim in claims.items() for word in (request_id, claim.number, claim.call)]
+
+
 def _claimed(item: list[Any], claim_call: str) -> Claimed:
-    number, arrival, submitted_ms, body, *tokens = item
+    number, arrival, submitted_ms, is_alone, body, *tokens = item
     return Claimed(
         request=_request(body, arrival, submitted_ms),
         claim=Claim(int(number), claim_call),
         log=tuple(map(codec.unpack_token, tokens)),
+        is_alone=bool(is_alone),
     )
 
 

@@ -1,6 +1,6 @@
 -- claim: own the oldest requests of the revision that fit into the free slots.
 -- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most.
--- Answers {'claimed', blocked 0|1, waiting, then per request {number, arrival, submitted_ms, body, token, ...}},
+-- Answers {'claimed', blocked 0|1, waiting, then per request {number, arrival, submitted_ms, alone 0|1, body, token, ...}},
 --         {'lost'}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -11,9 +11,10 @@ local PASSED_MAX, CHUNK = 1000, 64
 
 -- What a claim answers about a request; nil when the record has gone since (a repeated call long after).
 local function describe(id, claim_number)
-  local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms')
+  local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms', 'failures')
   if not record[1] then return nil end
-  local answer = { claim_number, record[1], record[2], call('GET', body_key(id)) }
+  local alone = is_alone(tonumber(record[3] or 0)) and 1 or 0
+  local answer = { claim_number, record[1], record[2], alone, call('GET', body_key(id)) }
   for _, log_entry in ipairs(call('XRANGE', log_key(id), '-', '+')) do
     if log_entry[2][1] == 'token' then answer[#answer + 1] = log_entry[2][2] end
   end
@@ -43,13 +44,21 @@ end
 local function own(r)
   r.number = r.number + 1
   call(
-    'HSET', req_key(r.id), 'state', 'owned', 'number', r.number, 'call', claim_call, 'group', group, 'process', process
+    'HSET', req_key(r.id), 'state', 'owned', 'number', r.number, 'call', claim_call, 'group', group, 'process', process,
+    'trial', 1
   )
   call('HSETNX', req_key(r.id), 'first_claimed_ms', wall)
   if r.mark then call('HDEL', req_key(r.id), 'mark') end
   call('ZREM', q_key(revision), r.id)
   call('HSET', own_key(group), r.id, r.number .. ' ' .. claim_call)
   count('queued_prompt_tokens', -r.prompt_tokens)
+end
+
+-- Slots that the group must have free for the request. One under suspicion takes all of them, so that its turn alone
+-- comes: it waits, and is reserved, as any request of that size.
+local function slots_of(r)
+  local slots = math.ceil(r.need / block) * block
+  return is_alone(r.failures) and math.max(slots, total) or slots
 end
 
 -- Oldest first. One that does not fit now is reserved for this group and nothing younger is admitted, unless another
@@ -59,7 +68,7 @@ while not stop do
   local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
   for _, id in ipairs(ids) do
     local r = load(id)
-    local slots = r and math.ceil(r.need / block) * block
+    local slots = r and slots_of(r)
     if r and slots <= free then
       free = free - slots
       chosen[#chosen + 1] = r

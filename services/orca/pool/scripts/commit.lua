@@ -18,8 +18,8 @@ local function is_there(id, index, tokens, reason, stop)
 end
 
 local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
-  -- Only these four, which stand first in the record: the rest is needed when a request ends or goes back.
-  local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call')
+  -- Only these five, which stand first in the record: the rest is needed when a request ends or goes back.
+  local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
   local state = r[2]
   if not is_known(r[1]) then return NOT_YOURS end
   if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then
@@ -39,6 +39,8 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   for i, token in ipairs(tokens) do
     call('XADD', log_key(id), (index + i) .. '-0', 'token', token)
   end
+  -- The first commit of a claim acquits: the request has run, and did the group no harm.
+  if r[5] == '1' then call('HSET', req_key(id), 'trial', '', 'failures', 0) end
   if reason ~= '' then
     end_request(load(id), reason, stop)
   else

@@ -43,7 +43,7 @@ local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
 
 local FIELDS = {
   'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
-  'number', 'call', 'group', 'need', 'mark',
+  'number', 'call', 'group', 'need', 'mark', 'trial', 'failures',
 }
 -- The record of a request, or nil when there is none that this release can read.
 local function load(id)
@@ -51,6 +51,7 @@ local function load(id)
   if not is_known(values[1]) then return nil end
   local r = { id = id }
   for i, field in ipairs(FIELDS) do r[field] = values[i] end
+  r.failures = tonumber(r.failures or 0)
   return r
 end
 
@@ -59,9 +60,13 @@ local function is_seat_living(group)
   return lease and tonumber(lease) > awake
 end
 
--- TAKE BACK: into the queue at its old place, the claim number raised so that a commit on its way is refused.
+-- TAKE BACK: into the queue at its old place, the claim number raised so that a commit on its way is refused. The mark
+-- of its trial goes, and `failures` stays as it is: who blames the request has counted before.
 local function take_back(r)
-  call('HSET', req_key(r.id), 'state', 'queued', 'number', r.number + 1, 'call', '', 'group', '', 'process', '')
+  call(
+    'HSET', req_key(r.id), 'state', 'queued', 'number', r.number + 1, 'call', '', 'group', '', 'process', '',
+    'trial', ''
+  )
   call('ZADD', q_key(r.revision), r.arrival, r.id)
   call('HDEL', own_key(r.group), r.id)
   count('owned', -1)
@@ -76,6 +81,9 @@ local function take_back_all(group)
     if r then take_back(r) end
   end
 end
+
+-- Must a request with so many failures run alone until its next commit (poison.py)?
+local function is_alone(failures) return failures >= FAILURES_IN_COMPANY end
 
 -- END: the last entry of the log, out of queue and group, and the bytes that it will not use given back.
 -- Number and call stay, so that the commit that brought the end can be told from others when it is repeated.

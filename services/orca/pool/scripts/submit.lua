@@ -28,7 +28,8 @@ local prompt_tokens = 0
 for choice = 0, choices - 1 do
   local id = parent .. '.' .. choice
   call(
-    'HSET', req_key(id), 'schema', schema, 'state', 'queued', 'number', 0, 'call', '', 'revision', revision,
+    'HSET', req_key(id), 'schema', schema, 'state', 'queued', 'number', 0, 'call', '', 'trial', '',
+    'revision', revision,
     'arrival', arrival + choice + 1, 'submitted_ms', wall, 'need', arg(choice, 1), 'prompt_tokens', arg(choice, 2),
     'max_new', arg(choice, 3), 'bytes', arg(choice, 4), 'token_bytes', arg(choice, 5)
   )

@@ -1,0 +1,41 @@
+"""Poison: a request that breaks every group that runs it must end, and may take no other request with it.
+
+The pool gives a dead group's requests to the next one, so a single request whose computation crashes an engine would
+bring down group after group for ever. Who it is shows only in who survives without it, and so each record keeps two
+things, absent in older records, which means none: `trial`, set by a claim, and `failures`.
+
+    claim                                                     trial set
+    first commit of that claim                                trial cleared, failures = 0: it has run and did no harm
+    give back, leave, sweep of a lease, gap in a commit,      trial cleared, failures kept
+      enter after a death from outside
+    enter that blames it: the engine failed from inside       a set trial: failures + 1; without one: nothing
+    failures = FAILURES_IN_COMPANY                            a claim counts it as needing all slots of the asker
+    failures = FAILURES_MAX                                   END(error), in the enter that counts the last one
+
+From inside means: a rank ended by itself (exception, fault, out of memory), hung until its controller killed it, or a
+step went past its bound. SIGKILL or SIGTERM without a count of out-of-memory kills, a lost pod, a lost link and the
+scheduler's own death come from outside and blame nobody: else a rollout that kills pods would end innocent requests.
+
+Why each part is as it is:
+- The blamed are named by their claims, and are only those that ran in a step that never came back. A claim whose reply
+  was lost, and a request that waited in the group for its first step, harmed nobody.
+- Blame is told with the enter that gives the requests back, so it is counted once for each death, whatever is repeated.
+- Two failures in company: one may well be a neighbour's. The neighbours of a poisoned request reach two as well; each
+  of them is then acquitted by its first commit alone, at the price of a group that runs one request until then.
+- Three failures alone, with nothing else in the group: chance, or a machine about to die, is no longer likely.
+- A request is never suspected for what it did before its last commit. One that breaks its engine in each second step
+  gets a token further every time, and ends by its length.
+"""
+
+FAILURES_IN_COMPANY = 2
+FAILURES_MAX = 5
+
+
+def is_alone(failures: int) -> bool:
+    """Must a request with so many failures run alone until its next commit?"""
+    return failures >= FAILURES_IN_COMPANY
+
+
+def lua() -> str:
+    """For the head of each script."""
+    return f"local FAILURES_IN_COMPANY, FAILURES_MAX = {FAILURES_IN_COMPANY}, {FAILURES_MAX}\n"
