@@ -180,6 +180,35 @@ async def test_a_follower_that_takes_nothing_is_read_for_up_to_a_bound_and_then_
         assert (await read_all(slow, 1))["r"] == list(range(5000))
 
 
+async def test_followers_of_one_log_each_get_all_of_it_whenever_they_join() -> None:
+    logs = FakeLogs()
+    logs.limit = 3
+    async with watching(logs) as watcher:
+        early = watcher.follow(["r"])
+        logs.add("r", 0, 1, 2, 3)
+        first = await asyncio.wait_for(early.next(), 5)
+        late, leaving = watcher.follow(["r"]), watcher.follow(["r"])
+        leaving.close()
+        logs.add("r", 4, ends=True)
+        assert (await read_all(late, 1))["r"] == [0, 1, 2, 3, 4]
+        assert first
+        seen = [token.id for _, part in first for token in part.tokens]
+        while len(seen) < 5:
+            seen += [token.id for _, part in await early.next() or () for token in part.tokens]
+        assert seen == [0, 1, 2, 3, 4]
+
+
+async def test_a_follower_that_waits_does_not_hold_back_another_of_its_log() -> None:
+    logs = FakeLogs()
+    logs.limit = 100
+    logs.add("r", *range(3000), ends=True)
+    async with watching(logs) as watcher:
+        slow, fast = watcher.follow(["r"]), watcher.follow(["r"])
+        assert (await read_all(fast, 1))["r"] == list(range(3000))
+        assert slow.untaken_tokens < UNTAKEN_MAX + logs.limit
+        assert (await read_all(slow, 1))["r"] == list(range(3000))
+
+
 async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:

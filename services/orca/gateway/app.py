@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from orca.core.errors import OrcaError, PoolUnavailable
 from orca.core.model import ModelInfo
 from orca.core.text import Tokenizer
-from orca.gateway import about, generation
+from orca.gateway import about, generation, requests
 from orca.gateway.accept import Served
 from orca.gateway.auth import key_check
 from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
@@ -115,6 +115,14 @@ def _keyed_routes() -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
+
+    @router.get("/v1/requests/{request_id}/events")
+    async def request_events(request: Request, request_id: str) -> Response:
+        """The stream of a call, with event ids, from behind the events that the client has.
+
+        `Last-Event-ID`, or `starting_after` in the query, names the last event of each choice: `0.12,1.end`.
+        """
+        return await requests.events(_gateway(request), request, request_id)
 
     @router.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:

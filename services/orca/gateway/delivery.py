@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, Request, Token
+from orca.gateway.cursor import Cursor, ResumedChoice
 from orca.gateway.drain import Drain, draining
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.metrics import Metrics
@@ -43,6 +44,8 @@ class Accepted:
     follower: Follower
     timing: Timing
     leave: Callable[[], None]  # takes out the reader entry
+    cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
+    is_resumed: bool = False  # the call itself was made by an earlier connection
     finished: Callable[["Accepted", Sequence[End]], None] = field(default=lambda _accepted, _ends: None)
 
     @property
@@ -80,16 +83,16 @@ class Delivery(Response):
     async def _deliver(self, send: Send) -> None:
         raise NotImplementedError
 
-    def _note(self, parts: Sequence[tuple[str, LogSlice]]) -> None:
-        """Times of the tokens that go out now, and ends."""
+    def _note(self, parts: Sequence[tuple[str, LogSlice]], tokens: int) -> None:
+        """Times of the tokens that go out now, so many, and ends."""
         now = time.perf_counter()
         timing = self._accepted.timing
-        tokens = sum(len(part.tokens) for _, part in parts)
         if tokens:
             self._metrics.generation_tokens_total.inc(tokens)
             if timing.first_token is None:
                 timing.first_token = now
-                self._metrics.time_to_first_token.observe(now - timing.started)
+                if not self._accepted.is_resumed:
+                    self._metrics.time_to_first_token.observe(now - timing.started)
             elif timing.last_token is not None:
                 # Choices of one parent run side by side: each has its own gaps.
                 gap = (now - timing.last_token) * len(parts) / tokens
@@ -117,7 +120,8 @@ class Delivery(Response):
             return
         ends = self._in_order()
         seconds = time.perf_counter() - accepted.timing.started
-        self._metrics.e2e_latency.observe(seconds)
+        if not accepted.is_resumed:
+            self._metrics.e2e_latency.observe(seconds)
         for end in ends:
             self._metrics.count_end(end.reason)
             self._metrics.generation_tokens.observe(end.count)
@@ -136,9 +140,7 @@ class StreamDelivery(Delivery):
     async def _deliver(self, send: Send) -> None:
         accepted = self._accepted
         await send(_start(200, self._stream_headers()))
-        streams = {
-            request.id: ChoiceStream(request, accepted.rendering, self._reading) for request in accepted.requests
-        }
+        streams = {request.id: self._stream_of(request) for request in accepted.requests}
         while len(self._ends) < len(streams):
             try:
                 parts = await accepted.follower.next()
@@ -149,21 +151,34 @@ class StreamDelivery(Delivery):
                 if self._drain.is_cut:
                     await send(_body(self._cut_event(streams)))
                 return
-            self._note(parts)
-            await send(_body(self._events(parts, streams), more=len(self._ends) < len(streams)))
+            events = self._events(parts, streams)
+            # A client that resumes has the first ones: they are not written, so nothing goes out for them.
+            if events or len(self._ends) == len(streams):
+                await send(_body(events, more=len(self._ends) < len(streams)))
 
-    def _events(self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream]) -> bytes:
+    def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
+        stream = ChoiceStream(request, self._accepted.rendering, self._reading)
+        last_event_id = self._accepted.cursor.get(request.choice)
+        return stream if last_event_id is None else ResumedChoice(stream, last_event_id)
+
+    def _events(
+        self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
+    ) -> bytes:
         events: list[bytes] = []
+        tokens = 0
         for request_id, part in parts:
             stream = streams[request_id]
-            events.extend(map(stream.token, part.tokens))
+            written = [event for event in map(stream.token, part.tokens) if event]
+            tokens += len(written)
+            events += written
             if part.end is not None:
                 events.append(stream.end(part.end))
+        self._note(parts, tokens)
         if len(self._ends) == len(streams):
             events.append(stream_end(self._accepted.requests, self._accepted.rendering, self._in_order()))
         return b"".join(events)
 
-    def _cut_event(self, streams: Mapping[str, ChoiceStream]) -> bytes:
+    def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:
         """What a stream ends with when this gateway goes before it does."""
         error = draining()
         if not self._accepted.rendering.event_ids:
@@ -193,7 +208,7 @@ class WholeDelivery(Delivery):
                 return await self._send(send, *_error(answer_to(error)))
             if parts is None:
                 return await self._send(send, *_error(draining())) if self._drain.is_cut else None
-            self._note(parts)
+            self._note(parts, sum(len(part.tokens) for _, part in parts))
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)
         for end in self._in_order():

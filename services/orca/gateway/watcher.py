@@ -24,7 +24,7 @@ class Follower:
 
     def __init__(self, watcher: "LogWatcher", request_ids: Iterable[str]) -> None:
         self._watcher = watcher
-        self._request_ids = tuple(request_ids)
+        self.request_ids = tuple(request_ids)
         self._untaken: list[tuple[str, LogSlice]] = []
         self._has_news = asyncio.Event()
         self._error: OrcaError | None = None
@@ -51,7 +51,7 @@ class Follower:
         """Stop following; wakes `next`."""
         self._is_closed = True
         self._has_news.set()
-        self._watcher.forget(self._request_ids)
+        self._watcher.forget(self)
 
     def give(self, request_id: str, part: LogSlice) -> None:
         self._untaken.append((request_id, part))
@@ -68,8 +68,9 @@ class LogWatcher:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._followers: dict[str, Follower] = {}
-        # Log entries read so far; only of logs that are to be read on.
+        # Per log, who reads it and the entries that each was given; several connections may read one log.
+        self._reading: dict[str, dict[Follower, int]] = {}
+        # The least of these: from where each log is to be read.
         self._cursors: dict[str, int] = {}
         self._paused: dict[Follower, dict[str, int]] = {}
         self._all_read = 0.0  # when all logs were read last, on the loop's clock
@@ -79,24 +80,22 @@ class LogWatcher:
     def follow(self, request_ids: Iterable[str]) -> Follower:
         """Read these logs from their start."""
         follower = Follower(self, request_ids)
-        for request_id in follower._request_ids:
-            self._followers[request_id] = follower
-            self._cursors[request_id] = 0
+        for request_id in follower.request_ids:
+            self._read_on(follower, request_id, 0)
         self._look_again()
         return follower
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            follower = self._followers.pop(request_id, None)
-            self._cursors.pop(request_id, None)
-            if follower is not None:
-                self._paused.pop(follower, None)
+    def forget(self, follower: Follower) -> None:
+        self._paused.pop(follower, None)
+        for request_id in follower.request_ids:
+            self._stop_reading(follower, request_id)
 
     def resume(self, follower: Follower) -> None:
         """The follower has taken what there was: read on for it if it was paused."""
         cursors = self._paused.pop(follower, None)
         if cursors:
-            self._cursors.update(cursors)
+            for request_id, cursor in cursors.items():
+                self._read_on(follower, request_id, cursor)
             self._look_again()
 
     async def run(self) -> None:
@@ -156,24 +155,52 @@ class LogWatcher:
 
     def _deliver(self, parts: dict[str, LogSlice]) -> None:
         for request_id, part in parts.items():
-            follower = self._followers.get(request_id)
-            if follower is None or self._cursors.get(request_id) != part.start:
-                continue
-            follower.give(request_id, part)
-            if part.end is not None:
-                self._followers.pop(request_id)
-                self._cursors.pop(request_id)
-            elif follower.untaken_tokens >= UNTAKEN_MAX:
-                self._cursors.pop(request_id)
-                self._paused.setdefault(follower, {})[request_id] = part.start + len(part.tokens)
-            else:
-                self._cursors[request_id] = part.start + len(part.tokens)
+            for follower, cursor in list(self._reading.get(request_id, {}).items()):
+                # Whoever is behind what was read, or before it, gets its part by another read.
+                if 0 <= cursor - part.start <= len(part.tokens):
+                    self._give(follower, request_id, _from(cursor, part))
+
+    def _give(self, follower: Follower, request_id: str, part: LogSlice) -> None:
+        if not part.tokens and part.end is None:
+            return
+        follower.give(request_id, part)
+        cursor = part.start + len(part.tokens)
+        if part.end is not None:
+            self._stop_reading(follower, request_id)
+        elif follower.untaken_tokens >= UNTAKEN_MAX:
+            self._stop_reading(follower, request_id)
+            self._paused.setdefault(follower, {})[request_id] = cursor
+        else:
+            self._read_on(follower, request_id, cursor)
+
+    def _read_on(self, follower: Follower, request_id: str, cursor: int) -> None:
+        reading = self._reading.setdefault(request_id, {})
+        reading[follower] = cursor
+        self._cursors[request_id] = min(reading.values())
+
+    def _stop_reading(self, follower: Follower, request_id: str) -> None:
+        reading = self._reading.get(request_id, {})
+        reading.pop(follower, None)
+        if reading:
+            self._cursors[request_id] = min(reading.values())
+        else:
+            self._reading.pop(request_id, None)
+            self._cursors.pop(request_id, None)
 
     async def _fail_lost(self) -> None:
         """After an outage: streams of records that did not survive it must not wait for ever."""
-        for request_id, follower in list(self._followers.items()):
+        followed = [(request_id, follower) for request_id, reading in self._reading.items() for follower in reading]
+        followed += [(request_id, follower) for follower, cursors in self._paused.items() for request_id in cursors]
+        for request_id, follower in followed:
             try:
                 await self._pool.status(request_id)
             except UnknownRequest as error:
                 follower.fail(error)
-                self.forget((request_id,))
+                self.forget(follower)
+
+
+def _from(cursor: int, part: LogSlice) -> LogSlice:
+    """What of a part begins at `cursor`."""
+    if cursor == part.start:
+        return part
+    return LogSlice(cursor, part.tokens[cursor - part.start :], part.end)

@@ -1,0 +1,87 @@
+"""From where a stream is read on: the last event that a client has of each choice.
+
+`0.12,1.7` and `0.end,1.7` name an event of every choice of a call (render.py lists the ids), in any order; `end` alone
+says that all was read. Nothing at all means from the start.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from orca.core.request import End, Token
+from orca.gateway.errors import ApiError
+from orca.gateway.render import ChoiceStream
+from orca.pool.api import RequestStatus
+
+Cursor = Mapping[int, str]
+"""Choice -> id of the last event that the client has."""
+
+ALL_READ = "end"
+
+# No leading zeros: each event has one name.
+_EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,8})\.(?:end|0|[1-9][0-9]{0,8})")
+
+
+def parse_cursor(text: str, choices: int) -> Cursor:
+    """The last event of each of `choices` choices; empty for the start.
+
+    Args: text: not `ALL_READ`.
+    Raises: ApiError 400 that says what is missing or wrong.
+    """
+    cursor: dict[int, str] = {}
+    for word in filter(None, map(str.strip, text.split(","))):
+        event_id = _EVENT_ID.fullmatch(word)
+        if event_id is None:
+            raise bad_cursor(f"{word[:32]!r} is no event id: they are written 0.12 or 0.end")
+        choice = int(event_id[1])
+        if choice >= choices:
+            raise bad_cursor(f"{word} names choice {choice}, the request has {choices}")
+        if choice in cursor:
+            raise bad_cursor(f"choice {choice} is named twice")
+        cursor[choice] = word
+    missing = [choice for choice in range(choices) if choice not in cursor]
+    if cursor and missing:
+        names = ", ".join(map(str, missing))
+        raise bad_cursor(f"the last event of every choice is needed: nothing names choice {names}")
+    return cursor
+
+
+def check_written(cursor: Cursor, statuses: Sequence[RequestStatus]) -> None:
+    """A cursor must name events that there are. Args: statuses: of all choices, in order. Raises: ApiError 400."""
+    for choice, event_id in cursor.items():
+        status, place = statuses[choice], event_id.partition(".")[2]
+        if status.end is None if place == "end" else int(place) >= status.tokens:
+            raise bad_cursor(f"there is no event {event_id} yet: choice {choice} has {status.tokens} tokens")
+
+
+def bad_cursor(message: str) -> ApiError:
+    return ApiError(400, f"Last-Event-ID: {message}", param="Last-Event-ID", code="invalid_cursor")
+
+
+class ResumedChoice:
+    """The events of one choice behind the one that the client has; a ChoiceStream with the others left out.
+
+    The text of a token depends on all before it, so the log is read from its start all the same.
+    """
+
+    def __init__(self, stream: ChoiceStream, last_event_id: str) -> None:
+        self._stream = stream
+        self._last_event_id = last_event_id
+        self._is_behind = False
+
+    def token(self, token: Token) -> bytes:
+        """The event of the next token of the log, empty when the client has it."""
+        return self._new(self._stream.token(token))
+
+    def end(self, end: End) -> bytes:
+        return self._new(self._stream.end(end))
+
+    def _new(self, event: bytes) -> bytes:
+        if self._is_behind:
+            return event
+        self._is_behind = self._stream.last_event_id == self._last_event_id
+        return b""
+
+    @property
+    def last_event_id(self) -> str | None:
+        """The id of the last event that the client has."""
+        return self._stream.last_event_id if self._is_behind else self._last_event_id
