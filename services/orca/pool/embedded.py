@@ -42,6 +42,14 @@ def find_wheel_redis_server() -> Path | None:
     return binary if os.access(binary, os.X_OK) else None
 
 
+class RedisDidNotStart(SettingError):
+    """It ended, or was ended for being too slow, before it answered. The message has the end of its log."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # negative for a signal
+
+
 class EmbeddedRedis:
     """A redis-server that lives as long as this object: `with EmbeddedRedis(folder) as redis: ... redis.url`.
 
@@ -69,7 +77,7 @@ class EmbeddedRedis:
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
             maxmemory_bytes: 0 has no bound.
             options: more `--name value` words for redis-server; they come last and win.
-        Raises: SettingError when there is no binary or it does not start; its log is in the message.
+        Raises: SettingError when there is no binary, RedisDidNotStart.
         """
         self.folder = folder
         self.binary = binary or find_redis_server()
@@ -113,7 +121,7 @@ class EmbeddedRedis:
         self._process.wait()
 
     def restart(self) -> None:
-        """Start again at the same address with what is on disk."""
+        """Start again at the same address with what is on disk. Raises: RedisDidNotStart; it may be tried again."""
         self.stop()
         self._process = self._start()
 
@@ -135,11 +143,15 @@ class EmbeddedRedis:
                 start_new_session=True,
             )
         try:
-            self._wait_until_up(process)
+            is_up = self._comes_up(process)
         except BaseException:
             process.kill()
             process.wait()
             raise
+        if not is_up:
+            process.kill()
+            tail = self._log.read_text(errors="replace")[-1000:].strip()
+            raise RedisDidNotStart(f"{self.binary} did not start:\n{tail}", exit_code=process.wait())
         return process
 
     def _arguments(self) -> list[str]:
@@ -153,13 +165,13 @@ class EmbeddedRedis:
         words += ["--stream-node-max-bytes", "1024"]
         return [*words, *self._options]
 
-    def _wait_until_up(self, process: "subprocess.Popen[bytes]") -> None:
+    def _comes_up(self, process: "subprocess.Popen[bytes]") -> bool:
         limit = time.monotonic() + _START_S
         while not self._answers():
             if process.poll() is not None or time.monotonic() > limit:
-                tail = self._log.read_text(errors="replace")[-1000:].strip()
-                raise SettingError(f"{self.binary} did not start:\n{tail}")
+                return False
             time.sleep(0.01)
+        return True
 
     def _answers(self) -> bool:
         """Has it loaded its data? A PING is answered with LOADING until then."""

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart
 
 
 class RedisChild:
@@ -35,7 +35,11 @@ class RedisChild:
     async def run_once(self) -> int:
         """Start it again unless it runs, and wait for its end. Returns its exit code, negative for a signal."""
         if not self._is_running:
-            self._redis.restart()
+            try:
+                self._redis.restart()
+            except RedisDidNotStart as error:
+                # Killed while it started, or its disk is full: one more crash, and its log says of what.
+                return error.exit_code
             self._is_running = True
         await _wait_for_exit(self._redis.pid)
         self._is_running = False

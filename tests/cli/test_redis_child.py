@@ -1,0 +1,67 @@
+"""The supervised Redis: each of its ends is a crash like any other, also one before it answers."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from orca.cli.up.redis_child import RedisChild
+from orca.cli.up.supervisor import Supervisor
+from orca.pool.embedded import find_redis_server
+
+MOODY = """#!/bin/sh
+[ -e {folder}/moody ] && kill -9 $$
+exec {binary} "$@"
+"""
+
+
+async def until(is_true: Callable[[], object], limit_s: float = 90.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisChild]:
+    """A Redis that dies whenever it starts while there is a file `moody`."""
+    program = tmp_path / "bin" / "redis-server"
+    program.parent.mkdir()
+    program.write_text(MOODY.format(folder=tmp_path, binary=find_redis_server()))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    child = RedisChild(tmp_path / "redis")
+    yield child
+    await child.stop()
+
+
+def kill(child: RedisChild) -> None:
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+
+
+async def test_a_death_before_it_answers_has_an_exit_code_like_any_other(child: RedisChild, tmp_path: Path) -> None:
+    kill(child)
+    assert await child.run_once() == -signal.SIGKILL
+    (tmp_path / "moody").touch()
+    assert await child.run_once() == -signal.SIGKILL
+    assert child.pid is None
+
+
+async def test_a_redis_that_dies_while_it_starts_again_is_restarted_until_it_stays(
+    child: RedisChild, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    supervisor = Supervisor([child], tell=told.append, restart_delays_s=(0.0, 0.01, 0.5, 0.5))
+    supervisor.was_up = True
+    running = asyncio.create_task(supervisor.run())
+    (tmp_path / "moody").touch()
+    kill(child)
+    await until(lambda: len(told) >= 2)
+    (tmp_path / "moody").unlink()
+    await until(lambda: child.pid is not None)
+    assert all(sentence.startswith("redis was killed by SIGKILL") for sentence in told)
+    await supervisor.stop()
+    await running
