@@ -8,12 +8,17 @@ JSON fields: `time` (UTC, RFC 3339 with microseconds), `level`, `logger`, `servi
 is one (type, message and traceback in one string), and every key of `extra`.
 """
 
+import io
 import logging
+import os
+import stat
 import sys
 from datetime import UTC, datetime
 from typing import IO, Any, Literal
 
 import orjson
+
+from orca.core.log_pipe import PipeHandler
 
 Format = Literal["json", "text", "auto"]
 
@@ -37,10 +42,21 @@ def configure_logging(
         raise ValueError(f"log format {fmt!r} is none of json, text, auto")
     stream = sys.stderr if stream is None else stream
     is_text = stream.isatty() if fmt == "auto" else fmt == "text"
-    handler = logging.StreamHandler(stream)
+    handler = _handler(stream)
     handler.setFormatter(TextFormatter(service) if is_text else JsonFormatter(service))
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.captureWarnings(True)
+
+
+def _handler(stream: IO[str]) -> logging.Handler:
+    """Straight into what never makes a writer wait: a file, or memory. Whatever may be read slowly gets a queue."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        return logging.StreamHandler(stream)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return logging.StreamHandler(stream)
+    return PipeHandler(descriptor)
 
 
 class JsonFormatter(logging.Formatter):

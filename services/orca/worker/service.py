@@ -43,6 +43,7 @@ async def _serve(settings: WorkerSettings) -> int:
     def on_signal() -> None:
         if stop.is_set():
             log.warning("ends at once, by a second signal")
+            logging.shutdown()
             # The ranks are leashed to this process: the kernel ends them with it.
             os._exit(1)
         log.info("leaves, by a signal")

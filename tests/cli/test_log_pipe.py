@@ -1,0 +1,90 @@
+"""core.log_pipe: logging into a pipe that nobody reads."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from cli_processes import wait_until
+
+from orca.core.log_pipe import PipeHandler
+from orca.core.logs import JsonFormatter
+
+FULL_PIPE_AND_QUEUE = 4 << 20
+"""More bytes than a pipe and the handler's queue hold."""
+
+LOGS_INTO_A_FULL_PIPE = f"""
+import logging
+from orca.core.logs import configure_logging
+configure_logging("gateway")
+for _ in range({FULL_PIPE_AND_QUEUE} // 1000):
+    logging.getLogger("orca").info("x" * 1000)
+print("went on", flush=True)
+"""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Its ends for reading and writing, the writing one closed by the end of the process."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+
+
+def logger_into(descriptor: int, queue_bytes_max: int) -> tuple[logging.Logger, PipeHandler]:
+    handler = PipeHandler(descriptor, queue_bytes_max=queue_bytes_max)
+    handler.setFormatter(JsonFormatter("gateway"))
+    logger = logging.Logger("orca.test")
+    logger.addHandler(handler)
+    return logger, handler
+
+
+def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    logger, handler = logger_into(writing, 1 << 20)
+    for number in range(100):
+        logger.info("%d", number)
+    handler.flush()
+    lines = os.read(reading, 1 << 16).splitlines()
+    assert [orjson.loads(line)["message"] for line in lines] == [str(number) for number in range(100)]
+
+
+def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_number_is_told(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    logger, _ = logger_into(writing, 100_000)
+    began = time.monotonic()
+    for _ in range(2_000):
+        logger.info("x" * 1_000)
+    assert time.monotonic() - began < 10
+    found = bytearray()
+
+    def lines_told_of() -> int:
+        found.extend(os.read(reading, 1 << 20))
+        whole = [orjson.loads(line) for line in found.splitlines(keepends=True) if line.endswith(b"\n")]
+        return sum(line.get("lines_lost", 1) for line in whole)
+
+    wait_until(lambda: lines_told_of() == 2_000, 30)
+    assert b"log lines lost: nobody read them in time" in found
+
+
+def test_a_pipe_whose_reader_has_left_harms_nobody() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    logger, handler = logger_into(writing, 1 << 20)
+    logger.info("into the void")
+    handler.flush()
+    logger.info("again")
+    handler.flush()
+
+
+def test_a_process_goes_on_and_ends_while_nobody_reads_its_log() -> None:
+    command = [sys.executable, "-c", LOGS_INTO_A_FULL_PIPE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "went on\n"
+        # Not before its end is anything read from its standard error.
+        assert process.wait(30) == 0
