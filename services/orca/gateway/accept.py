@@ -72,6 +72,9 @@ def completion_prompts(body: CompletionBody, served: Served, settings: Settings)
     _check_choices(len(prompt), choices, settings)
     for i, one in enumerate(prompt):
         if not isinstance(one, str):
+            if isinstance(one, list):
+                # First, because looking at each of a million ids takes long.
+                _check_context(len(one), served, param="prompt")
             _check_token_ids(one, served.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
 
@@ -141,9 +144,7 @@ def max_new_tokens(
     limit = served.info.max_model_len
     if prompt_length == 0:
         raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
-    if prompt_length >= limit:
-        message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
-        raise ApiError(400, message, param=_prompt_param(body), code="context_length_exceeded")
+    _check_context(prompt_length, served, param=_prompt_param(body))
     if isinstance(body, ChatBody):
         asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
         param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
@@ -237,6 +238,13 @@ def _logit_bias(bias: dict[str, float], served: Served, settings: Settings) -> t
             raise InvalidRequest(f"logit_bias of {key} must be between -100 and 100", param="logit_bias")
         pairs[token_id] = value
     return tuple(sorted(pairs.items()))
+
+
+def _check_context(prompt_length: int, served: Served, *, param: str) -> None:
+    limit = served.info.max_model_len
+    if prompt_length >= limit:
+        message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _check_stream(body: GenerationBody) -> None:

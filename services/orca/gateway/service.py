@@ -13,6 +13,7 @@ from orca.core.logs import Format, configure_logging
 from orca.core.model import load_model_info
 from orca.core.text import Tokenizer
 from orca.gateway.app import create_app
+from orca.gateway.open_files import allow_open_files
 from orca.gateway.server import make_server
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.redis_pool import RedisPool
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging("gateway", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
     # Our own lines say more.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    allow_open_files(settings.connections_max)
     return uvloop.run(_serve(settings, pool_settings))
 
 

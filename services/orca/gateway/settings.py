@@ -57,6 +57,10 @@ class Settings:
     logit_bias_max: int = setting(1024, "entries of a call's logit_bias", least=0)
     # About 10 ms of encoding.
     inline_characters_max: int = setting(10_000, "longer texts are encoded in a thread, so that streams go on", least=0)
+    # About 2 ms of parsing.
+    inline_body_bytes_max: int = setting(
+        64 << 10, "larger bodies are parsed in a thread, so that streams go on", least=0
+    )
     # English has 4 to 5; a longer token of the vocabulary raises it.
     bytes_per_token_max: int = setting(
         64, "a prompt with more bytes of text for each token of the context is refused before it is encoded", least=1
