@@ -109,6 +109,7 @@ def test_stages_share_gpus_through_gloo_where_there_are_too_few() -> None:
 def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
     [gateway] = [spec for spec in planned("--host", "0.0.0.0") if spec.role is Role.GATEWAY]
     assert flags_of(gateway)["--host"] == "0.0.0.0"
+    assert flags_of(gateway)["--open-to-network"] == "true"
     assert gateway.address.startswith("127.0.0.1:")
 
 
@@ -122,6 +123,13 @@ def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
     assert gateway.environment == {"ORCA_GATEWAY_API_KEYS": "a,b"}
     assert all("a,b" not in word for spec in specs for word in spec.command)
     assert "a,b" not in repr(gateway)
+
+
+def test_with_keys_a_gateway_on_all_addresses_is_not_told_to_be_open(tmp_path: Path) -> None:
+    specs = planned("--host", "0.0.0.0", "--api-keys-file", str(tmp_path / "keys"))
+    [gateway] = [spec for spec in specs if spec.role is Role.GATEWAY]
+    assert flags_of(gateway)["--api-keys-file"] == str(tmp_path / "keys")
+    assert "--open-to-network" not in flags_of(gateway)
 
 
 def test_a_worker_knows_the_scheduler_of_its_group() -> None:

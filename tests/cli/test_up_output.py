@@ -87,6 +87,10 @@ def test_who_may_call_is_said(host: str, keys: int, said: str) -> None:
     assert said in access_note(host, keys)
 
 
+def test_a_file_of_keys_is_named() -> None:
+    assert access_note("0.0.0.0", 0, "/etc/keys") == "api:  the keys of /etc/keys; a call must show one"
+
+
 def test_an_error_line_is_told_with_the_end_of_its_exception() -> None:
     line = {"level": "error", "message": "step failed", "exception": "Traceback\n  ...\nOSError: gone"}
     assert error_message(json.dumps(line)) == "step failed (OSError: gone)"

@@ -15,6 +15,7 @@ missing or a bad value stops the start with the setting's name. The dataclass is
 
 import argparse
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -103,6 +104,14 @@ def is_address(text: str, *, least_port: int = 0) -> bool:
     """Whether `text` is host:port."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and least_port <= int(port) <= 65_535
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host; a name other than localhost counts as reached from outside."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:

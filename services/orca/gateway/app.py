@@ -23,14 +23,15 @@ from orca.core.model import ModelInfo
 from orca.core.text import Tokenizer
 from orca.gateway import about, generation, requests
 from orca.gateway.accept import Served
-from orca.gateway.auth import key_check
+from orca.gateway.auth import check_access, key_check
 from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to
 from orca.gateway.generation import Gateway, wall_clock_ms
+from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
-from orca.gateway.middleware import CountHttp, HeadAsGet
+from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
 from orca.gateway.playground import playground
 from orca.gateway.readers import Readers
 from orca.gateway.render import Reading
@@ -66,8 +67,10 @@ def create_app(
         pool: stays open when the application ends.
         clock_ms: wall clock, Unix milliseconds: `created` and deadlines.
         tracing: None exports as the environment says.
-    Raises: ModelError when the chat template is broken.
+    Raises: ModelError when the chat template is broken; SettingError for keys that cannot be used or are missing.
     """
+    keys = KeyRing(settings)
+    check_access(settings, keys)
     template = tokenizer.chat_template
     gateway = Gateway(
         pool=pool,
@@ -85,14 +88,14 @@ def create_app(
         readers=Readers(pool, settings.round_seconds),
         reading=Reading(tokenizer, frozenset(model_info.eos_token_ids)),
         encoder=Encoder(model_info, tokenizer, settings),
+        keys=keys,
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
     app.include_router(_open_routes())
-    app.include_router(
-        _keyed_routes(), dependencies=[Depends(key_check(settings.api_keys, settings.calls_per_key_max))]
-    )
+    app.include_router(_keyed_routes(), dependencies=[Depends(key_check(keys))])
     app.add_middleware(HeadAsGet)
+    app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
     _map_errors(app)
     app.openapi = functools.partial(_document, app)  # type: ignore[method-assign]
@@ -179,6 +182,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     tasks = [
         asyncio.create_task(gateway.watcher.run(), name="log-watcher"),
         asyncio.create_task(gateway.readers.run(), name="readers"),
+        asyncio.create_task(gateway.keys.run(), name="key-file"),
         asyncio.create_task(_introduce(gateway), name="introduce"),
     ]
     try:

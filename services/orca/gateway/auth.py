@@ -9,48 +9,70 @@ These routes are open, every other one needs a key where there are keys:
     /openapi.json   the API's document: the same text for every deployment
 """
 
-import hashlib
-import hmac
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
+from orca.core.errors import SettingError
+from orca.core.settings import is_loopback
+from orca.gateway.api_keys import ApiKey
 from orca.gateway.errors import ApiError
+from orca.gateway.key_ring import KeyRing
+from orca.gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+KEYS_SHOWN = "orca.keys_shown"
+"""In a call's scope: a list that the middleware puts there, and that gets the key which the call showed."""
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 """The table above, for the tests. Nothing is decided by it."""
 
 
-def key_check(keys: Sequence[str], calls_max: int | None) -> Callable[[Request], AsyncIterator[None]]:
-    """A dependency that lets a call pass if it shows one of `keys`; without keys, every call passes.
+def check_access(settings: Settings, keys: KeyRing) -> None:
+    """Say who may call. An API that is open to a network has to be wanted.
 
-    Args: calls_max: calls at a time with one key; None bounds nothing. A call is counted until its answer has ended.
-    Raises (the dependency): ApiError 401 or 429. The time it takes does not tell how much of a key was right.
+    Raises: SettingError.
     """
-    known = [_digest(key) for key in keys]
-    open_calls: Counter[bytes] = Counter()
+    if not keys.is_open:
+        log.info("calls must show an API key", extra={"keys": len(keys.names)})
+    elif is_loopback(settings.host):
+        log.info("the API is open, to this machine only: no keys are set")
+    elif settings.open_to_network:
+        log.warning("the API is open to all who can reach %s: no keys are set, and open_to_network is", settings.host)
+    else:
+        raise SettingError(
+            f"setting host: {settings.host} can be reached from outside and no API keys are set: give api_keys_file "
+            "(`orca keys make NAME` makes a key), or set open_to_network to true"
+        )
+
+
+def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
+    """A dependency that lets a call pass if it shows one of `keys` and keeps within that key's limits.
+
+    A call is counted until its answer has ended. Raises (the dependency): ApiError 401 or 429.
+    """
 
     async def check(request: Request) -> AsyncIterator[None]:
-        if not known:
+        if keys.is_open:
             yield
             return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        shown = _digest(key.strip() if scheme.lower() == "bearer" else "")
-        # All are compared, whichever fits.
-        if not any([hmac.compare_digest(shown, one) for one in known]):  # noqa: C419
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        key = keys.find(shown.strip() if scheme.lower() == "bearer" else "")
+        if key is None:
             raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
-        if calls_max is not None and open_calls[shown] >= calls_max:
-            message = f"more than {calls_max} calls at a time with this key"
-            raise ApiError(429, message, kind="overloaded_error", code="too_many_calls", retry_after_s=1)
-        open_calls[shown] += 1
+        request.scope[KEYS_SHOWN].append(key)
+        keys.enter(key)
         try:
             yield
         finally:
-            open_calls[shown] -= 1
+            keys.leave(key)
 
     return check
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def key_of(request: Request) -> ApiKey | None:
+    """The key that a call was let in by; None where there are no keys."""
+    shown: list[ApiKey] = request.scope[KEYS_SHOWN]
+    return shown[0] if shown else None

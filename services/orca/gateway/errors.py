@@ -6,6 +6,7 @@ ApiError        an answer in OpenAI's shape: status, type, param, code, perhaps 
 """
 
 import logging
+import math
 
 import orjson
 
@@ -37,7 +38,7 @@ class ApiError(Exception):
         kind: str = INVALID,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: int | None = None,
+        retry_after_s: float | None = None,
         closes: bool = False,
         is_final: bool = False,
     ) -> None:
@@ -65,7 +66,9 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         headers = {}
         if self.retry_after_s is not None:
-            headers["retry-after"] = str(self.retry_after_s)
+            # The official clients look at the finer one first; those that come in whole seconds come all at once.
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+            headers["retry-after-ms"] = str(math.ceil(self.retry_after_s * 1000))
         if self.closes:
             headers["connection"] = "close"
         if self.is_final:

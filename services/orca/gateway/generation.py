@@ -16,11 +16,13 @@ from orca.core.errors import InvalidRequest, NeverFits, PoolUnavailable
 from orca.core.request import End
 from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
+from orca.gateway.auth import key_of
 from orca.gateway.bodies import ChatBody, CompletionBody
 from orca.gateway.delivery import Accepted, Delivery, StreamDelivery, Timing, WholeDelivery
 from orca.gateway.drain import Drain
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.readers import Readers
 from orca.gateway.receive import receive_body
@@ -51,6 +53,7 @@ class Gateway:
     readers: Readers
     reading: Reading
     encoder: Encoder
+    keys: KeyRing
     drain: Drain = field(default_factory=Drain)
     # Promised by the first group of our revision that was formed; None until then, and never None again.
     slots: int | None = None
@@ -121,7 +124,9 @@ async def _generate(
         leave=lambda: gateway.readers.remove(call.parent, call.reader),
         finished=lambda done, ends: _finish_span(gateway, span, done, ends),
     )
-    log.info("call accepted", extra={"request_id": call.parent, "requests": len(requests)})
+    key = key_of(http)
+    said = {"request_id": call.parent, "requests": len(requests), "key": None if key is None else key.name}
+    log.info("call accepted", extra=said)
     kind = StreamDelivery if body.stream else WholeDelivery
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
 

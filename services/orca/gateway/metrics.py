@@ -40,6 +40,17 @@ class Metrics:
         self._http = Counter(
             "orca_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
         )
+        self._by_key = Counter(
+            "orca_api_key_requests",
+            "HTTP requests answered, by the key's name.",
+            ["key", "status"],
+            registry=self.registry,
+        )
+        self.key_file_broken = Gauge(
+            "orca_api_keys_file_broken",
+            "1 while the file of keys cannot be used: old keys hold.",
+            registry=self.registry,
+        )
         self.open_connections = Gauge(
             "orca_open_generations", "Connections that wait for tokens.", registry=self.registry
         )
@@ -65,6 +76,9 @@ class Metrics:
 
     def count_http(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, str(status)).inc()
+
+    def count_key(self, name: str, status: int) -> None:
+        self._by_key.labels(name, str(status)).inc()
 
     def set_pool(self, stats: PoolStats | None) -> None:
         """None: the pool did not answer; its other values stay as they were."""

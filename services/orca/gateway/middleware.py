@@ -2,6 +2,9 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orca.gateway.api_keys import ApiKey
+from orca.gateway.auth import KEYS_SHOWN
+from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 
 
@@ -25,6 +28,31 @@ class CountHttp:
             await send(message)
 
         await self._app(scope, receive, counting)
+
+
+class TellLimits:
+    """Counts answers by the key that their call showed, and tells clients of the key's rate."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        shown: list[ApiKey] = []
+        scope[KEYS_SHOWN] = shown
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start" and shown:
+                self._metrics.count_key(shown[0].name, message["status"])
+                told = [(name.encode(), text.encode()) for name, text in self._keys.headers(shown[0]).items()]
+                message = {**message, "headers": [*message["headers"], *told]}
+            await send(message)
+
+        await self._app(scope, receive, telling)
 
 
 class HeadAsGet:

@@ -22,9 +22,12 @@ class Settings:
     port: int = setting(8000, "port to listen on; 0 takes a free one", least=0)
     pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
     deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
-    api_keys: tuple[str, ...] = setting(
-        (), "keys that clients may show, parted by commas; none leaves the API open", is_secret=True
+    api_keys: tuple[str, ...] = setting((), "keys that clients may show, parted by commas", is_secret=True)
+    # Beside flags and variables, because what those hold is seen in the process and cannot change while it runs.
+    api_keys_file: str | None = setting(
+        None, "file of hashed keys with their limits, a line each (`orca keys make`), followed when it changes"
     )
+    open_to_network: bool = setting(False, "serve without keys at a host that other machines reach")
     default_max_new_tokens: int = setting(
         512, "tokens of a chat answer without max_tokens, cut to the context; completions take OpenAI's 16", least=1
     )

@@ -3,7 +3,6 @@
 On a terminal the start is a bar per process; elsewhere it is a line whenever a process reaches another phase.
 """
 
-import ipaddress
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from orca.cli.up.readiness import STARTING, Standing
-from orca.cli.up.settings import KEYS_VARIABLE
 from orca.cli.up.supervisor import Supervised
+from orca.core.settings import is_loopback
 
 
 class Display:
@@ -71,21 +70,15 @@ class StartProgress:
             self._last[name] = standing.phase
 
 
-def access_note(host: str, keys: int) -> str:
+def access_note(host: str, keys: int, keys_file: str | None = None) -> str:
     """Who may call the API: one line, a warning when that is anybody in reach."""
+    if keys_file is not None:
+        return f"api:  the keys of {keys_file}; a call must show one"
     if keys:
         return f"api:  {keys} {'key' if keys == 1 else 'keys'}; a call must show one"
     if is_loopback(host):
         return "api:  open, to this machine only"
-    return f"api:  WARNING: open to all who can reach {host}; --api-keys or {KEYS_VARIABLE} closes it"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host; a name other than localhost counts as reached from outside."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return f"api:  WARNING: open to all who can reach {host}; --api-keys-file or --api-keys closes it"
 
 
 def interpreter() -> str:

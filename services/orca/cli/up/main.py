@@ -166,10 +166,10 @@ async def _show_start(
     took = f"ready in {time.monotonic() - began:.0f} s"
     held = "requests and logs" if settings.redis_url is None else "logs"
     notes = [
-        access_note(settings.host, len(settings.api_keys)),
+        access_note(settings.host, len(settings.api_keys), settings.api_keys_file),
         f"data: {folder} ({held}; outlasts restarts, delete it to forget)",
         f"logs: {specs[-1].log.parent}/<process>.log",
     ]
     title = f"\nReady: {model.name} at {url} ({model.dtype}, {shape}; {took})"
     display.show_system(title, supervisor.children, notes)
-    display.tell(examples(url, model.name, has_keys=bool(settings.api_keys)))
+    display.tell(examples(url, model.name, has_keys=settings.has_keys))

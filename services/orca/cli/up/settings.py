@@ -15,6 +15,9 @@ KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
 """Where the gateway finds its keys; of `orca up` itself too, because flags are seen by all users of the machine."""
 
 
+KEYS_FILE_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS_FILE"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UpSettings(ScheduleSettings):
     """One system on one machine; all its groups batch alike."""
@@ -39,6 +42,9 @@ class UpSettings(ScheduleSettings):
         f"keys of which clients must show one; unset leaves the API open; unseen by ps as {KEYS_VARIABLE}",
         is_secret=True,
     )
+    api_keys_file: str | None = setting(
+        None, "file of hashed keys with their limits, a line each (`orca keys make`), followed when it changes"
+    )
     data: str | None = setting(None, "folder of Redis data and logs; unset takes ~/.local/state/orca/PORT")
     redis_url: str | None = setting(None, "a Redis that runs already; unset starts one")
     iteration_log: str | None = setting(
@@ -52,6 +58,10 @@ class UpSettings(ScheduleSettings):
         require(self.port <= 65_535, self, "port", "65535 or less")
 
     @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_keys_file is not None
+
+    @property
     def threads_per_rank(self) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // (self.stages * self.tensor * self.replicas))
 
@@ -61,7 +71,7 @@ def parse_settings(argv: Sequence[str]) -> UpSettings:
     return read_settings(
         UpSettings,
         argv,
-        {name: keys for name, keys in os.environ.items() if name == KEYS_VARIABLE},
+        {name: keys for name, keys in os.environ.items() if name in (KEYS_VARIABLE, KEYS_FILE_VARIABLE)},
         prefix=GATEWAY_PREFIX,
         prog="orca up",
         description="Start Redis, gateway, schedulers and stage workers on this machine. Ctrl-C ends all of them.",

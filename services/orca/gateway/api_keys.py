@@ -1,0 +1,140 @@
+"""Keys of clients as they are kept: a name and a hash, a line each in a file.
+
+    # who may call, and how much
+    alice: sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
+    batch: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 requests_per_minute=60 calls=4
+
+`orca keys make NAME` makes a key and its line. A key has 256 random bits, so its plain SHA-256 tells nothing about it;
+a slow hash would only make calls slow. Names appear in logs and metrics, keys nowhere.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from orca.core.errors import OrcaError
+
+KEYS_MAX = 1_000
+"""Each call's key is compared with all of them, and each name is a label of metrics."""
+
+FILE_BYTES_MAX = 1 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class KeyFileError(OrcaError):
+    """A file of keys that cannot be used. Says which line, never what is in it: that may be a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one key may do; None bounds nothing. Each is counted by each gateway for itself."""
+
+    requests_per_minute: int | None = None  # a minute's worth may come at once
+    calls: int | None = None  # at a time; unset takes the setting calls_per_key_max
+    queue_percent: int | None = None  # priority: refused once the pool's queue is filled so far, [1, 100]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    name: str
+    digest: bytes  # SHA-256 of the key
+    limits: Limits = Limits()
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key, and compared."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def make_key() -> str:
+    """A new key. Its first letters let scanners for leaked secrets know one."""
+    return f"orca-{secrets.token_urlsafe(32)}"
+
+
+def line(key: ApiKey) -> str:
+    """The line of a file that holds this key."""
+    given = [(limit.name, getattr(key.limits, limit.name)) for limit in fields(Limits)]
+    words = [f"{name}={value}" for name, value in given if value is not None]
+    return " ".join([f"{key.name}: sha256:{key.digest.hex()}", *words])
+
+
+def read_keys(file: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file; none when it has no lines but comments. Raises: KeyFileError."""
+    try:
+        with file.open("rb") as source:
+            content = source.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeyFileError(f"{file}: {error.strerror}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise KeyFileError(f"{file}: is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return parse_keys(content.decode())
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{file}: is not text in UTF-8") from error
+    except KeyFileError as error:
+        raise KeyFileError(f"{file}: {error}") from error
+
+
+def parse_keys(text: str) -> tuple[ApiKey, ...]:
+    """Raises: KeyFileError naming the line."""
+    keys = []
+    for number, content in enumerate(text.splitlines(), start=1):
+        if words := content.partition("#")[0].split():
+            try:
+                keys.append(_parse_line(words))
+            except KeyFileError as error:
+                raise KeyFileError(f"line {number}: {error}") from error
+    check_distinct(keys)
+    return tuple(keys)
+
+
+def check_distinct(keys: Sequence[ApiKey]) -> None:
+    """Raises: KeyFileError when a name or a key is there twice, or there are too many."""
+    if len(keys) > KEYS_MAX:
+        raise KeyFileError(f"more than {KEYS_MAX} keys")
+    if name := _twice(key.name for key in keys):
+        raise KeyFileError(f"the name {name} is there twice")
+    if len({key.digest for key in keys}) < len(keys):
+        raise KeyFileError("one key is there under two names")
+
+
+def is_name(text: str) -> bool:
+    """Whether a key may have this name: letters, digits, dots, dashes, underscores."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _parse_line(words: Sequence[str]) -> ApiKey:
+    name = words[0].removesuffix(":")
+    hashed = _HASH.fullmatch(words[1]) if len(words) > 1 else None
+    if not words[0].endswith(":") or not is_name(name) or hashed is None:
+        raise KeyFileError("is not `name: sha256:<64 hex digits> [limit=N ..]`")
+    return ApiKey(name, bytes.fromhex(hashed[1]), _parse_limits(words[2:]))
+
+
+def _parse_limits(words: Sequence[str]) -> Limits:
+    known = {limit.name for limit in fields(Limits)}
+    limits: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in known:
+            raise KeyFileError(f"has a limit that is none of {', '.join(sorted(known))}")
+        if name in limits or not number.isdecimal() or len(number) > 9 or int(number) < 1:
+            raise KeyFileError(f"{name} must be there once, as a whole number from 1 on")
+        limits[name] = int(number)
+    if limits.get("queue_percent", 0) > 100:
+        raise KeyFileError("queue_percent must be 100 or less")
+    return Limits(**limits)
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,137 @@
+"""The keys in force in this process, and what each of them does at the moment.
+
+A file of keys is looked at once a second. Kubernetes brings a changed Secret by swapping a link, an editor by a new
+file, so what is compared is which file it is, its size and its times. A file that cannot be read leaves the keys in
+force as they are, loudly; an empty one refuses everybody.
+"""
+
+import asyncio
+import collections
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orca.core.errors import SettingError
+from orca.gateway.api_keys import ApiKey, KeyFileError, check_distinct, digest, read_keys
+from orca.gateway.errors import ApiError
+from orca.gateway.rate_limit import TokenBucket
+from orca.gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+class KeyRing:
+    """`run` is one task of the process; it ends at once when there is no file to look at."""
+
+    def __init__(self, settings: Settings, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Raises: SettingError when the file of keys cannot be read: at the start there are no others to keep."""
+        self._calls_max = settings.calls_per_key_max
+        self._clock_s = clock_s
+        self._fixed = tuple(
+            ApiKey(f"setting-{number}", digest(key)) for number, key in enumerate(settings.api_keys, start=1)
+        )
+        self._file = None if settings.api_keys_file is None else Path(settings.api_keys_file)
+        self._seen = _signature(self._file)
+        self._open_calls: collections.Counter[str] = collections.Counter()
+        self._buckets: dict[str, TokenBucket] = {}
+        self.is_file_broken = False
+        try:
+            self._keys = self._read()
+        except KeyFileError as error:
+            raise SettingError(f"setting api_keys_file: {error}") from error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every call passes: there are no keys, and no file that could bring some."""
+        return self._file is None and not self._fixed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key.name for key in self._keys)
+
+    def find(self, shown: str) -> ApiKey | None:
+        """The key that a call shows. The time it takes does not tell how much of a key was right."""
+        hashed = digest(shown)
+        # All are compared, whichever fits.
+        fitting = [key for key in self._keys if hmac.compare_digest(hashed, key.digest)]
+        return fitting[0] if fitting else None
+
+    def enter(self, key: ApiKey) -> None:
+        """Count a call that is to `leave`. Raises: ApiError 429, and then it is not counted."""
+        most = key.limits.calls or self._calls_max
+        if most is not None and self._open_calls[key.name] >= most:
+            message = f"more than {most} calls at a time with this key"
+            raise ApiError(429, message, kind="overloaded_error", code="too_many_calls", retry_after_s=1)
+        bucket, now_s = self._bucket(key), self._clock_s()
+        if bucket is not None and not bucket.take(now_s):
+            message = f"more than {bucket.per_minute} requests a minute with this key"
+            wait_s = bucket.seconds_until_next(now_s)
+            raise ApiError(
+                429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=max(1, wait_s)
+            )
+        self._open_calls[key.name] += 1
+
+    def leave(self, key: ApiKey) -> None:
+        self._open_calls[key.name] -= 1
+        if not self._open_calls[key.name]:
+            del self._open_calls[key.name]
+
+    def headers(self, key: ApiKey) -> dict[str, str]:
+        """What an answer tells of the key's rate; nothing where none is set."""
+        bucket = self._bucket(key)
+        return {} if bucket is None else bucket.headers(self._clock_s())
+
+    async def run(self) -> None:
+        """Until cancelled: take over what changes in the file."""
+        while self._file is not None:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take over the file's keys if it has changed."""
+        signature = await asyncio.to_thread(_signature, self._file)
+        if signature == self._seen:
+            return
+        self._seen = signature
+        try:
+            self._keys = await asyncio.to_thread(self._read)
+        except KeyFileError as error:
+            self.is_file_broken = True
+            log.error("the changed file of API keys cannot be used, the old keys stay in force: %s", error)
+            return
+        self.is_file_broken = False
+        self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self.names}
+        if self._keys:
+            log.info("API keys taken over from the changed file", extra={"keys": len(self._keys)})
+        else:
+            log.warning("the changed file of API keys is empty: every call is refused")
+
+    def _read(self) -> tuple[ApiKey, ...]:
+        """Raises: KeyFileError."""
+        keys = self._fixed if self._file is None else (*self._fixed, *read_keys(self._file))
+        check_distinct(keys)
+        return keys
+
+    def _bucket(self, key: ApiKey) -> TokenBucket | None:
+        per_minute = key.limits.requests_per_minute
+        if per_minute is None:
+            return None
+        bucket = self._buckets.get(key.name)
+        if bucket is None or bucket.per_minute != per_minute:
+            bucket = self._buckets[key.name] = TokenBucket(per_minute, self._clock_s())
+        return bucket
+
+
+def _signature(file: Path | None) -> tuple[int, ...] | None:
+    """Differs when the file does; None when there is none."""
+    if file is None:
+        return None
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
