@@ -15,9 +15,14 @@ LASTING = frozenset({"meta", "seat", "seats", "closed", "promises"})
 """Kinds of keys that outlive all requests."""
 
 
+READER = "checker"
+READER_ACL = f"user {READER} on nopass ~{PREFIX}* resetchannels -@all +@read +@connection +info\n"
+"""Line of the Redis's file of users: the services' own user may not look for keys."""
+
+
 def connect(url: str) -> redis.asyncio.Redis:
     """Each call tries once: the caller knows whether the pool may be away."""
-    return redis.asyncio.Redis.from_url(url, socket_timeout=5.0)
+    return redis.asyncio.Redis.from_url(url, username=READER, password="any", socket_timeout=5.0)
 
 
 async def read_log(pool: redis.asyncio.Redis, request: str, *, at: float) -> PoolLog | None:

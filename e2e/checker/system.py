@@ -14,6 +14,7 @@ from types import TracebackType
 import httpx
 import psutil
 
+from checker.pool_log import READER_ACL
 from checker.processes import find_parts, is_running
 
 READY_WITHIN_S = 180.0
@@ -47,6 +48,9 @@ class System:
 
     async def __aenter__(self) -> "System":
         self.folder.mkdir(parents=True, exist_ok=True)
+        users = self.folder / "data" / "redis" / "users.acl"
+        users.parent.mkdir(parents=True, exist_ok=True)
+        users.write_text(READER_ACL)
         with self.output_path.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL, env=self._environment

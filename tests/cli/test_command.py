@@ -132,9 +132,14 @@ def test_the_holder_of_a_port_s_folder_is_named_with_its_pid_and_address(
     )
 
 
-def test_a_redis_that_does_not_answer_is_refused_without_its_password(refused, unused_tcp_port: int) -> None:
-    said = refused("--redis-url", f"redis://:secret@127.0.0.1:{unused_tcp_port}/0")
-    assert said.startswith(f"--redis-url redis://...@127.0.0.1:{unused_tcp_port}/0 does not answer: ")
+def test_a_redis_that_does_not_answer_is_refused(refused, unused_tcp_port: int) -> None:
+    said = refused("--redis-url", f"redis://127.0.0.1:{unused_tcp_port}/0")
+    assert said.startswith(f"--redis-url redis://127.0.0.1:{unused_tcp_port}/0 does not answer: ")
+
+
+def test_a_redis_url_with_a_password_is_refused_and_not_repeated(refused) -> None:
+    said = refused("--redis-url", "redis://:secret@127.0.0.1:1/0")
+    assert "redis://...@127.0.0.1:1/0: pool: its URL holds a user or password" in said
     assert "secret" not in said
 
 

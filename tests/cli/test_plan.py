@@ -18,7 +18,12 @@ MODEL = load_model_info(small_model_folder())
 def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
     settings = parse_settings(["--port", "0", *flags])
     around = Surroundings(
-        addresses=Addresses.find(settings), redis_url="unix:///r.sock", logs=Path("/logs"), generation=7, gpus=gpus
+        addresses=Addresses.find(settings),
+        redis_url="unix:///r.sock",
+        redis_login={"ORCA_POOL_USER": "u"},
+        logs=Path("/logs"),
+        generation=7,
+        gpus=gpus,
     )
     return plan(settings, MODEL, around)
 
@@ -120,7 +125,7 @@ def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
     monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "c" if flags else "a, b")
     specs = planned(*flags)
     [gateway] = [spec for spec in specs if spec.role is Role.GATEWAY]
-    assert gateway.environment == {"ORCA_GATEWAY_API_KEYS": "a,b"}
+    assert gateway.environment["ORCA_GATEWAY_API_KEYS"] == "a,b"
     assert all("a,b" not in word for spec in specs for word in spec.command)
     assert "a,b" not in repr(gateway)
 
@@ -140,3 +145,8 @@ def test_the_settings_are_immutable() -> None:
     settings: UpSettings = parse_settings([])
     with pytest.raises(AttributeError):
         settings.stages = 3  # type: ignore[misc]
+
+
+def test_who_talks_to_redis_is_told_where_its_password_is() -> None:
+    told = {spec.name for spec in planned("--stages", "1") if spec.environment.get("ORCA_POOL_USER") == "u"}
+    assert told == {"gateway", "scheduler-0"}

@@ -32,7 +32,7 @@ async def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     program.write_text(MOODY.format(folder=tmp_path, binary=find_redis_server()))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    child = RedisChild(tmp_path / "redis")
+    child = RedisChild(tmp_path / "redis", "d", fsync="everysec")
     yield child
     await child.stop()
 

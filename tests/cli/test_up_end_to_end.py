@@ -31,6 +31,7 @@ class Up:
     """One `orca up` of the small model on a free port."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
         self._output = folder / "output"
         command = [sys.executable, "-m", "orca.cli.main", "up", "--port", "0", "--data", str(folder / "data"), *flags]
         with self._output.open("wb") as output:
@@ -92,6 +93,16 @@ def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
     assert list(said) == ["redis", "gateway", "scheduler-0", "worker-0.0", "worker-0.1"]
     assert set(said.values()) == {child.pid for child in psutil.Process(up.process.pid).children()}
     assert httpx.get(f"{up.url}/ready").status_code == 200
+
+
+def test_the_password_of_redis_is_in_its_file_and_nowhere_else(up: Up) -> None:
+    password = (up.folder / "data" / "redis" / "password").read_text()
+    assert len(password) >= 32
+    logs = [path.read_text() for path in (up.folder / "data").rglob("*.log*")]
+    parts = [psutil.Process(up.process.pid), *up.family()]
+    seen = [word for part in parts for word in (*part.cmdline(), *part.environ().values())]
+    assert len(logs) >= 5
+    assert not [text for text in (up.output, *logs, *seen) if password in text]
 
 
 def run_example(example: str) -> str:

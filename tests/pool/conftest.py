@@ -51,7 +51,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
     def get(kind: str) -> EmbeddedRedis:
         if kind not in running:
-            running[kind] = EmbeddedRedis(tmp_path_factory.mktemp(kind), binary=redis_binary(kind), aof=False)
+            running[kind] = EmbeddedRedis(tmp_path_factory.mktemp(kind), binary=redis_binary(kind))
         return running[kind]
 
     yield get

@@ -4,12 +4,15 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from orca.core.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.step import Claim
+from orca.pool.access import acl_words
 from orca.pool.api import (
     Caller,
     ClaimAnswer,
@@ -29,6 +32,17 @@ from orca.pool.settings import PoolSettings
 
 REVISION = "r1"
 SETTINGS = PoolSettings()
+
+
+PASSWORD_FILE = Path(__file__).with_name("password_of_tests")
+
+
+def add_user(url: str, deployment: str) -> None:
+    """The user of a deployment, named like it, with the rights that services have and no others."""
+    with SyncRedis.from_url(url) as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", deployment, "on", f">{PASSWORD_FILE.read_text()}", *acl_words(deployment)
+        )
 
 
 class FakeClock:
@@ -119,9 +133,11 @@ class RedisBed(Bed):
         self.url = url
         self.deployment = uuid.uuid4().hex
         self.keys = Keys(self.deployment)
-        self.redis = Redis.from_url(url)
+        self.redis = Redis.from_url(url)  # as a user who may do everything; the pool is one who may not
         self.is_listening = False  # is its pool subscribed to the news?
-        super().__init__(RedisPool(url, self.deployment, settings, schemas), is_repeated=is_repeated)
+        add_user(url, self.deployment)
+        self.settings = dataclasses.replace(settings, user=self.deployment, password_file=str(PASSWORD_FILE))
+        super().__init__(RedisPool(url, self.deployment, self.settings, schemas), is_repeated=is_repeated)
 
     async def pass_awake(self, ms: int) -> None:
         await self.redis.hincrby(self.keys.single("meta"), "awake_ms", ms)
@@ -134,7 +150,7 @@ class RedisBed(Bed):
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def report_as(self, part: str, schemas: Schemas) -> None:
-        other = RedisPool(self.url, self.deployment, SETTINGS, schemas)
+        other = RedisPool(self.url, self.deployment, self.settings, schemas)
         await other.report(part)
         await other.close()
 

@@ -1,6 +1,7 @@
 """What only the pool in Redis can do wrong: memory, restarts, silence, replicas, foreign schemas, its own keys."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, entry, started, submission, with_settings
+from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission, with_settings
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import FinishReason, SamplingParams
@@ -147,6 +148,7 @@ async def test_a_restarted_pool_has_everything(own_redis: EmbeddedRedis, own_bed
     with pytest.raises(PoolUnavailable):
         await own_bed.pool.read("a.0", 0)
     own_redis.restart()
+    add_user(own_redis.url, own_bed.deployment)
     await own_bed.redis.connection_pool.disconnect()  # the test's own, dead since the restart
     assert await everything(own_bed) == before
     assert await own_bed.pool.commit([entry(owned["a.0"], 1, 6)]) == [own_bed.applied]
@@ -193,6 +195,16 @@ async def test_a_server_that_may_evict_is_refused(own_redis: EmbeddedRedis, own_
     await own_bed.redis.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(SettingError, match="allkeys-lru, it must be noeviction"):
         await open_redis_pool(own_redis.url, "d", SETTINGS)
+
+
+async def test_a_server_that_forgets_is_refused_unless_that_is_accepted(
+    own_redis: EmbeddedRedis, own_bed: RedisBed
+) -> None:
+    await own_bed.redis.config_set("appendonly", "no")
+    with pytest.raises(SettingError, match="no append-only file"):
+        await open_redis_pool(own_redis.url, "d", SETTINGS)
+    pool = await open_redis_pool(own_redis.url, "d", dataclasses.replace(SETTINGS, accepts_loss=True))
+    await pool.close()
 
 
 async def test_a_server_with_less_memory_than_promised_is_refused(own_redis: EmbeddedRedis, own_bed: RedisBed) -> None:
@@ -258,12 +270,10 @@ async def test_requests_weigh_less_than_what_is_reserved_for_them(own_bed: Redis
 async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[tuple[RedisBed, EmbeddedRedis]]:
     """A pool whose answers wait for one replica, and that replica."""
     # Without files of their own: a replica that still writes its first one does not stop when told to.
-    at_once = ("--repl-diskless-sync-delay", "0")
-    with EmbeddedRedis(tmp_path / "main", binary=own_redis.binary, aof=False, port=0, options=at_once) as main:
+    at_once = ("--repl-diskless-sync-delay", "0", "--appendonly", "no")
+    with EmbeddedRedis(tmp_path / "main", binary=own_redis.binary, port=0, options=at_once) as main:
         options = ("--replicaof", *main.url.removeprefix("redis://").removesuffix("/0").split(":"))
-        with EmbeddedRedis(
-            tmp_path / "replica", binary=own_redis.binary, aof=False, port=0, options=options
-        ) as replica:
+        with EmbeddedRedis(tmp_path / "replica", binary=own_redis.binary, port=0, options=options) as replica:
             bed = RedisBed(main.url, with_settings(replicas=1, call_timeout_ms=1000))
             async with asyncio.timeout(20):
                 while not (await bed.redis.info("replication"))["connected_slaves"]:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from orca.core.errors import SettingError
 from orca.core.leash import leashed
+from orca.pool.access import LOCAL_USER, LocalAccess
 
 _START_S = 10.0
 _STOP_S = 10.0
@@ -64,7 +65,8 @@ class EmbeddedRedis:
         folder: Path,
         *,
         binary: Path | None = None,
-        aof: bool = True,
+        fsync: str = "everysec",
+        access: LocalAccess | None = None,
         port: int | None = None,
         maxmemory_bytes: int = 0,
         options: tuple[str, ...] = (),
@@ -73,7 +75,8 @@ class EmbeddedRedis:
 
         Args:
             binary: of redis-server, 6.2 or later; None looks for one.
-            aof: keep an append-only file, written to disk every second; without it a restart forgets all.
+            fsync: when the append-only file reaches the disk: `everysec`, or `always` before each answer.
+            access: its users; None lets in whoever reaches it.
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
             maxmemory_bytes: 0 has no bound.
             options: more `--name value` words for redis-server; they come last and win.
@@ -82,7 +85,8 @@ class EmbeddedRedis:
         self.folder = folder
         self.binary = binary or find_redis_server()
         self._port = _free_port() if port == 0 else port
-        self._aof = aof
+        self._fsync = fsync
+        self._access = access
         self._maxmemory_bytes = maxmemory_bytes
         self._options = options
         self._log = folder / "redis.log"
@@ -159,10 +163,12 @@ class EmbeddedRedis:
         words += ["--bind", "127.0.0.1", "--port", str(self._port or 0), "--protected-mode", "yes"]
         if self._port is None:
             words += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
-        words += ["--appendonly", "yes" if self._aof else "no", "--appendfsync", "everysec"]
+        words += ["--appendonly", "yes", "--appendfsync", self._fsync]
         words += ["--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"]
         # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
         words += ["--stream-node-max-bytes", "1024"]
+        if self._access is not None:
+            words += ["--aclfile", str(self._access.acl_file.resolve())]
         return [*words, *self._options]
 
     def _comes_up(self, process: "subprocess.Popen[bytes]") -> bool:
@@ -181,10 +187,21 @@ class EmbeddedRedis:
             with socket.socket(family) as link:
                 link.settimeout(1)
                 link.connect(address)
-                link.sendall(b"PING\r\n")
-                return link.recv(16).startswith(b"+PONG")
+                link.sendall(self._login() + b"PING\r\nQUIT\r\n")
+                return b"+PONG" in _all_answers(link)
         except OSError:
             return False
+
+    def _login(self) -> bytes:
+        return b"" if self._access is None else f"AUTH {LOCAL_USER} {self._access.password}\r\n".encode()
+
+
+def _all_answers(link: socket.socket) -> bytes:
+    """Until the server hangs up."""
+    answers = b""
+    while part := link.recv(1024):
+        answers += part
+    return answers
 
 
 def _free_port() -> int:

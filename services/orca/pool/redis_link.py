@@ -7,13 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from orca.core.errors import PoolUnavailable
 from orca.pool import poison
+from orca.pool.access import connection_options
 from orca.pool.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
@@ -58,13 +59,21 @@ class RedisLink:
         self._confirm_ms = settings.call_timeout_ms // 2
         # No retries: a caller that repeats a call does so on purpose, with its own bound (redis-py tries 10 times).
         timeout_s = settings.call_timeout_ms / 1000
-        common: dict[str, Any] = {"socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0), "protocol": 2}
-        self._connections: BlockingConnectionPool = BlockingConnectionPool.from_url(
-            url, max_connections=settings.connections_max, timeout=timeout_s, socket_timeout=timeout_s, **common
+        common: dict[str, Any] = {
+            "socket_connect_timeout": timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            # Else each connect asks for a command that the pool's user may not call.
+            "driver_info": None,
+            **connection_options(url, settings),
+        }
+        self._connections: BlockingConnectionPool = BlockingConnectionPool(
+            max_connections=settings.connections_max, timeout=timeout_s, socket_timeout=timeout_s, **common
         )
         self._client: Redis = Redis(connection_pool=self._connections)
         # The listening connection waits for messages without a bound.
-        self.listener: Redis = Redis.from_url(url, socket_timeout=None, **common)
+        self._listening = ConnectionPool(socket_timeout=None, **common)
+        self.listener: Redis = Redis(connection_pool=self._listening)
 
     async def run(self, transition: str, *args: Any) -> Any:
         """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
@@ -115,12 +124,17 @@ class RedisLink:
     async def close(self) -> None:
         await self.listener.aclose()
         await self._client.aclose()
+        await self._listening.aclose()
         await self._connections.aclose()
 
 
 async def _ours(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await heedful(call())
+    except NoPermissionError as error:
+        raise PoolUnavailable(
+            f"the pool's user may not do this (access.py says what it must be allowed): {error}"
+        ) from error
     except ResponseError as error:
         if "used memory > 'maxmemory'" in str(error):
             raise OutOfMemory(str(error)) from error

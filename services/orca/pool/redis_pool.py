@@ -55,9 +55,10 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
     """Connect to Redis and check that it can keep what the pool promises.
 
     Args:
-        url: `redis://host:port/db`, `rediss://...` or `unix:///path`.
+        url: `redis://host:port/db`, `rediss://...` or `unix:///path`, without user and password (access.py).
         deployment: a word without braces, colons or spaces; deployments of one Redis do not see each other.
-    Raises: SettingError when the server is older than 6.2, may evict keys, or has less memory than `bytes_max` needs;
+    Raises: SettingError when the server is older than 6.2, may evict keys, keeps no append-only file, or has less
+            memory than `bytes_max` needs;
         PoolUnavailable when it does not answer.
     """
     try:
@@ -92,6 +93,13 @@ class RedisPool(Pool):
             raise SettingError(f"pool: Redis {info['redis_version']} is too old, 6.2 or later is needed")
         if info["maxmemory_policy"] != "noeviction":
             raise SettingError(f"pool: Redis has maxmemory-policy {info['maxmemory_policy']}, it must be noeviction")
+        # Refused and not warned of: an accepted request would be as mortal as the process that holds it.
+        if not info["aof_enabled"] and not self._settings.accepts_loss:
+            raise SettingError(
+                "pool: Redis has no append-only file (appendonly no), a restart would forget every accepted request; "
+                "ORCA_POOL_ACCEPTS_LOSS=true serves on it all the same"
+            )
+        # Without a maxmemory the pool's own bound is the only one, which is as good.
         room = int(info["maxmemory"]) * 4 // 5
         if 0 < room < self._settings.bytes_max:
             raise SettingError(

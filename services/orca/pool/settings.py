@@ -47,13 +47,33 @@ class PoolSettings:
     connections_max: int = 32
     """Connections of one process, the one for notifications not counted. Calls are short, so few are enough."""
 
+    user: str = "default"
+    """Redis user of all parts; what it must be allowed says access.py."""
+
+    password_file: str | None = None
+    """File that holds the user's password; read at each connect. None logs in nowhere."""
+
+    tls_ca_file: str | None = None
+    """For `rediss://`: certificates (PEM) that may have signed the server's; None takes those of the system."""
+
+    tls_certificate_file: str | None = None
+    """For `rediss://`: our own certificate (PEM), where the server asks for one; read at each connect, as its key."""
+
+    tls_key_file: str | None = None
+    """Private key (PEM) of `tls_certificate_file`."""
+
+    accepts_loss: bool = False
+    """Serve on a Redis without an append-only file too, which forgets all requests when it restarts."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             least = 0 if field.name == "replicas" else 1
-            if getattr(self, field.name) < least:
+            if field.type is int and getattr(self, field.name) < least:
                 raise SettingError(f"pool setting {field.name} must be at least {least}")
         if self.retention_least_ms > self.retention_ms:
             raise SettingError("pool setting retention_least_ms must not be larger than retention_ms")
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise SettingError("pool settings tls_certificate_file and tls_key_file go together")
 
     @property
     def pressure_bytes(self) -> int:

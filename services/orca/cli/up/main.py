@@ -88,14 +88,15 @@ async def _serve(
     display: Display,
 ) -> int:
     children: list[Supervised] = []
-    redis_url = settings.redis_url
+    redis_url, login = settings.redis_url, {}
     if redis_url is None:
-        redis = RedisChild(data.redis)
+        redis = RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync)
         children.append(redis)
-        redis_url = redis.url
+        redis_url, login = redis.url, redis.login
     around = Surroundings(
         addresses=addresses,
         redis_url=redis_url,
+        redis_login=login,
         logs=data.fresh_logs(),
         # Seconds since 1970 rise from start to start: the model of the newest start is the one that is served.
         generation=int(time.time()),

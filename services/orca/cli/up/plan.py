@@ -1,6 +1,7 @@
 """From settings to the processes of a system: pure, so that what would run can be read and tested without it."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Surroundings:
 
     addresses: Addresses
     redis_url: str
+    redis_login: Mapping[str, str]  # variables that name the user and the file of its password
     logs: Path  # folder of the log files
     generation: int  # of the revision: higher than at any earlier start on the same pool
     gpus: tuple[str, ...] = ()  # at least `tensor` of them when stages compute on cuda
@@ -81,14 +83,14 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings) -> Pr
         # Who gives --host means it; the display says what that opens.
         "open_to_network": None if settings.has_keys or is_loopback(settings.host) else "true",
     }
-    environment = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
+    keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(
         Role.GATEWAY,
         "gateway",
         flags,
         around.addresses.reached,
         around.logs,
-        environment=environment,
+        environment={**around.redis_login, **keys},
         stop_seconds=DRAIN_S + 2.0,
     )
 
@@ -114,7 +116,15 @@ def _scheduler(settings: UpSettings, model: ModelInfo, around: Surroundings, gro
         "iteration_log": _iteration_log(settings, name),
     }
     metrics = f"http://{around.addresses.metrics[group]}/metrics"
-    return _spec(Role.SCHEDULER, name, flags, metrics, around.logs, restart=("--predecessor-exited",))
+    return _spec(
+        Role.SCHEDULER,
+        name,
+        flags,
+        metrics,
+        around.logs,
+        environment=around.redis_login,
+        restart=("--predecessor-exited",),
+    )
 
 
 def _scheduler_name(group: int) -> str:
@@ -183,7 +193,7 @@ def _spec(
     address: str,
     logs: Path,
     *,
-    environment: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
     scheduler: str | None = None,
     restart: tuple[str, ...] = (),
     stop_seconds: float = 5.0,

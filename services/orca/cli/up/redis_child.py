@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from orca.cli.up.spec import ProcessSpec, Role
+from orca.pool.access import LOCAL_USER, LocalAccess
 from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart
 
 
@@ -16,9 +17,16 @@ class RedisChild:
     Redis is bound to the life of the thread that starts it: construct and run this on the main thread.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Start Redis and wait until it answers. Raises: SettingError with Redis's own words when it does not."""
-        self._redis = EmbeddedRedis(folder)
+    def __init__(self, folder: Path, deployment: str, *, fsync: str) -> None:
+        """Start Redis and wait until it answers. Raises: SettingError with Redis's own words when it does not.
+
+        It has no maxmemory: what the pool lets in is bounded, and a commit refused for memory would help nobody.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        access = LocalAccess.prepare(folder, deployment)
+        self._redis = EmbeddedRedis(folder, fsync=fsync, access=access)
+        # Where the password is, and not the password: variables are inherited and shown by accident.
+        self.login = {"ORCA_POOL_USER": LOCAL_USER, "ORCA_POOL_PASSWORD_FILE": str(access.password_file)}
         self.spec = ProcessSpec(
             role=Role.REDIS, name="redis", command=(), address=self._redis.url, log=folder / "redis.log"
         )

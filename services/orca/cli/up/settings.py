@@ -47,6 +47,12 @@ class UpSettings(ScheduleSettings):
     )
     data: str | None = setting(None, "folder of Redis data and logs; unset takes ~/.local/state/orca/PORT")
     redis_url: str | None = setting(None, "a Redis that runs already; unset starts one")
+    redis_fsync: str = setting(
+        "everysec",
+        "when what was accepted is on the disk of the Redis that is started: everysec, which a power cut may cost the"
+        " last seconds, or always, before each answer",
+        choices=("everysec", "always"),
+    )
     iteration_log: str | None = setting(
         None, "folder that gets a file of each process, one JSON line per step; unset writes none"
     )
