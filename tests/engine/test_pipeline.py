@@ -18,7 +18,7 @@ IDLE_MAX = 0.10
 # Other work on the machine only adds idle time, and the pipeline has no slack to make up for it. So the share is read
 # over the quietest rounds in a row, half a second of them; stages that do not overlap idle two thirds of any round.
 ROUNDS = 5
-ATTEMPTS = 3
+ATTEMPTS = 10
 
 Log = list[dict[str, Any]]
 
