@@ -152,7 +152,7 @@ def test_a_killed_stage_is_restarted_and_the_same_prompt_gets_the_same_answer(up
     os.kill(int(pid), signal.SIGKILL)
     up.wait_until(lambda: "worker-0.1 was killed by SIGKILL" in up.output)
     assert completion(up) == before
-    up.wait_until(lambda: re.search(r"^ready again after \d", up.output, re.MULTILINE))
+    up.wait_until(lambda: re.search(r"^\S+Z ready again after \d", up.output, re.MULTILINE))
     up.family()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -25,6 +26,11 @@ def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:
         for standing in (STARTING, STARTING, Standing("loading 10 %", 90), Standing("loading 50 %", 450), READY):
             progress.show("worker-0.0", standing)
     assert shown.getvalue().splitlines() == ["worker-0.0: starting", "worker-0.0: loading 10 %", "worker-0.0: ready"]
+
+
+def test_what_happens_is_told_behind_its_time() -> None:
+    Display(Console(file=(shown := io.StringIO()))).report("redis was killed")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z redis was killed\n", shown.getvalue())
 
 
 def test_on_a_terminal_the_start_is_a_bar_per_process() -> None:

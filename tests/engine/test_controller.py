@@ -68,11 +68,16 @@ async def test_a_step_behind_a_gap_is_refused_at_its_deadline(joined: Start) -> 
     await client.close()
 
 
-async def test_steps_of_an_epoch_that_was_left_are_refused(joined: Start) -> None:
+async def test_steps_of_an_epoch_that_was_left_are_refused_and_told(
+    joined: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     client = await joined("plain")
     await client.join(2)
     assert await client.run(1, epoch=1) == pb.RunReply.WRONG_EPOCH
     assert await client.run(1, epoch=2) == pb.RunReply.ACCEPTED
+    [told] = [vars(record) for record in caplog.records if record.message == "step refused"]
+    assert (told["verdict"], told["epoch"], told["joined"], told["step"]) == ("wrong epoch", 1, 2, 1)
     await client.close()
 
 

@@ -224,7 +224,8 @@ async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() ->
         assert follower.untaken_tokens == 0
 
 
-async def test_an_outage_is_waited_out() -> None:
+async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     logs = FakeLogs()
     async with watching(logs) as watcher:
         follower = watcher.follow(["r"])
@@ -238,6 +239,7 @@ async def test_an_outage_is_waited_out() -> None:
         parts = await asyncio.wait_for(follower.next(), 5)
         assert parts
         assert [token.id for _, part in parts for token in part.tokens] == [2, 3]
+    assert [record.message for record in caplog.records] == ["pool away, streams wait: away", "pool back"]
 
 
 async def test_after_an_outage_the_followers_of_lost_records_fail() -> None:

@@ -121,7 +121,8 @@ async def test_a_request_taken_back_and_claimed_again_gets_a_new_place_on_the_st
 
 
 @virtually
-async def test_an_outage_of_the_pool_costs_time_and_nothing_else() -> None:
+async def test_an_outage_of_the_pool_costs_time_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "orca.scheduler")
     world = a_world(chance=random.Random(3))
     group = world.add_group(a_shape(), cost=CostModel(step_us=20_000))
     scheduler = world.start(group)
@@ -130,9 +131,12 @@ async def test_an_outage_of_the_pool_costs_time_and_nothing_else() -> None:
     scheduler._seams.pool.__dict__["_loss"] = 1.0
     await asyncio.sleep(20)
     scheduler._seams.pool.__dict__["_loss"] = 0.0
+    await asyncio.sleep(1)  # a sweep is made twice a second
     await world.finish()
     assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
     assert {record.epoch.number for record in group.records} == {1}, "the seat was not lost"
+    said = [record.message for record in caplog.records if record.message in ("pool away", "first commit", "pool back")]
+    assert said == ["first commit", "pool away", "pool back"]
 
 
 @virtually

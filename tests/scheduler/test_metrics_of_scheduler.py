@@ -5,9 +5,10 @@ from urllib.request import urlopen
 from scheduler_world import World, a_request, by_index
 
 from orca.core.engine import EngineShape
+from orca.pool.api import CommitAnswer
 from orca.scheduler import virtual_time
 from orca.scheduler.metrics import Metrics
-from orca.scheduler.observer import Load
+from orca.scheduler.observer import Load, Observers
 
 
 def a_run_of_two_requests(metrics: Metrics) -> None:
@@ -40,6 +41,17 @@ def test_tokens_iterations_and_queue_time_are_counted() -> None:
     assert value("orca_iteration_seconds_count") == 2
     assert value("orca_request_queue_time_seconds_count") == 2
     assert value("orca_iteration_requests_bucket", le="1.0") == 1
+
+
+def test_answers_to_commits_are_counted_by_kind() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 0)
+    for answer in (CommitAnswer.APPLIED, CommitAnswer.NOT_YOURS, CommitAnswer.APPLIED):
+        Observers((metrics,)).answered(answer)
+    found = {
+        answer: metrics.registry.get_sample_value("orca_commit_answers_total", {"group": "g0", "answer": answer})
+        for answer in ("applied", "not yours")
+    }
+    assert found == {"applied": 2, "not yours": 1}
 
 
 def test_the_load_is_read_at_each_scrape_and_served_over_http() -> None:

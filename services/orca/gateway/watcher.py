@@ -110,6 +110,7 @@ class LogWatcher:
                 if was_away:
                     await self._fail_lost()
                     was_away = False
+                    log.info("pool back")
                 await self._look()
             except PoolUnavailable as error:
                 if not was_away:

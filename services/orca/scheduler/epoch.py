@@ -295,6 +295,7 @@ class EpochRun:
             self._has_news.set()
 
     async def _commit_all(self) -> None:
+        has_committed = False
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -306,12 +307,17 @@ class EpochRun:
                 )
                 for (entry, written), answer in zip(entries.items(), answers, strict=True):
                     self._settle(entry, written, answer)
+                if not has_committed and CommitAnswer.APPLIED in answers:
+                    has_committed = True
+                    log.info("first commit", extra={"epoch": self._epoch.number})
             if not self._outbox:
                 self._is_flushed.set()
 
     def _settle(self, entry: GroupRequest, written: CommitEntry, answer: CommitAnswer) -> None:
+        self._seams.observer.answered(answer)
         is_refused = answer in (CommitAnswer.ENDED, CommitAnswer.NOT_YOURS)
         if is_refused:
+            log.info("commit refused", extra=self._fields(entry) | {"index": written.index, "answer": answer})
             self._drop(entry, answer)
         elif written.end is not None:
             self._disown(entry)

@@ -192,11 +192,18 @@ class Scheduler:
                 log.warning("heartbeat without an answer", extra={"error": str(error)})
 
     async def _sweeps(self) -> None:
+        """They run all the time, so they are also what says when the pool went away and came back."""
+        is_away = False
         while True:
             try:
                 await self._seams.pool.sweep()
             except PoolUnavailable as error:
-                log.warning("sweep without an answer", extra={"error": str(error)})
+                log.warning("sweep without an answer" if is_away else "pool away", extra={"error": str(error)})
+                is_away = True
+            else:
+                if is_away:
+                    log.info("pool back")
+                is_away = False
             await asyncio.sleep(self._seams.times.heartbeat_s)
 
     async def _leave(self) -> None:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from orca.core.request import FinishReason, Request
 from orca.core.step import Epoch
+from orca.pool.api import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Load, Observer
 from orca.scheduler.state import Phase
 
@@ -43,6 +44,12 @@ class Metrics(Observer):
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
         self._success = Counter(
             "orca_scheduler_request_success", "Ends decided here.", ["group", "finished_reason"], registry=self.registry
+        )
+        self._answers = Counter(
+            "orca_commit_answers",
+            "What the pool said to commits, one answer per request: refusals are of claims that are over.",
+            ["group", "answer"],
+            registry=self.registry,
         )
         self._epochs = counter("orca_epochs", "Epochs formed.")
         self._broken = counter("orca_epochs_broken", "Epochs that ended before the scheduler was stopped.")
@@ -92,6 +99,9 @@ class Metrics(Observer):
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
         self._success.labels(self._group, reason.value).inc()
+
+    def answered(self, answer: CommitAnswer) -> None:
+        self._answers.labels(self._group, answer.value).inc()
 
 
 def _usage(load: Load) -> float:

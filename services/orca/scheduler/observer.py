@@ -9,6 +9,7 @@ import orjson
 
 from orca.core.request import FinishReason, Request
 from orca.core.step import Epoch
+from orca.pool.api import CommitAnswer
 from orca.scheduler.state import Batch, Phase, Pick
 
 
@@ -93,6 +94,9 @@ class Observer:
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
         """A request's end was decided here."""
 
+    def answered(self, answer: CommitAnswer) -> None:
+        """The pool answered what was committed for one request."""
+
 
 class IterationLog(Observer):
     """Keeps every iteration in memory: for tests and simulations."""
@@ -151,6 +155,10 @@ class Observers(Observer):
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
         for observer in self._observers:
             observer.ended(request, reason, tokens)
+
+    def answered(self, answer: CommitAnswer) -> None:
+        for observer in self._observers:
+            observer.answered(answer)
 
 
 def _row(pick: Pick) -> RowRecord:

@@ -188,6 +188,9 @@ class Controller:
             frame = frames.encode_step(received_ns, request.SerializeToString())
             for rank in self._ranks:
                 rank.send(frame)
+        else:
+            fields = {"verdict": verdict.value, "step": request.number, "epoch": epoch.number, "holder": epoch.holder}
+            log.info("step refused", extra=fields | {"joined": self._epoch.number, "last_step": self._order.last})
         return pb.RunReply(verdict=_VERDICTS[verdict], epoch=wire.epoch_to_wire(self._epoch))
 
     async def Results(  # noqa: N802

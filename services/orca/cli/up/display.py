@@ -6,6 +6,7 @@ On a terminal the start is a bar per process; elsewhere it is a line whenever a 
 import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +26,11 @@ class Display:
     def tell(self, text: str) -> None:
         """Print a sentence as it is."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def report(self, text: str) -> None:
+        """Print what has just happened, behind its time as in the logs: UTC, RFC 3339, in milliseconds."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self.tell(f"{at} {text}")
 
     def progress(self, names: Sequence[str]) -> "StartProgress":
         """Context in which the start of the named processes is shown."""

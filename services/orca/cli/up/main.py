@@ -104,14 +104,14 @@ async def _serve(
     )
     specs = plan(settings, model, around)
     children += [Child(spec) for spec in specs]
-    recovery = Recovery(children, display.tell)
-    supervisor = Supervisor(children, tell=display.tell, on_death=recovery.note_death)
+    recovery = Recovery(children, display.report)
+    supervisor = Supervisor(children, tell=display.report, on_death=recovery.note_death)
     reasons: dict[str, str] = {}
 
     stopping = _signals_end(supervisor, display)
     running = asyncio.create_task(supervisor.run())
     logs = [(spec.name, spec.log) for spec in specs]
-    watching = asyncio.create_task(follow_errors(logs, display.tell, reasons.__setitem__))
+    watching = asyncio.create_task(follow_errors(logs, display.report, reasons.__setitem__))
     recovering = asyncio.create_task(recovery.run())
     starting = asyncio.create_task(_show_start(supervisor, settings, model, addresses, data.folder, reasons, display))
     stopped = asyncio.create_task(stopping.wait())
