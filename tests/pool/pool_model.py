@@ -18,7 +18,8 @@ from typing import Any
 
 from pool_beds import REVISION, FakeClock, request
 from pool_model_promises import Client, Promises
-from pool_model_schedulers import BLOCK, Group, Message, Process, Stage, Violation, now
+from pool_model_schedulers import BLOCK, Group, Message, Process, now
+from pool_model_stages import Stage, Violation
 from pool_model_weather import Weather, draw_weather
 
 from orca.core.errors import Overloaded, UnknownRequest
@@ -67,6 +68,7 @@ class World:
         self.weather = weather or draw_weather(self.random)
         self.drawn: dict[int, tuple[tuple[int, ...], Claim]] = {}
         self.clients: dict[str, Client] = {}
+        self.poisoned: dict[str, int] = {}  # request -> length at which it breaks the stage that runs it
         self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
         self.promises = Promises(self)
         self.replica: MemoryPool | None = None
@@ -202,6 +204,8 @@ class World:
         except Overloaded:
             return
         self.clients[client.request_id] = client
+        if self.weather.poison_rate and self.random.random() < self.weather.poison_rate:
+            self.poisoned[client.request_id] = len(prompt) + self.random.choice((0, 0, 1, 2))
         if self.random.random() < 0.3:
             # The gateway repeats the call: its reply was lost, or the first one is still on its way.
             sender = self.groups[0].processes[0]

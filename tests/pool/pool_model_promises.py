@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pool_model_schedulers import Violation
+from pool_model_stages import Violation
 
 from orca.core.request import End, FinishReason
+from orca.pool.api import RequestState
+from orca.pool.memory_state import Record
 
 if TYPE_CHECKING:
     from pool_model import World
@@ -37,12 +39,20 @@ class Promises:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.checked: dict[str, tuple[int, int, End | None]] = {}  # request -> entries, last claim number, end
+        self.trials: dict[str, tuple[int, int]] = {}  # request -> its last claim, tokens it had by then
+        self.failures: dict[str, int] = {}
 
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
         for request_id, (_, number, _) in list(self.checked.items()):
             record = self.world.pool.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
+
+    def broke(self, ran: set[str]) -> None:
+        """A stage broke while it ran these."""
+        records = [self.world.pool.records[request_id] for request_id in ran if request_id in self.world.pool.records]
+        if len(records) > 1 and any(record.is_alone and record.is_on_trial for record in records):
+            raise Violation(f"a request that must run alone was in one step with others: {sorted(ran)}")
 
     def check(self) -> None:
         """Raises: Violation."""
@@ -76,11 +86,22 @@ class Promises:
             if not self.world.weather.is_exact and claim.number < number:
                 raise Violation(f"{client.request_id}: token {index} comes from claim {claim.number} after {number}")
             number = max(number, 0 if self.world.weather.is_exact else claim.number)
+        self._check_blame(record, len(tokens))
         if client.seen != tokens[: len(client.seen)]:
             raise Violation(f"{client.request_id}: a client saw tokens that are not in the log")
         if end is None and record.end is not None:
             self._check_end(client, record.end, tokens)
         self.checked[client.request_id] = (record.entries, number, record.end)
+
+    def _check_blame(self, record: Record, tokens: int) -> None:
+        request_id = record.request.id
+        if record.state is RequestState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
+            self.trials[request_id] = record.number, tokens
+        if record.failures > self.failures.get(request_id, 0) and tokens > self.trials[request_id][1]:
+            raise Violation(f"{request_id} is blamed though it has committed under the claim")
+        if record.state is RequestState.OWNED and record.failures and tokens > self.trials[request_id][1]:
+            raise Violation(f"{request_id} has committed and is not acquitted")
+        self.failures[request_id] = record.failures
 
     def _check_end(self, client: Client, end: End, tokens: list[int]) -> None:
         if end.count != len(tokens):
@@ -92,6 +113,8 @@ class Promises:
             raise Violation(f"{client.request_id} was cancelled though its client reads it")
         if end.reason is FinishReason.MODEL_REPLACED and not self._is_retired(client):
             raise Violation(f"{client.request_id} ended before its revision was retired")
+        if end.reason is FinishReason.ERROR and client.request_id not in self.world.poisoned:
+            raise Violation(f"{client.request_id} ended as poison and is innocent")
         if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.has_deadline:
             raise Violation(f"{client.request_id} has no deadline")
 

@@ -1,4 +1,4 @@
-"""The model's scheduler side: a group's processes and its stages, and the messages between them and the pool.
+"""The model's scheduler side: a group's processes, and the messages between them, their stage and the pool.
 
 They follow the protocol's "what each side does with the answers"; see pool_model.py for the world around them.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pool_beds import REVISION
+from pool_model_stages import Stage, Step
 
 from orca.core.request import End, FinishReason, Request, Token, slots_needed
 from orca.core.step import Claim, Epoch
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 BLOCK = 16
 RESEND_MS = 400
 STEP_BOUND_MS = 3_000
-
-
-class Violation(Exception):
-    """A promise of the protocol was broken."""
 
 
 def now(call: Awaitable[Any]) -> Any:
@@ -65,74 +62,13 @@ class Sequence:
     start: list[int]  # the log when it was claimed
     taken: int = 0  # tokens that results brought
     asked: int = 0  # tokens that steps were sent for
+    is_alone: bool = False  # nothing else may run beside it until its first commit
     is_on_stage: bool = False
     is_over: bool = False
 
     @property
     def slots(self) -> int:
         return slots_needed(self.request.max_total_tokens, BLOCK)
-
-
-@dataclass
-class Step:
-    epoch: Epoch
-    number: int
-    new: list[tuple[str, Claim, list[int]]]
-    freed: list[tuple[str, Claim]]
-    rows: list[tuple[str, Claim]]
-
-
-class Stage:
-    """All stages of a group as one: state by (request, claim), steps in order of their numbers within an epoch."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.word = 1  # of the process; a restarted stage is another one
-        self.epoch: Epoch | None = None
-        self.kept: dict[tuple[str, Claim], list[int]] = {}
-        self.results: dict[int, list[tuple[str, Claim, int]]] = {}
-
-    def crash(self) -> None:
-        self.word += 1
-        self.epoch, self.kept, self.results = None, {}, {}
-
-    def join(self, epoch: Epoch, word: int) -> str:
-        """Enter an epoch with nothing, on an order for this very process.
-
-        An order that comes twice, the second time to the process's successor, would let it run the epoch's steps again
-        with other tokens, while the master has the results of some of them already.
-        """
-        if word != self.word and "joins by process" not in self.world.without:
-            return "refused"
-        if self.epoch == epoch:
-            return "joined"
-        if self.epoch is not None and epoch.number <= self.epoch.number:
-            return "refused"
-        self.epoch, self.kept, self.results = epoch, {}, {}
-        return "joined"
-
-    def run(self, step: Step) -> Any:
-        if step.epoch != self.epoch and "stage epochs" not in self.world.without:
-            return "refused"
-        if "step numbers" not in self.world.without:
-            if step.number in self.results:
-                return step.epoch, step.number, self.results[step.number]
-            if step.number != len(self.results) + 1:
-                return None  # waits for the one before; its sender will send it again
-        for key in step.freed:
-            self.kept.pop(key, None)
-        for request_id, claim, tokens in step.new:
-            self.kept[request_id, claim] = list(tokens)
-        rows = [(*key, self._draw(key)) for key in step.rows]
-        self.results[step.number] = rows
-        return step.epoch, step.number, rows
-
-    def _draw(self, key: tuple[str, Claim]) -> int:
-        if key not in self.kept:
-            raise Violation(f"a stage runs {key} without its state")
-        token = self.world.draw(tuple(self.kept[key]), key[1])
-        self.kept[key].append(token)
-        return token
 
 
 @dataclass
@@ -161,6 +97,7 @@ class Process:
         self.calls = 0
         self.open: dict[str, tuple[Message, int]] = {}  # kind -> what is not answered, and when it was sent
         self.next_enter = self.next_beat = 0
+        self.blamed: dict[str, Claim] = {}  # requests that ran when the stage broke, until the pool knows
         self._drop_all()
 
     def _drop_all(self) -> None:
@@ -205,11 +142,14 @@ class Process:
             self.calls += 1
             number, stage = self.calls, self.group.stage.epoch
             reported = stage.number if stage else 0
+            blamed = dict(self.blamed)
             others = [other for other in self.group.processes if other is not self]
             is_dead = not any(other.is_alive for other in others)
             self._call(
                 "enter",
-                lambda pool: pool.enter(self.caller, number, reported_epoch=reported, is_holder_dead=is_dead),
+                lambda pool: pool.enter(
+                    self.caller, number, reported_epoch=reported, is_holder_dead=is_dead, blamed=blamed
+                ),
             )
 
     def _beat(self) -> None:
@@ -228,7 +168,8 @@ class Process:
             return
         self.calls += 1
         number = self.calls
-        held = sum(sequence.slots for sequence in self.own.values())
+        all_slots = self.group.slots
+        held = sum(all_slots if sequence.is_alone else sequence.slots for sequence in self.own.values())
         slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots}
         self._call("claim", lambda pool: pool.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots))
 
@@ -290,6 +231,7 @@ class Process:
             self.is_alive, self.has_left = False, True
         elif message.kind == "enter" and isinstance(answer, Entered):
             self._drop_all()
+            self.blamed = {}
             self.epoch = answer.epoch
             self.next_beat = 0  # what does the pool believe it owns?
         elif message.kind == "join":
@@ -308,7 +250,7 @@ class Process:
     def _take_claim(self, answer: ClaimAnswer) -> None:
         for claimed in answer.claimed:
             log = [token.id for token in claimed.log]
-            self.own[claimed.request.id] = Sequence(claimed.request, claimed.claim, log)
+            self.own[claimed.request.id] = Sequence(claimed.request, claimed.claim, log, is_alone=claimed.is_alone)
             self.change += 1
 
     def _take_heartbeat(self, answer: Heartbeat, change: int) -> None:
@@ -329,7 +271,11 @@ class Process:
             self._call("give back", lambda pool: pool.give_back(unknown))
 
     def _take_result(self, answer: Any) -> None:
-        if answer == "refused":
+        if answer == "broke":
+            self.blamed = dict(row for step in self.steps.values() for row in step.rows)
+        elif answer == "refused" and "outside is innocent" in self.world.without:
+            self.blamed = {request_id: sequence.claim for request_id, sequence in self.own.items()}
+        if answer in ("broke", "refused"):
             self._reenter()
             return
         epoch, number, rows = answer
@@ -365,6 +311,8 @@ class Process:
     def _take_commit(self, answers: list[tuple[CommitEntry, CommitAnswer]]) -> None:
         for entry, answer in answers:
             sequence = self.own.get(entry.request_id)
+            if sequence is not None and sequence.claim == entry.claim:
+                sequence.is_alone = False
             is_gone = answer in (CommitAnswer.ENDED, CommitAnswer.NOT_YOURS) or entry.end is not None
             if is_gone and sequence is not None and sequence.claim == entry.claim:
                 self._drop(entry.request_id)

@@ -11,15 +11,15 @@ at its first token. Where a rule is only seen to be needed without that comparis
 # The rules that are taken away here are methods whose arguments then go unused.
 # ruff: noqa: ARG002
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from pool_model import World
-from pool_model_schedulers import Violation
+from pool_model_stages import Violation
 from pool_model_weather import Weather
 
-from orca.core.request import End, Request
+from orca.core.request import End, Request, slots_needed
 from orca.core.step import Claim
 from orca.pool.api import CommitAnswer, CommitEntry, Entered, RequestState, Submission, Wait
 from orca.pool.memory_pool import MemoryPool
@@ -194,6 +194,31 @@ class RevisionsShareAQueue(MemoryPool):
         return super()._queue("every")
 
 
+class BlamesNobody(MemoryPool):
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
+
+class BlamesAllOfTheGroup(MemoryPool):
+    """Whoever is in the group when its engine fails counts as on trial, whatever it has committed."""
+
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        for request_id in blamed.keys() & self.own.get(group, {}).keys():
+            self.own[group][request_id].is_on_trial = True
+        return super()._blame(group, blamed)
+
+
+class CommitsAcquitNobody(MemoryPool):
+    def _acquit(self, record: Record) -> None:
+        pass
+
+
+class SuspectsRunInCompany(MemoryPool):
+    def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
+        return slots_needed(record.request.max_total_tokens, block_tokens)
+
+
+POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
 REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
 POOL_RULES = [
     ClaimsNotCompared,
@@ -217,13 +242,18 @@ CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
 REPLACEMENTS = Weather(
     faults=("crash", "freeze", "double", "scale_away", "replace", "replace"), fault_rate=0.04, has_next_revision=True
 )
+POISON = Weather(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
+BROKEN_FROM_OUTSIDE = Weather(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
 RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
 
 
 def finds_violation(
-    pool_class: type[MemoryPool], without: frozenset[str] = frozenset(), weather: Weather | None = None
+    pool_class: type[MemoryPool],
+    without: frozenset[str] = frozenset(),
+    weather: Weather | None = None,
+    seeds: int = 400,
 ) -> bool:
-    for seed in range(400):
+    for seed in range(seeds):
         try:
             World(seed, pool_class=pool_class, without=without, weather=weather).walk()
         except Violation:
@@ -249,6 +279,25 @@ def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: i
 @pytest.mark.parametrize("pool_class", REVISION_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> None:
     assert finds_violation(pool_class, weather=REPLACEMENTS)
+
+
+@pytest.mark.parametrize("start", range(0, 80, 20))
+def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_with_them(start: int) -> None:
+    for seed in range(start, start + 20):
+        try:
+            World(seed, weather=POISON).walk()
+        except Violation as violation:
+            pytest.fail(f"seed {seed}: {violation}")
+
+
+@pytest.mark.parametrize("pool_class", POISON_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_against_poison_is_needed(pool_class: type[MemoryPool]) -> None:
+    assert finds_violation(pool_class, weather=POISON)
+
+
+def test_blame_for_deaths_from_outside_ends_innocent_requests() -> None:
+    assert not finds_violation(MemoryPool, weather=BROKEN_FROM_OUTSIDE, seeds=40)
+    assert finds_violation(MemoryPool, frozenset({"outside is innocent"}), BROKEN_FROM_OUTSIDE)
 
 
 @pytest.mark.parametrize("rule", OTHER_RULES)
