@@ -1,11 +1,13 @@
 """What must stay true in the model's worlds, looked at after each event: the logs, their ends, and what clients saw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pool_model_stages import Violation
 
 from orca.core.request import End, FinishReason
+from orca.core.step import Claim
 from orca.pool.api import RequestState
 from orca.pool.memory_state import Record
 
@@ -48,11 +50,14 @@ class Promises:
             record = self.world.pool.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
 
-    def broke(self, ran: set[str]) -> None:
-        """A stage broke while it ran these."""
-        records = [self.world.pool.records[request_id] for request_id in ran if request_id in self.world.pool.records]
-        if len(records) > 1 and any(record.is_alone and record.is_on_trial for record in records):
-            raise Violation(f"a request that must run alone was in one step with others: {sorted(ran)}")
+    def broke(self, rows: Sequence[tuple[str, Claim]]) -> None:
+        """A stage broke while it ran these; some may be there under claims that are over."""
+        for request_id, claim in rows:
+            record = self.world.pool.records.get(request_id)
+            if record is None or Claim(record.number, record.call) != claim:
+                continue
+            if len(rows) > 1 and record.is_alone and record.is_on_trial:
+                raise Violation(f"{request_id} must run alone and was in one step with others")
 
     def check(self) -> None:
         """Raises: Violation."""

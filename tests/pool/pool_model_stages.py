@@ -64,7 +64,7 @@ class Stage:
         for request_id, claim, tokens in step.new:
             self.kept[request_id, claim] = list(tokens)
         if any(self._is_fatal(key) for key in step.rows):
-            self.world.promises.broke({request_id for request_id, _ in step.rows})
+            self.world.promises.broke(step.rows)
             self.crash()
             return "broke"
         rows = [(*key, self._draw(key)) for key in step.rows]

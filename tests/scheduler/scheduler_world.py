@@ -163,6 +163,8 @@ class Checks(IterationLog):
         self.scheduler: Scheduler | None = None
         self.ends: list[str] = []
         self.reasons: list[str] = []  # why epochs broke
+        self.alone: list[str] = []  # requests that had to run alone
+        self.failed: list[str] = []  # requests that were blamed, those that it ended included
 
     def iterated(self, record: IterationRecord) -> None:
         super().iterated(record)
@@ -175,6 +177,12 @@ class Checks(IterationLog):
 
     def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
         self.reasons.append(reason)
+
+    def isolated(self, request: Request) -> None:
+        self.alone.append(request.id)
+
+    def blamed(self, failed: Sequence[str], poisoned: Sequence[str]) -> None:
+        self.failed += [*failed, *poisoned]
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
         self.ends.append(request.id)

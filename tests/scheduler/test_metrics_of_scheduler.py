@@ -54,6 +54,16 @@ def test_answers_to_commits_are_counted_by_kind() -> None:
     assert found == {"applied": 2, "not yours": 1}
 
 
+def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 0)
+    metrics.blamed(["A.0", "B.0"], [])
+    metrics.isolated(a_request("B"))
+    metrics.blamed([], ["B.0"])
+    names = ("orca_request_failures_total", "orca_requests_poisoned_total", "orca_requests_isolated_total")
+    values = [metrics.registry.get_sample_value(name, {"group": "g0"}) for name in names]
+    assert values == [3, 1, 1]
+
+
 def test_the_load_is_read_at_each_scrape_and_served_over_http() -> None:
     metrics = Metrics("g0", wall_ms=lambda: 0)
     load = Load(running=3, waiting=7, slots=64, slots_reserved=16)

@@ -66,8 +66,11 @@ class EngineError(OrcaError):
     """A stage, a rank or a link failed; every step of the epoch is void.
 
     `reported_epoch` is the highest epoch that a stage told of, 0 when none did: the next one must be above it.
+    `is_from_inside`: the engine failed by itself, so what it ran may be why. False for a death or a broken link that
+    came from outside, and where nobody knows.
     """
 
-    def __init__(self, message: str = "", *, reported_epoch: int = 0) -> None:
+    def __init__(self, message: str = "", *, reported_epoch: int = 0, is_from_inside: bool = False) -> None:
         super().__init__(message)
         self.reported_epoch = reported_epoch
+        self.is_from_inside = is_from_inside

@@ -70,6 +70,7 @@ class EpochRun:
         self._outbox = Outbox(holds_results=seams.policy.holds_results)
         self._endings: dict[GroupRequest, Ending] = {}
         self._owned: dict[str, GroupRequest] = {}  # what the pool should say is ours, until an answer tells otherwise
+        self._handed_over = 0  # number of the last step that the engine took
         self._waiting = 0  # in the pool's queue, as of the last claim
         self._is_claiming = False  # a claim call is under way: the pool may list what nobody here knows yet
         self._is_draining = False
@@ -116,6 +117,11 @@ class EpochRun:
             uncommitted=len(self._outbox),
         )
 
+    def in_flight(self) -> dict[str, Claim]:
+        """Requests, by their claims, of the steps that the engine took and did not bring back."""
+        taken = (step for step in self.state.steps if step.number <= self._handed_over)
+        return {pick.request.request.id: pick.request.claim for step in taken for pick in step.picks}
+
     async def heartbeat(self) -> None:
         """Renew the seat and compare what the pool says is ours with what we hold (protocol: what each side does).
 
@@ -154,6 +160,7 @@ class EpochRun:
                 # Requests whose last token this step draws make room for others now.
                 self._has_room.set()
                 await self._seams.engine.submit(step)
+                self._handed_over = step.number
 
     def _next_batch(self) -> Batch:
         return next_batch(self._seams.policy, self.state, self._limits)
@@ -274,11 +281,13 @@ class EpochRun:
         request = claimed.request
         if (older := self._owned.get(request.id)) is not None:
             self._drop(older, "claimed again")
-        entry = self.state.add(request, claimed.claim, claimed.log)
+        entry = self.state.add(request, claimed.claim, claimed.log, is_alone=claimed.is_alone)
         ending = Ending(request, self._seams.eos_token_ids, self._seams.make_output_text)
         self._owned[request.id] = entry
         self._endings[entry] = ending
         self._seams.observer.claimed(request, len(claimed.log))
+        if claimed.is_alone:
+            self._seams.observer.isolated(request)
         log.info("request claimed", extra=self._fields(entry) | {"logged": len(claimed.log)})
         if claimed.log and (end := ending.replay(claimed.log)) is not None:
             # Its tokens were all there, only its end was not.
@@ -321,6 +330,10 @@ class EpochRun:
             self._drop(entry, answer)
         elif written.end is not None:
             self._disown(entry)
+        elif entry.is_alone:
+            self.state.acquit(entry, self._limits.block_tokens)
+            self._can_step.set()
+            self._has_room.set()
 
     def _drop(self, entry: GroupRequest, reason: str) -> None:
         """The request is not ours any more: it is scheduled no further and its slots return."""

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from orca.core.request import slots_needed
-from orca.scheduler.policy import Limits, Room
+from orca.scheduler.policy import Limits, Room, slots_for
 from orca.scheduler.state import Admission, Batch, GroupRequest, GroupState, Pick
 
 
@@ -43,7 +42,7 @@ class Iteration:
                 continue
             if not entry.is_admitted:
                 tokens = entry.request.max_total_tokens
-                slots = slots_needed(tokens, limits.block_tokens)
+                slots = slots_for(entry, tokens, limits)
                 is_admitting = is_admitting and reserved + slots <= limits.slots
                 if not is_admitting:
                     continue
@@ -62,7 +61,7 @@ class Iteration:
         come back, and a successor that is in hand by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
-        slots = sum(slots_needed(entry.request.max_total_tokens, limits.block_tokens) for entry in staying)
+        slots = sum(slots_for(entry, entry.request.max_total_tokens, limits) for entry in staying)
         return Room(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
 
     def refuse(self, limits: Limits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits

@@ -16,7 +16,7 @@ from typing import TypeVar
 from orca.core.engine import EngineShape
 from orca.core.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.request import slots_needed
-from orca.core.step import Epoch
+from orca.core.step import Claim, Epoch
 from orca.pool.api import Entered, SeatLost, StaleCall
 from orca.scheduler.epoch import EpochRun, Seams, patiently
 from orca.scheduler.observer import Load
@@ -25,6 +25,7 @@ from orca.scheduler.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class Scheduler:
         self._run: EpochRun | None = None
         self._reported_epoch = 0  # highest epoch that a stage told of
         self._is_predecessor_dead = choices.is_predecessor_dead  # believed once: later holders may live
+        self._blamed: dict[str, Claim] = {}  # what ran when the engine failed from inside, until the pool knows
+        self._pause_s = 0.0  # before the next epoch is formed
         self._failures = 0  # epochs in a row that ended before a step came back
 
     @property
@@ -112,6 +115,7 @@ class Scheduler:
                         call,
                         reported_epoch=self._reported_epoch,
                         is_holder_dead=self._is_predecessor_dead,
+                        blamed=self._blamed,
                     ),
                     seams.times.pool_retry_s,
                 )
@@ -119,10 +123,17 @@ class Scheduler:
                 continue
             self._is_predecessor_dead = False
             if isinstance(answer, Entered):
+                self._note_blame(answer)
                 log.info("seat taken", extra={"epoch": answer.epoch.number, "group": seams.caller.group})
                 return answer.epoch
             log.info("another process holds the seat", extra={"lease_ms": answer.lease_ms})
             await asyncio.sleep(min(max(answer.lease_ms, 1) / 1e3, seams.times.heartbeat_s))
+
+    def _note_blame(self, answer: Entered) -> None:
+        self._blamed = {}
+        if answer.failed or answer.poisoned:
+            log.warning("requests are blamed", extra={"failed": answer.failed, "poisoned": answer.poisoned})
+            self._seams.observer.blamed(answer.failed, answer.poisoned)
 
     async def _live(self, epoch: Epoch) -> None:
         """Form and serve one epoch; returns when it is over."""
@@ -133,21 +144,24 @@ class Scheduler:
                 await self._form_and_serve(epoch)
                 beats.cancel()
         except* SeatLost as errors:
-            reason = f"the seat was lost: {first(errors)}"
+            reason = f"the seat was lost: {single(errors)[0]}"
             self._failures = 0
         except* EngineError as errors:
-            error = first(errors)
-            assert isinstance(error, EngineError)
-            self._reported_epoch = max(self._reported_epoch, error.reported_epoch)
-            reason = f"the engine failed: {error}"
+            failures = single(errors)
+            self._reported_epoch = max(self._reported_epoch, *(error.reported_epoch for error in failures))
+            if self._run is not None and any(error.is_from_inside for error in failures):
+                self._blamed = self._run.in_flight()
+            reason = f"the engine failed: {failures[0]}"
         finally:
             self._run = None
         if reason is not None:
             log.warning("epoch over", extra={"epoch": epoch.number, "reason": reason})
             self._seams.observer.broke(epoch, reason)
-            await self._pause()
+            self._set_pause()
 
     async def _form_and_serve(self, epoch: Epoch) -> None:
+        # With the seat taken already: what the last epoch held is blamed before the lease ends, and free for others.
+        await self._unless_stopped(asyncio.sleep(self._pause_s))
         self._failures += 1
         shape = await self._unless_stopped(self._seams.engine.form(epoch))
         if shape is None:
@@ -216,10 +230,9 @@ class Scheduler:
         except TimeoutError:
             log.warning("the pool did not answer the farewell", extra={"group": seams.caller.group})
 
-    async def _pause(self) -> None:
+    def _set_pause(self) -> None:
         times = self._seams.times
-        pause_s = min(times.form_retry_s * 2 ** max(self._failures - 1, 0), times.form_retry_max_s)
-        await self._unless_stopped(asyncio.sleep(pause_s))
+        self._pause_s = min(times.form_retry_s * 2 ** max(self._failures - 1, 0), times.form_retry_max_s)
 
     async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
         """Await `call`, or cancel it when the scheduler is stopped first. Returns: None when stopped."""
@@ -235,7 +248,9 @@ class Scheduler:
                     await asyncio.wait((future,))
 
 
-def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first single exception of a group of groups."""
-    error = errors.exceptions[0]
-    return first(error) if isinstance(error, BaseExceptionGroup) else error
+def single(errors: BaseExceptionGroup[E]) -> list[E]:
+    """The single exceptions of a group of groups, in their order."""
+    found: list[E] = []
+    for error in errors.exceptions:
+        found += single(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

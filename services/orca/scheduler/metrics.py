@@ -3,7 +3,7 @@
 Gauges are computed when they are scraped, so that a step costs two counters and two histograms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -53,6 +53,9 @@ class Metrics(Observer):
         )
         self._epochs = counter("orca_epochs", "Epochs formed.")
         self._broken = counter("orca_epochs_broken", "Epochs that ended before the scheduler was stopped.")
+        self._failures = counter("orca_request_failures", "Requests blamed for an engine that failed from inside.")
+        self._poisoned = counter("orca_requests_poisoned", "Requests ended because they break every group.")
+        self._isolated = counter("orca_requests_isolated", "Claims that had to run alone because of earlier failures.")
         self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
         self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
@@ -86,6 +89,13 @@ class Metrics(Observer):
     def claimed(self, request: Request, logged: int) -> None:
         if not logged:
             self._queue.observe(max(0, self._wall_ms() - request.submitted_ms) / 1e3)
+
+    def isolated(self, request: Request) -> None:  # noqa: ARG002 - an observer's shape
+        self._isolated.inc()
+
+    def blamed(self, failed: Sequence[str], poisoned: Sequence[str]) -> None:
+        self._failures.inc(len(failed) + len(poisoned))
+        self._poisoned.inc(len(poisoned))
 
     def iterated(self, record: IterationRecord) -> None:
         if not record.batch.picks:

@@ -88,6 +88,12 @@ class Observer:
     def claimed(self, request: Request, logged: int) -> None:
         """A request came into hand with `logged` tokens of earlier claims."""
 
+    def isolated(self, request: Request) -> None:
+        """A request came into hand that must run alone, because engines failed while they ran it."""
+
+    def blamed(self, failed: Sequence[str], poisoned: Sequence[str]) -> None:
+        """The engine failed from inside: requests that the pool let wait again, and those that it ended as poison."""
+
     def iterated(self, record: IterationRecord) -> None:
         """A step was read."""
 
@@ -147,6 +153,14 @@ class Observers(Observer):
     def claimed(self, request: Request, logged: int) -> None:
         for observer in self._observers:
             observer.claimed(request, logged)
+
+    def isolated(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.isolated(request)
+
+    def blamed(self, failed: Sequence[str], poisoned: Sequence[str]) -> None:
+        for observer in self._observers:
+            observer.blamed(failed, poisoned)
 
     def iterated(self, record: IterationRecord) -> None:
         for observer in self._observers:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orca.core.errors import SettingError
-from orca.scheduler.state import NOTHING, Batch, GroupState
+from orca.core.request import slots_needed
+from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ class Room:
     slots: int
 
 
+def slots_for(entry: GroupRequest, tokens: int, limits: Limits) -> int:
+    """Slots to reserve for a request of so many tokens: whole blocks, or the whole group while it must be alone."""
+    return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
+
+
 class Policy(Protocol):
     """Chooses batches. Implementations hold no state: it is all in `GroupState`."""
 
@@ -80,8 +86,13 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
     `stages` + 1 are unread and a request is in at most two of them. What is then selected is what would be selected
     after its return, unless it brings an early end, so the sequence of batches is the same.
 
+    While a request is in hand that must run alone, each step is read before the next one goes out: with an unread step
+    of its predecessor, or of its own beside its successor's, two suspects would be in flight.
+
     Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
     """
+    if state.steps and any(entry.is_alone for entry in state.requests):
+        return NOTHING
     batch = policy.select(state, limits) if state.in_flight < limits.stages else NOTHING
     if not batch.picks and limits.prefetch and state.can_assume():
         state.assume_oldest()

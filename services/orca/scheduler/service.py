@@ -28,7 +28,7 @@ from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.epoch import Seams
 from orca.scheduler.grpc_engine import GrpcEngine
-from orca.scheduler.loop import Scheduler, first
+from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
 from orca.scheduler.settings import Settings, parse_settings
@@ -69,7 +69,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
         await _schedule(settings, model, tokenizer, pool, engine)
         is_ended_well = True
     except* (SettingError, ProcessClosed, OSError) as errors:
-        log.error("the scheduler cannot go on: %s", first(errors))
+        log.error("the scheduler cannot go on: %s", single(errors)[0])
     except* asyncio.CancelledError:
         log.warning("ended at once, by a second signal")
     finally:

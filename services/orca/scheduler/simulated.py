@@ -40,7 +40,8 @@ class Fault(StrEnum):
 
     SLOW = "slow"  # stage 0 takes ten times as long
     LOST = "lost"  # its result never comes back: the engine's own bound ends the epoch
-    DEATH = "death"  # a stage dies while it runs
+    DEATH = "death"  # a stage is killed from outside while it runs
+    CRASH = "crash"  # a stage fails from inside while it runs
 
 
 class TokenSource(Protocol):
@@ -138,7 +139,7 @@ class SimulatedEngine:
         if life is None or life.epoch != step.epoch:
             raise EngineError("the epoch is over")
         if life.error is not None:
-            raise EngineError(str(life.error))
+            raise life.error
         assert step.number == life.last_step + 1, "a step number is missing"
         life.last_step = step.number
         self._take_differences(life, step)
@@ -149,8 +150,10 @@ class SimulatedEngine:
         life.bound.submit(step.number, now_us=self._now_us())
         self._watch(life)
         sampled = tuple(self._sample(life.held[row.handle], row, end_us) for row in step.rows if row.sample)
-        if fault is Fault.DEATH:
-            self._at(end_us, life, EngineError(f"a stage died in step {step.number}"))
+        if fault in (Fault.DEATH, Fault.CRASH):
+            is_from_inside = fault is Fault.CRASH
+            error = EngineError(f"a stage died in step {step.number}", is_from_inside=is_from_inside)
+            self._at(end_us, life, error)
         elif fault is not Fault.LOST:
             timing = StageTiming(
                 stage=self.shape.stages - 1,
@@ -234,7 +237,8 @@ class SimulatedEngine:
         still_us = max(0, min(self._now_us() - free_us for free_us in life.free_us))
         left_us = life.bound.left_us(now_us=self._now_us(), still_us=still_us)
         if left_us <= 0:
-            error = EngineError(f"step {life.bound.oldest} did not come back within its bound")
+            detail = f"step {life.bound.oldest} did not come back within its bound"
+            error = EngineError(detail, is_from_inside=True)
             self._at(self._now_us(), life, error)
             return
 

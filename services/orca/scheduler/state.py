@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orca.core.request import Request, Token
+from orca.core.request import Request, Token, slots_needed
 from orca.core.step import Claim, Epoch, NewRequest, Row, Step
 
 
@@ -47,6 +47,8 @@ class GroupRequest:
     in_flight: int = 0  # steps that hold it
     iterations: int = 0  # rows scheduled under this claim
     is_ended: bool = False  # by its tokens, by the pool, or because the claim is over
+    is_alone: bool = False  # it broke engines before: nothing else may run until its first commit (pool/poison.py)
+    tokens: int = 0  # what `slots` are for, without those that it holds only to be alone
 
     @property
     def is_admitted(self) -> bool:
@@ -69,8 +71,8 @@ class Admission:
     """A request's first scheduling: what is reserved for it."""
 
     request: GroupRequest
-    slots: int  # in whole blocks
-    tokens: int  # the same before rounding
+    slots: int  # in whole blocks; all of the group for one that must be alone
+    tokens: int  # those of the request itself, before rounding
     batch: int = 0  # request-level policy only
     microbatch: int = 0
 
@@ -130,10 +132,10 @@ class GroupState:
         """Batches in flight: `n_scheduled` of Algorithm 1. Steps that only free are not counted."""
         return sum(1 for step in self.steps if step.picks and not step.is_assumed)
 
-    def add(self, request: Request, claim: Claim, log: Sequence[Token] = ()) -> GroupRequest:
+    def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
         """Take up a claimed request at its place in the order of arrival."""
         known = request.prompt + tuple(token.id for token in log)
-        entry = GroupRequest(request, claim, known, len(log), len(log), known[-1])
+        entry = GroupRequest(request, claim, known, len(log), len(log), known[-1], is_alone=is_alone)
         insort(self.requests, entry, key=by_arrival)
         return entry
 
@@ -142,6 +144,15 @@ class GroupState:
         entry.is_ended = True
         if not entry.is_admitted and entry in self.requests:
             self.requests.remove(entry)
+
+    def acquit(self, entry: GroupRequest, block_tokens: int) -> None:
+        """A request that ran alone has proven harmless: it keeps the slots that it needs, and others may join."""
+        entry.is_alone = False
+        # One that was short has given its slots back before the pool answered.
+        if entry.slots and entry in self.requests:
+            own = slots_needed(entry.tokens, block_tokens)
+            self.reserved -= entry.slots - own
+            entry.slots = own
 
     def schedule(self, batch: Batch, epoch: Epoch, *, now_ns: int = 0) -> Step:
         """Carry a policy's decision out and write it down as the next step of `epoch`."""
@@ -187,6 +198,8 @@ class GroupState:
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
             self._check_entry(entry)
+        admitted = [entry for entry in self.requests if entry.is_admitted]
+        assert len(admitted) == 1 or not any(entry.is_alone for entry in admitted), "one that must be alone is not"
 
     def _check_entry(self, entry: GroupRequest) -> None:
         holding = [step for step in self.steps if any(pick.request is entry for pick in step.picks)]
@@ -209,7 +222,7 @@ class GroupState:
         entry = admission.request
         self.handles += 1
         self.reserved += admission.slots
-        entry.handle, entry.slots = self.handles, admission.slots
+        entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
         return NewRequest(
             handle=self.handles,

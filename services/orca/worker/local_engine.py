@@ -95,7 +95,7 @@ class LocalEngine:
             except EngineError:
                 raise
             except Exception as error:
-                raise EngineError(f"{type(error).__name__}: {error}") from error
+                raise EngineError(f"{type(error).__name__}: {error}", is_from_inside=True) from error
         running.put_nowait(None)  # the end, for every reader
 
     async def close(self) -> None:
