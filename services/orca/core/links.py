@@ -7,9 +7,12 @@ servers must allow pings that often or they hang up on the client that sends the
 import os
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from orca.core import engine_pb2_grpc
+from orca.core.certificates import Certificates
+from orca.core.errors import EngineError
 
 # Read by gRPC's core when it first runs. Else it writes a line to stderr for each connection that ends in an orderly
 # way, and for each process that we start; ours are started by exec, which needs none of its care for forks.
@@ -50,9 +53,21 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def open_channel(address: str) -> aio.Channel:
-    """A channel to `host:port`. Connects on first use, reconnects by itself; every call still needs a deadline."""
-    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, certificates: Certificates | None = None) -> aio.Channel:
+    """A channel to `host:port`. Connects on first use, reconnects by itself; every call still needs a deadline.
+
+    Raises: EngineError when a certificate cannot be read.
+    """
+    if certificates is None:
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, _client_credentials(certificates), options=CHANNEL_OPTIONS)
+
+
+def open_blocking_channel(address: str, certificates: Certificates | None = None) -> grpc.Channel:
+    """`open_channel` for threads."""
+    if certificates is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, _client_credentials(certificates), options=CHANNEL_OPTIONS)
 
 
 def stage_stub(channel: aio.Channel) -> Any:
@@ -64,9 +79,42 @@ def new_server() -> aio.Server:
     return aio.server(options=SERVER_OPTIONS)
 
 
+def listen(server: aio.Server, address: str, certificates: Certificates | None = None) -> int:
+    """Bind the server to `host:port`, before it starts; port 0 takes a free one.
+
+    With certificates, who does not show one of the CA is refused.
+
+    Returns: the port.
+    Raises: EngineError when a certificate cannot be read; RuntimeError when the address is taken.
+    """
+    if certificates is None:
+        return int(server.add_insecure_port(address))
+    return int(server.add_secure_port(address, _server_credentials(certificates)))
+
+
 def serve_stage(server: aio.Server, servicer: Any) -> None:
     engine_pb2_grpc.add_StageServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
 def serve_rendezvous(server: aio.Server, servicer: Any) -> None:
     engine_pb2_grpc.add_RendezvousServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def _client_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    ca, certificate, key = certificates.read()
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        ca, certificate, key = certificates.read()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
+
+    def again() -> grpc.ServerCertificateConfiguration | None:
+        # In the middle of a rotation, or without the files, the last good ones go on.
+        try:
+            return configuration()
+        except EngineError:
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), again, require_client_authentication=True)

@@ -15,6 +15,7 @@ from grpc import aio
 
 from orca.core import engine_pb2 as pb
 from orca.core import links, wire
+from orca.core.certificates import Certificates
 from orca.core.engine import EngineShape
 from orca.core.errors import EngineError
 from orca.core.step import Epoch, Step, StepResult
@@ -60,6 +61,7 @@ class GrpcEngine:
         join_timeout_s: float,
         advertise: str | None = None,
         on_loading: Callable[[Loading], None] | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """
         Args:
@@ -72,6 +74,7 @@ class GrpcEngine:
             join_timeout_s: bound on forming an epoch, and on the silence of a stage meanwhile.
             advertise: host under which stages reach `listen`; the host of `listen` by default.
             on_loading: hears of each change while stages load; the log hears of it by default.
+            certificates: of this scheduler, for its links to the stages and theirs to it; None encrypts nothing.
         """
         self._addresses = tuple(stages)
         self._slots = slots
@@ -81,7 +84,8 @@ class GrpcEngine:
         self._join_timeout_s = join_timeout_s
         self._advertise = advertise
         self._on_loading = on_loading or _log_loading
-        self._rendezvous = Rendezvous(listen)
+        self._rendezvous = Rendezvous(listen, certificates)
+        self._certificates = certificates
         self._channels: list[aio.Channel] = []
         self._stubs: list[Any] = []
         self._places: dict[int, _Place] = {}  # by stage
@@ -145,7 +149,7 @@ class GrpcEngine:
         if self._stubs:
             return
         await self._rendezvous.start()
-        self._channels = [links.open_channel(address) for address in self._addresses]
+        self._channels = [links.open_channel(address, self._certificates) for address in self._addresses]
         self._stubs = [links.stage_stub(channel) for channel in self._channels]
 
     async def _wait_loaded(self, stage: int) -> pb.StatusReply:

@@ -12,6 +12,7 @@ from grpc import aio
 
 from orca.core import engine_pb2 as pb
 from orca.core import links
+from orca.core.certificates import Certificates
 from orca.core.errors import EngineError
 from orca.core.step import Epoch
 
@@ -24,9 +25,14 @@ def key_prefix(epoch: Epoch) -> str:
 class Rendezvous:
     """Server of the Rendezvous service."""
 
-    def __init__(self, listen: str) -> None:
-        """listen: host:port to serve on; port 0 takes a free one."""
+    def __init__(self, listen: str, certificates: Certificates | None = None) -> None:
+        """
+        Args:
+            listen: host:port to serve on; port 0 takes a free one.
+            certificates: None encrypts nothing.
+        """
         self._listen = listen
+        self._certificates = certificates
         self._server: aio.Server | None = None
         self._values: dict[str, bytes] = {}
         self._prefix: str | None = None
@@ -34,11 +40,11 @@ class Rendezvous:
         self.address = ""
 
     async def start(self) -> None:
-        """Serve. Raises: EngineError when the address is taken."""
+        """Serve. Raises: EngineError when the address is taken or a certificate cannot be read."""
         server = links.new_server()
         links.serve_rendezvous(server, self)
         try:
-            port = server.add_insecure_port(self._listen)
+            port = links.listen(server, self._listen, self._certificates)
         except RuntimeError as error:
             raise EngineError(f"rendezvous: cannot listen on {self._listen}") from error
         await server.start()

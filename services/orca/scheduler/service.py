@@ -15,6 +15,7 @@ from typing import cast
 
 import uvloop
 
+from orca.core.certificates import Certificates
 from orca.core.engine import Engine, EngineShape
 from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import Format, configure_logging
@@ -153,6 +154,7 @@ class StagesOfRevision(GrpcEngine):
             step_timeout_s=settings.step_timeout_s,
             join_timeout_s=settings.join_timeout_s,
             advertise=settings.advertise,
+            certificates=Certificates.of(settings),
         )
         self._revision = revision
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from orca.core.certificates import Certificates, tls_ca_setting, tls_certificate_setting, tls_key_setting
 from orca.core.model import DTYPES
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import (
@@ -77,6 +78,9 @@ class Settings(ScheduleSettings):
     advertise: str | None = setting(None, "host under which stages reach `listen`; unset takes that of `listen`")
     pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
     deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
+    tls_ca_file: str | None = tls_ca_setting()
+    tls_certificate_file: str | None = tls_certificate_setting()
+    tls_key_file: str | None = tls_key_setting()
     generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
     slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
     block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
@@ -100,6 +104,7 @@ class Settings(ScheduleSettings):
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
+        Certificates.of(self)
         require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
 
     def make_choices(self) -> Choices:

@@ -17,6 +17,7 @@ from grpc import aio
 
 from orca.core import engine_pb2 as pb
 from orca.core import links, wire
+from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, OrcaError
 from orca.core.step import Epoch
 from orca.worker import frames
@@ -66,6 +67,7 @@ class Controller:
         self._epoch_tasks: set[asyncio.Task[None]] = set()
         self._loads_failed = 0
         self._hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
+        self._certificates = Certificates.of(settings)
         self.address = ""
 
     @property
@@ -74,11 +76,14 @@ class Controller:
         return [rank.pid for rank in self._ranks]
 
     async def start(self) -> None:
-        """Serve, and start the ranks. Raises: OSError when the address is taken."""
+        """Serve, and start the ranks.
+
+        Raises: OSError when the address is taken, EngineError when a certificate cannot be read.
+        """
         self._server = links.new_server()
         links.serve_stage(self._server, self)
         try:
-            port = self._server.add_insecure_port(self._settings.listen)
+            port = links.listen(self._server, self._settings.listen, self._certificates)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._settings.listen}") from error
         await self._server.start()
@@ -249,7 +254,7 @@ class Controller:
             await self._next.close()
         self._next = self._next_stub = None
         if not self._settings.is_last:
-            self._next = links.open_channel(stages[self._settings.stage + 1])
+            self._next = links.open_channel(stages[self._settings.stage + 1], self._certificates)
             self._next_stub = links.stage_stub(self._next)
 
     async def _forward(self, epoch: Epoch, request: pb.StepMessage) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 
 from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc, links
+from orca.core.certificates import Certificates
 from orca.core.errors import EngineError
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
@@ -40,10 +41,10 @@ class RendezvousStore(Store):
     The back ends call it from C++ threads; the methods' names are those that torch's Python bridge looks up.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, certificates: Certificates | None = None) -> None:
         super().__init__()
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=links.CHANNEL_OPTIONS)
+        self._channel = links.open_blocking_channel(address, certificates)
         self._stub = engine_pb2_grpc.RendezvousStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

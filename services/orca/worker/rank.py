@@ -24,6 +24,7 @@ from torch import Tensor
 
 from orca.core import engine_pb2 as pb
 from orca.core import wire
+from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
@@ -174,7 +175,7 @@ class Rank:
             eos_token_ids=self._info.eos_token_ids,
             feeds_tokens=order.feeds_tokens,
         )
-        self._store = RendezvousStore(order.rendezvous, order.timeout_s)
+        self._store = RendezvousStore(order.rendezvous, order.timeout_s, Certificates.of(self._settings))
         if self._newest_epoch > order.epoch:  # the reader thread may have come before there was a store to close
             raise EngineError("a newer epoch was ordered")
         self._groups = Groups(

@@ -5,6 +5,7 @@ import ipaddress
 import os
 from collections.abc import Mapping, Sequence
 
+from orca.core.certificates import Certificates, tls_ca_setting, tls_certificate_setting, tls_key_setting
 from orca.core.model import DTYPES
 from orca.core.settings import (
     check_bounds,
@@ -33,6 +34,9 @@ class WorkerSettings:
     data_host: str = setting(
         "127.0.0.1", "address of this machine on which other stages' ranks reach its ranks; only Gloo asks for it"
     )
+    tls_ca_file: str | None = tls_ca_setting()
+    tls_certificate_file: str | None = tls_certificate_setting()
+    tls_key_file: str | None = tls_key_setting()
     dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
     device: str = setting("cpu", "cpu, or cuda: rank r then takes the device r of those visible", choices=DEVICES)
     link: str = setting(
@@ -76,6 +80,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        Certificates.of(self)
         require(self.stage < self.stages, self, "stage", f"from 0 to stages - 1 = {self.stages - 1}")
         require(0.0 < self.memory_share <= 1.0, self, "memory_share", "over 0, at most 1")
         require(is_address(self.listen), self, "listen", "host:port")
