@@ -223,9 +223,11 @@ def max_tokens_of(body: dict[str, Any]) -> int | None:
 
 
 def parse_cursor(cursor: str) -> dict[int, int | None]:
-    """`0.12,1.end` -> {0: 12, 1: None}."""
+    """`0.12,1.end,2.start` -> {0: 12, 1: None}."""
     found: dict[int, int | None] = {}
     for word in cursor.split(",") if cursor else []:
+        if word.endswith(".start"):
+            continue
         choice, index, is_end = _parse_id(word)
         assert choice is not None, cursor
         found[choice] = None if is_end else index

@@ -45,8 +45,8 @@ class Journey:
             last = self.last.get(choice, -1) - rewind
             if choice in self.ended and not rewind:
                 words.append(f"{choice}.end")
-            elif last >= 0:
-                words.append(f"{choice}.{last}")
+            else:
+                words.append(f"{choice}.{last if last >= 0 else 'start'}")
         return ",".join(words)
 
 

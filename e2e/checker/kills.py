@@ -235,8 +235,9 @@ class _Run:
 
         async def is_at_rest() -> bool:
             nonlocal last
-            last = await resources(moment, self._system, self._http, self._pool)
-            return last is not None and not any(value for name, value in last.held.items() if _should_be_none(name))
+            found = await resources(moment, self._system, self._http, self._pool)
+            last = found or last  # a part may be silent at the last look
+            return found is not None and not any(value for name, value in found.held.items() if _should_be_none(name))
 
         await poll(is_at_rest, RETENTION_S + 30.0)
         assert last is not None, f"a part of the system does not answer {moment} the load"

@@ -11,7 +11,7 @@ from checker.history import PoolLog
 PREFIX = "orca:{local}:"
 """What `orca up` calls its deployment."""
 
-LASTING = frozenset({"meta", "seat", "seats", "closed", "promises"})
+LASTING = frozenset({"meta", "seat", "seats", "closed", "parts", "promises"})
 """Kinds of keys that outlive all requests."""
 
 

@@ -15,8 +15,8 @@ it once needed at a time, at most so many (ORCA_POOL_CONNECTIONS_MAX). What each
 def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
     """No iteration ran a request that nobody has an answer of.
 
-    A call that broke before its headers may have been accepted under a name that its client never learned: so many
-    unknown requests are granted.
+    A call that broke before its headers, or whose gateway lost the pool, may have been accepted under a name that its
+    client never learned: so many unknown requests are granted.
     """
     known = {call.request_id for call in calls if call.request_id}
     unknown = {request.rpartition(".")[0] for request in evidence.ran} - known
@@ -34,14 +34,16 @@ def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[
 
 
 def _nameless(call: Call) -> int:
-    """Connections that ended without headers."""
-    return sum(connection.answered is None for connection in call.connections.values())
+    """Connections that broke without headers, and refusals by a gateway that had no answer from the pool."""
+    broken = [one for one in call.connections.values() if one.answered is None and one.closed and one.closed.error]
+    return len(broken) + sum(refusal.code == "pool_unavailable" for refusal in call.refused)
 
 
 def claims_rise(evidence: Evidence) -> Iterator[Violation]:
     """Each request's claims rise in number, and each finds at least what the one before it found in the log."""
     for request, claims in evidence.claims.items():
-        for earlier, later in pairwise(claims):
+        # In the order of their numbers: a frozen scheduler writes its line when others have claimed since.
+        for earlier, later in pairwise(sorted(claims, key=lambda claim: claim.claim)):
             if later.claim <= earlier.claim or later.logged < earlier.logged:
                 expected = f"{request}: after claim {earlier.claim} with {earlier.logged} tokens a higher one, no fewer"
                 found = f"claim {later.claim} with {later.logged}"

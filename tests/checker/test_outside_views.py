@@ -1,6 +1,7 @@
 """What the checker reads of a system from outside: processes, logs, Redis, events."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ import redis.asyncio
 
 from checker.faults import Injector, PlannedFault
 from checker.history import Claimed, Fault, GroupNews, HistoryWriter, Opening, Ran
-from checker.pool_log import PREFIX, count_keys, read_log
+from checker.pool_log import LASTING, PREFIX, count_keys, read_log
 from checker.processes import find_parts, is_running, open_files, role_of
 from checker.sse import EventCutter, RawEvent
 from checker.system import System, wait_for
 from checker.system_logs import read_iterations, read_scheduler_logs
+from orca.pool import keys
 
 PARENT = """
 import subprocess, sys, pathlib
@@ -234,3 +236,9 @@ def test_events_are_cut_wherever_the_bytes_are() -> None:
     for byte in b"id: 0.1\ndata: a\n\ndata: [DONE]\n\ndata: never whole":
         found += cutter.feed(bytes([byte]))
     assert found == [RawEvent("0.1", "a"), RawEvent(None, "[DONE]")]
+
+
+def test_only_keys_that_the_pool_keeps_beyond_all_requests_may_stay() -> None:
+    rows = re.findall(r"^(\w+)(?::<\w+>)? +(?:hash|string|zset|set|stream) .*  (.+)$", keys.__doc__ or "", re.MULTILINE)
+    lasting = {kind for kind, lifetime in rows if lifetime.startswith(("for ever", "while the lease lives"))}
+    assert lasting == LASTING

@@ -10,9 +10,10 @@ def rules(history: list[Record]) -> list[str]:
     return [found.rule for found in judge(history, decode).violations]
 
 
-def refused(name: str) -> list[Record]:
+def refused(name: str, code: str = "pool_full") -> list[Record]:
     sent = Sent(at=1.0, call=name, attempt=0, path="/v1/completions", body={"prompt": [1], "max_tokens": 1})
-    return [sent, Refused(at=1.1, call=name, attempt=0, status=503, code="pool_full", retry_after_s=1.0)]
+    refusal = Refused(at=1.1, call=name, attempt=0, status=503, code=code, retry_after_s=1.0)
+    return [sent, refusal, Closed(at=1.1, call=name, connection=0, error=None)]
 
 
 def test_a_refusal_is_counted_and_is_no_loss() -> None:
@@ -24,6 +25,11 @@ def test_an_iteration_that_ran_what_nobody_has_an_answer_of_is_told() -> None:
     ran = Ran(at=9.0, requests=("cmpl-c0.0", "cmpl-unknown.0", "cmpl-unknown.1"))
     history = good_history(good_call(), refused("c1"), [ran])
     assert rules(history) == ["refused_cost_nothing"]
+
+
+def test_a_call_that_was_refused_for_want_of_the_pools_answer_may_have_run_unseen() -> None:
+    ran = Ran(at=9.0, requests=("cmpl-unknown.0",))
+    assert rules(good_history(good_call(), refused("c1", "pool_unavailable"), [ran])) == []
 
 
 def test_a_call_that_broke_before_its_headers_may_have_run_unseen() -> None:

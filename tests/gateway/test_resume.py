@@ -145,9 +145,17 @@ async def test_a_cursor_that_names_no_place_of_the_answer_is_refused_in_words(cu
         assert words in error["message"]
 
 
+async def test_a_choice_that_has_told_nothing_yet_is_named_by_its_start() -> None:
+    async with two_gateways() as (first, second):
+        request_id, whole = await posted(first, n=2)
+        response = await resumed(second, request_id, "0.3,1.start")
+        wanted = [event_id for event_id, _ in events(whole) if event_id not in {"0.0", "0.1", "0.2", "0.3"}]
+        assert sorted(event_id for event_id, _ in events(response.text)) == sorted(wanted)
+
+
 def test_spaces_and_empty_words_of_a_cursor_mean_nothing() -> None:
     assert parse_cursor(" 0.1 ,, 1.end", 2) == {0: "0.1", 1: "1.end"}
-    assert parse_cursor(" , ", 2) == {}
+    assert parse_cursor(" , ", 2) == parse_cursor("0.start,1.start", 2) == {}
     with pytest.raises(ApiError):
         parse_cursor("0.1234567890", 1)
 

@@ -1,7 +1,7 @@
 """From where a stream is read on: the last event that a client has of each choice.
 
-`0.12,1.7` and `0.end,1.7` name an event of every choice of a call (render.py lists the ids), in any order; `end` alone
-says that all was read. Nothing at all means from the start.
+`0.12,1.7` and `0.end,1.7` name an event of every choice of a call (render.py lists the ids), in any order; `1.start`
+stands for a choice that has told nothing yet; `end` alone says that all was read. Nothing at all means from the start.
 """
 
 import re
@@ -13,12 +13,12 @@ from orca.gateway.render import ChoiceStream
 from orca.pool.api import RequestStatus
 
 Cursor = Mapping[int, str]
-"""Choice -> id of the last event that the client has."""
+"""Choice -> id of the last event that the client has; without the choices that it has nothing of."""
 
 ALL_READ = "end"
 
 # No leading zeros: each event has one name.
-_EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,8})\.(?:end|0|[1-9][0-9]{0,8})")
+_EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,8})\.(?:start|end|0|[1-9][0-9]{0,8})")
 
 
 def parse_cursor(text: str, choices: int) -> Cursor:
@@ -27,7 +27,7 @@ def parse_cursor(text: str, choices: int) -> Cursor:
     Args: text: not `ALL_READ`.
     Raises: ApiError 400 that says what is missing or wrong.
     """
-    cursor: dict[int, str] = {}
+    places: dict[int, str] = {}
     for word in filter(None, map(str.strip, text.split(","))):
         event_id = _EVENT_ID.fullmatch(word)
         if event_id is None:
@@ -35,14 +35,14 @@ def parse_cursor(text: str, choices: int) -> Cursor:
         choice = int(event_id[1])
         if choice >= choices:
             raise bad_cursor(f"{word} names choice {choice}, the request has {choices}")
-        if choice in cursor:
+        if choice in places:
             raise bad_cursor(f"choice {choice} is named twice")
-        cursor[choice] = word
-    missing = [choice for choice in range(choices) if choice not in cursor]
-    if cursor and missing:
+        places[choice] = word
+    missing = [choice for choice in range(choices) if choice not in places]
+    if places and missing:
         names = ", ".join(map(str, missing))
-        raise bad_cursor(f"the last event of every choice is needed: nothing names choice {names}")
-    return cursor
+        raise bad_cursor(f"the last event of every choice is needed, or <choice>.start: nothing names choice {names}")
+    return {choice: word for choice, word in places.items() if not word.endswith(".start")}
 
 
 def check_written(cursor: Cursor, statuses: Sequence[RequestStatus]) -> None:
@@ -82,6 +82,6 @@ class ResumedChoice:
         return b""
 
     @property
-    def last_event_id(self) -> str | None:
+    def last_event_id(self) -> str:
         """The id of the last event that the client has."""
         return self._stream.last_event_id if self._is_behind else self._last_event_id

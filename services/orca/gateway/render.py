@@ -13,9 +13,10 @@ message of a stream for `data:` and fail on any other field.
 A gateway that goes before a stream with ids has ended sends one event more, which has no id of its own:
 
     event: resume
-    data: {"error": {..., "code": "gateway_draining"}, "resume": {"request_id": ..., "last_event_ids": ["0.41", null]}}
+    data: {"error": {...}, "resume": {"request_id": ..., "last_event_ids": ["0.41", "1.start"]}}
 
-For each choice that is the last id that was sent, null where there was none: the `Last-Event-ID` behind which to go on.
+The error's code is `gateway_draining`. For each choice that is the last id that was sent, `<choice>.start` where there was none: joined by commas they are the
+`Last-Event-ID` behind which to go on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -111,11 +112,11 @@ class ChoiceStream:
         return b"id: %d.end\n%b" % (self._request.choice, event) if self._rendering.event_ids else event
 
     @property
-    def last_event_id(self) -> str | None:
-        """The id of the event that was made last."""
+    def last_event_id(self) -> str:
+        """The id of the event that was made last, `<choice>.start` before the first."""
         if self._has_ended:
             return f"{self._request.choice}.end"
-        return f"{self._request.choice}.{self._log.count - 1}" if self._log.count else None
+        return f"{self._request.choice}.{self._log.count - 1 if self._log.count else 'start'}"
 
     def _shown(self, token: Token) -> Sequence[int]:
         return () if self._rendering.echo_only else (token.id,)
@@ -172,7 +173,7 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str | None]) -> bytes:
+def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str]) -> bytes:
     """An error event that says where to go on; `body` is the error's, one id for each choice."""
     resume = orjson.dumps({"request_id": parent, "last_event_ids": last_event_ids})
     return b"event: resume\ndata: " + body[:-1] + b',"resume":' + resume + b"}\n\n"
