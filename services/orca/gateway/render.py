@@ -15,8 +15,8 @@ A gateway that goes before a stream with ids has ended sends one event more, whi
     event: resume
     data: {"error": {...}, "resume": {"request_id": ..., "last_event_ids": ["0.41", "1.start"]}}
 
-The error's code is `gateway_draining`. For each choice that is the last id that was sent, `<choice>.start` where there was none: joined by commas they are the
-`Last-Event-ID` behind which to go on.
+The error's code is `gateway_draining`. For each choice that is the last id that was sent, `<choice>.start` where there
+was none: joined by commas they are the `Last-Event-ID` behind which to go on.
 """
 
 from collections.abc import Iterable, Sequence
