@@ -83,6 +83,18 @@ async def test_a_full_queue_refuses_the_whole_parent(make_bed: Callable[..., Bed
     await bed.pool.submit(submission("c", n=1))
 
 
+async def test_a_queue_full_of_prompt_tokens_refuses_the_whole_parent(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed(with_settings(max_queued_prompt_tokens=11))
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.submit(submission("a", n=2))
+    with pytest.raises(QueueFull, match="requests with 11 prompt tokens may wait"):
+        await bed.pool.submit(submission("b"))
+    await bed.pool.cancel("a")
+    # What is larger than the bound waits alone.
+    await bed.pool.submit(submission("c", n=3))
+    assert (await bed.pool.stats()).queued_prompt_tokens == 12
+
+
 async def test_the_queue_bound_counts_waiting_requests_only(make_bed: Callable[..., Bed]) -> None:
     bed = make_bed(with_settings(max_queued=1))
     scheduler, _ = await started(bed, "a")
@@ -159,6 +171,23 @@ async def test_requests_are_pinned_to_the_revision_they_were_accepted_under(bed:
     await old.enter()
     await new.enter()
     assert (list(await old.take()), list(await new.take())) == (["old.0"], ["new.0"])
+
+
+async def test_stats_count_what_has_ended_also_when_it_is_forgotten(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed(with_settings(retention_ms=1, retention_least_ms=1))
+    await started(bed, "a", "b")
+    await bed.pool.cancel("a")
+    await bed.pool.cancel("a")
+    await bed.freeze(100)
+    await bed.pool.sweep()
+    stats = await bed.pool.stats()
+    assert (stats.ended_ever, stats.owned) == (1, 1)
+
+
+async def test_stats_tell_the_bounds_of_the_door(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed(with_settings(max_queued=7, max_queued_prompt_tokens=8))
+    stats = await bed.pool.stats()
+    assert (stats.queued_max, stats.queued_prompt_tokens_max) == (7, 8)
 
 
 async def test_stats_count_by_state_and_tell_the_oldest_wait(bed: Bed) -> None:

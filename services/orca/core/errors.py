@@ -41,7 +41,7 @@ class SettingError(OrcaError):
 class Overloaded(OrcaError):
     """Refused at the door; nothing was stored."""
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

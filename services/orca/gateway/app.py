@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from orca.gateway.generation import Gateway, wall_clock_ms
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
+from orca.gateway.overload import Overload
 from orca.gateway.playground import playground
 from orca.gateway.readers import Readers
 from orca.gateway.render import Reading
@@ -89,6 +91,7 @@ def create_app(
         reading=Reading(tokenizer, frozenset(model_info.eos_token_ids)),
         encoder=Encoder(model_info, tokenizer, settings),
         keys=keys,
+        overload=Overload(pool, time.monotonic),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway

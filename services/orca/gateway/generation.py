@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request as HttpRequest
 
-from orca.core.errors import InvalidRequest, NeverFits, PoolUnavailable
+from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull
 from orca.core.request import End
 from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
@@ -24,6 +24,7 @@ from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
+from orca.gateway.overload import Overload
 from orca.gateway.readers import Readers
 from orca.gateway.receive import receive_body
 from orca.gateway.render import Reading, Rendering
@@ -54,6 +55,7 @@ class Gateway:
     reading: Reading
     encoder: Encoder
     keys: KeyRing
+    overload: Overload
     drain: Drain = field(default_factory=Drain)
     # Promised by the first group of our revision that was formed; None until then, and never None again.
     slots: int | None = None
@@ -64,7 +66,9 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Delivery:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
+    await _check_load(gateway, http)
     body = await receive_body(http, CompletionBody, gateway.settings)
+    gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     prompts = completion_prompts(body, gateway.served, gateway.settings)
     add_special_tokens = body.add_special_tokens is not False
@@ -81,7 +85,9 @@ async def chat(gateway: Gateway, http: HttpRequest) -> Delivery:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
+    await _check_load(gateway, http)
     body = await receive_body(http, ChatBody, gateway.settings)
+    gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     text = chat_prompt(body, gateway.served, gateway.settings)
     # Templates write special tokens out.
@@ -111,7 +117,7 @@ async def _generate(
         traceparent=span.traceparent,
     )
     wanted = submission(body, prompts, gateway.served, gateway.settings, call)
-    requests = await _submit(gateway.pool, wanted)
+    requests = await _submit(gateway, wanted)
     gateway.readers.add(call.parent, call.reader)
     for request in requests:
         gateway.metrics.prompt_tokens.observe(len(request.prompt))
@@ -131,13 +137,23 @@ async def _generate(
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
 
 
-async def _submit(pool: Pool, wanted: Submission) -> Sequence[OrcaRequest]:
+async def _check_load(gateway: Gateway, http: HttpRequest) -> None:
+    """Raises: QueueFull when there is no place for the call."""
+    key = key_of(http)
+    await gateway.overload.check(None if key is None else key.limits.queue_percent)
+
+
+async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]:
     """Submit, and once more under the same name when the answer was lost: it may have happened."""
     try:
         try:
-            return await pool.submit(wanted)
+            return await gateway.pool.submit(wanted)
         except PoolUnavailable:
-            return await pool.submit(wanted)
+            return await gateway.pool.submit(wanted)
+    except Overloaded as error:
+        if isinstance(error, QueueFull) and len(wanted.requests) == 1:
+            gateway.overload.note_full()
+        raise gateway.overload.refusal(error, wanted.parent) from None
     except NeverFits:
         raise
     except InvalidRequest as error:

@@ -169,6 +169,9 @@ class PoolStats:
     owned: int
     ended: int  # records kept for their retention
     queued_prompt_tokens: int
+    queued_max: int  # the door's bounds of the two
+    queued_prompt_tokens_max: int
+    ended_ever: int  # all that have ended, records forgotten since included: only ever rises
     oldest_wait_ms: int  # 0 when nothing waits
     bytes_reserved: int
     bytes_max: int

@@ -50,6 +50,8 @@ def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> Or
         return NeverFits(f"prompt and max_tokens need {need} slots, the engine has {bound}", param="max_tokens")
     if verdict == "queue":
         return QueueFull(f"{bound} requests may wait and no more")
+    if verdict == "tokens":
+        return QueueFull(f"requests with {bound} prompt tokens may wait and no more")
     assert verdict == "bytes", verdict
     return PoolFull(f"the pool's {bound} bytes are reserved by requests accepted earlier")
 

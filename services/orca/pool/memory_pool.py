@@ -56,6 +56,9 @@ class MemoryPool(MemoryScheduler, Pool):
             raise refusal("promise", promise, requests)
         if queued + len(requests) > self.settings.max_queued:
             raise refusal("queue", self.settings.max_queued, requests)
+        tokens = self.queued_prompt_tokens + sum(len(request.prompt) for request in requests)
+        if self.queued_prompt_tokens and tokens > self.settings.max_queued_prompt_tokens:
+            raise refusal("tokens", self.settings.max_queued_prompt_tokens, requests)
         if self.bytes_reserved + size > self.settings.bytes_max:
             raise refusal("bytes", self.settings.bytes_max, requests)
 
@@ -69,6 +72,7 @@ class MemoryPool(MemoryScheduler, Pool):
             if request.deadline_ms is not None:
                 self._deadlines.set(request.id, request.deadline_ms)
             self.bytes_reserved += size
+            self.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
         kept = Submission(
             parent=submission.parent,
@@ -228,7 +232,10 @@ class MemoryPool(MemoryScheduler, Pool):
             queued=len(waiting),
             owned=owned,
             ended=len(self.records) - len(waiting) - owned,
-            queued_prompt_tokens=sum(len(record.request.prompt) for record in waiting),
+            queued_prompt_tokens=self.queued_prompt_tokens,
+            queued_max=self.settings.max_queued,
+            queued_prompt_tokens_max=self.settings.max_queued_prompt_tokens,
+            ended_ever=self.ended_ever,
             oldest_wait_ms=max((max(0, self._wall - head.submitted_ms) for head in heads), default=0),
             bytes_reserved=self.bytes_reserved,
             bytes_max=self.settings.bytes_max,

@@ -129,6 +129,8 @@ class MemoryState:
         self.closed: set[str] = set()
         self.promises: dict[str, int] = {}
         self.bytes_reserved = 0
+        self.queued_prompt_tokens = 0
+        self.ended_ever = 0
         self.revision: str | None = None
         self._generation = 0
         self._arrival = 0
@@ -150,6 +152,7 @@ class MemoryState:
             assert record.end is None or record.end.count == len(record.log), request_id
         assert queued | owned <= self.records.keys()
         assert all(queue == sorted(queue) for queue in self.queues.values())
+        assert self.queued_prompt_tokens == sum(len(self.records[i].request.prompt) for i in queued)
         assert self.bytes_reserved == sum(record.bytes for record in self.records.values())
         for name, parent in self.parents.items():
             records = [self.records[request.id] for request in parent.submission.requests]
@@ -174,6 +177,7 @@ class MemoryState:
         record.group = record.process = ""
         record.is_on_trial = False
         insort(self._queue(record.request.revision), (record.request.arrival, record.request.id))
+        self.queued_prompt_tokens += len(record.request.prompt)
         self._tell(f"+{record.request.revision}")
 
     def _take_back_all(self, group: str) -> None:
@@ -192,6 +196,7 @@ class MemoryState:
         unused = (record.request.max_new_tokens - len(record.log)) * record.token_bytes
         record.bytes -= unused
         self.bytes_reserved -= unused
+        self.ended_ever += 1
         parent = self.parents[record.request.parent]
         parent.left -= 1
         if parent.left == 0:
@@ -231,6 +236,7 @@ class MemoryState:
         return self.queues.setdefault(revision, [])
 
     def _unqueue(self, record: Record) -> None:
+        self.queued_prompt_tokens -= len(record.request.prompt)
         queue = self._queue(record.request.revision)
         del queue[bisect_left(queue, (record.request.arrival, record.request.id))]
 

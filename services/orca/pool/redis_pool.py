@@ -139,6 +139,7 @@ class RedisPool(Pool):
             settings.bytes_max,
             sum(reserved),
             len(requests),
+            settings.max_queued_prompt_tokens,
         ]
         for request, body, size in zip(requests, bodies, reserved, strict=True):
             args += [request.max_total_tokens, len(request.prompt), request.max_new_tokens, size]
@@ -360,6 +361,9 @@ class RedisPool(Pool):
             owned=int(meta.get("owned", 0)),
             ended=int(meta.get("ended", 0)),
             queued_prompt_tokens=int(meta.get("queued_prompt_tokens", 0)),
+            queued_max=self._settings.max_queued,
+            queued_prompt_tokens_max=self._settings.max_queued_prompt_tokens,
+            ended_ever=int(meta.get("ended_ever", 0)),
             oldest_wait_ms=max(0, wall - oldest) if oldest != b"" else 0,
             bytes_reserved=int(meta.get("bytes", 0)),
             bytes_max=self._settings.bytes_max,

@@ -32,6 +32,9 @@ class PoolSettings:
     max_queued: int = 10_000
     """Requests that may wait, over all revisions; more are refused with QueueFull. Longer helps nobody."""
 
+    max_queued_prompt_tokens: int = 10_000_000
+    """Tokens of the prompts that may wait: what they will cost, as `max_queued` is how many. One alone may pass it."""
+
     bytes_max: int = 1 << 30
     """Redis memory, in bytes, that requests may be promised; more are refused with PoolFull. Under 0.8 x maxmemory."""
 

@@ -107,6 +107,7 @@ local function end_request(r, reason, stop)
   call('HSET', req_key(r.id), 'state', 'ended', 'group', '', 'process', '', 'bytes', r.bytes - unused)
   count('bytes', -unused)
   count('ended', 1)
+  count('ended_ever', 1)
   local parent = parent_of(r.id)
   if call('HINCRBY', par_key(parent), 'left', -1) == 0 then
     call('ZADD', ENDED, awake, parent)

@@ -1,30 +1,36 @@
 -- submit: all requests of a parent queued, their bytes reserved, the first reader entered.
 -- ARGV: parent, revision, reader, on_disconnect, render, reader_lease_ms, grace_ms, max_queued, bytes_max, bytes, choices,
---       then per request: need, prompt_tokens, max_new, bytes, token_bytes, deadline or '', body.
--- Answers {'ok', first arrival, submitted_ms} or {'revision' | 'promise' | 'queue' | 'bytes', what there is}.
+--       max_queued_prompt_tokens, then per request: need, prompt_tokens, max_new, bytes, token_bytes, deadline or '', body.
+-- Answers {'ok', first arrival, submitted_ms} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes', what there is}.
 begin(true)
 local parent, revision, reader, on_disconnect, render = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local reader_lease_ms, grace_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
 local max_queued, bytes_max, bytes, choices =
   tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local max_queued_prompt_tokens = tonumber(ARGV[12])
 local WIDTH = 7
-local function arg(choice, i) return ARGV[11 + choice * WIDTH + i] end
+local function arg(choice, i) return ARGV[12 + choice * WIDTH + i] end
 
 if call('EXISTS', par_key(parent)) == 1 then
   local first = call('HMGET', req_key(parent .. '.0'), 'arrival', 'submitted_ms')
   return { 'ok', first[1], first[2] }
 end
-local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival')
+local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival', 'queued_prompt_tokens')
 local promise = tonumber(call('HGET', PROMISES, revision) or math.huge)
 if meta[1] ~= revision then return { 'revision', meta[1] or '' } end
+local prompt_tokens = 0
 for choice = 0, choices - 1 do
   if tonumber(arg(choice, 1)) > promise then return { 'promise', promise } end
+  prompt_tokens = prompt_tokens + arg(choice, 2)
 end
 if tonumber(meta[2] or 0) + choices > max_queued then return { 'queue', max_queued } end
+local waiting_tokens = tonumber(meta[5] or 0)
+if waiting_tokens > 0 and waiting_tokens + prompt_tokens > max_queued_prompt_tokens then
+  return { 'tokens', max_queued_prompt_tokens }
+end
 if tonumber(meta[3] or 0) + bytes > bytes_max then return { 'bytes', bytes_max } end
 
 local arrival = tonumber(meta[4] or 0)
-local prompt_tokens = 0
 for choice = 0, choices - 1 do
   local id = parent .. '.' .. choice
   call(
@@ -39,7 +45,6 @@ for choice = 0, choices - 1 do
     call('HSET', req_key(id), 'deadline', arg(choice, 6))
     call('ZADD', DEADLINES, arg(choice, 6), id)
   end
-  prompt_tokens = prompt_tokens + arg(choice, 2)
 end
 call('HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect)
 call('SET', render_key(parent), render)
