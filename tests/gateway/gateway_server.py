@@ -42,10 +42,14 @@ class Served:
 
     async def open_stream(self, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A streaming completion, with nothing between test and socket."""
-        content = orjson.dumps({"prompt": "the fox", "max_tokens": 100, "stream": True, **body})
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: orca\r\ncontent-type: application/json\r\n"
-        head += b"content-length: %d\r\n\r\n" % len(content)
-        return await self.open(head, content)
+        return await self.open(completion(**{"stream": True, **body}))
+
+
+def completion(**body: Any) -> bytes:
+    """A call as it goes over the wire."""
+    content = orjson.dumps({"prompt": "the fox", "max_tokens": 100, **body})
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: orca\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(content) + content
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import events, ids, until
-from gateway_server import LIMIT_SECONDS, refusal, served
+from gateway_server import LIMIT_SECONDS, completion, refusal, served
 
 from orca.core.errors import PoolUnavailable
 from orca.core.request import FinishReason
@@ -14,6 +14,7 @@ from orca.gateway.settings import Settings
 from orca.pool.settings import PoolSettings
 
 LONG = "more " * 30
+STREAM = completion(stream=True)
 READERS = PoolSettings(reader_lease_ms=400, resume_grace_ms=400)
 
 
@@ -45,6 +46,18 @@ async def test_a_client_that_leaves_takes_out_its_reader_and_the_pool_cancels() 
         await until(lambda: record.end is not None)
         assert record.end is not None
         assert record.end.reason is FinishReason.CANCELLED
+
+
+async def test_a_client_that_leaves_behind_a_second_request_is_noticed_though_no_token_comes() -> None:
+    async with served() as one:
+        one.rig.scheduler.turns_left = 1
+        reader, writer = await one.open_stream()
+        await reader.readuntil(b"\n\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        await writer.drain()
+        writer.transport.abort()
+        (parent,) = one.rig.pool.parents.values()
+        await until(lambda: not parent.readers and not one.server.server_state.connections)
 
 
 async def test_a_client_that_leaves_a_whole_answer_is_noticed_too() -> None:
@@ -109,6 +122,29 @@ async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
         await reader.readuntil(b'"ok"}')
         writer.write(b"\r\n")
         assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
+
+
+async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() -> None:
+    async with served(Settings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS)) as one:
+        one.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment] - uvicorn counts in whole seconds
+        reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 404 " in head
+        writer.write(b"12345")
+        await asyncio.wait_for(reader.read(), LIMIT_SECONDS / 2)
+
+
+async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -> None:
+    async with served() as one:
+        one.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+        one.rig.scheduler.turns_left = 1
+        reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"12345" + STREAM)
+        await until(lambda: one.rig.pool.awake > 800)
+        one.rig.scheduler.turns_left = None
+        one.rig.scheduler.may_run.set()
+        assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"[DONE]"), LIMIT_SECONDS)
 
 
 async def test_a_second_request_on_a_connection_has_its_own_time_for_headers() -> None:

@@ -3,6 +3,10 @@
 Bounded are the connections themselves, the bytes and number of headers, and the time in which a request's line and
 headers arrive (a body's bytes and time: receive.py). Whatever is refused here is answered in OpenAI's shape, as every
 error of a route is. A client that only shuts its way out is answered, an HTTP/1.0 client never sees chunks.
+
+One request at a time: reading goes on while an answer is written, since only that shows that the client has left, so a
+second request that comes meanwhile is thrown away and the connection ends behind the answer. HTTP leaves both to the
+server; clients that pipeline send again what got no answer.
 """
 
 import asyncio
@@ -53,6 +57,10 @@ class Door:
             del self.by_address[address]
 
 
+class _SecondRequest(Exception):
+    """A request began before the one in front of it was answered."""
+
+
 class Connection(HttpToolsProtocol):
     """A subclass names its `door` (see `connections`)."""
 
@@ -60,7 +68,8 @@ class Connection(HttpToolsProtocol):
     _address: str | None = None  # under which it was counted, if it was
     _header_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
-    _is_ending = False  # the last answer was written: what still comes in is thrown away
+    _is_ending = False  # the last answer was written
+    is_deaf = False  # no request is taken any more: what still comes in is thrown away
     _header_count = 0
     _header_bytes = 0
     # Bytes that the parser took without telling of anything: a header, a trailer or a chunk's line that has no end.
@@ -84,7 +93,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_ending:
+        if self.is_deaf:
             return
         self._unset_keepalive_if_required()
         if self.cycle is None or self.cycle.response_complete:
@@ -98,7 +107,10 @@ class Connection(HttpToolsProtocol):
             self._end_behind_request()
             return
         except httptools.HttpParserError as error:
-            self._refuse(_answer_to_parser(error))
+            if isinstance(error.__context__, _SecondRequest):
+                self._end_behind_request()
+            else:
+                self._refuse(_answer_to_parser(error))
             return
         self._silent_bytes = 0 if self._has_told else self._silent_bytes + len(data)
         if self._silent_bytes > self.door.settings.header_bytes_max:
@@ -107,7 +119,7 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the way to the client stays open: it does for the answer to a request that came whole."""
         cycle = self.cycle
-        if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body or self.pipeline:
+        if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         cycle.keep_alive = False
         self._probe(cycle)
@@ -118,6 +130,10 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._has_told = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise _SecondRequest
+        # It may have begun to run in these very bytes, at the end of a body that came behind its answer.
+        self._unset_keepalive_if_required()
         self._is_in_head = True
         self._header_count = self._header_bytes = 0
         self._start_header_timer()
@@ -159,6 +175,12 @@ class Connection(HttpToolsProtocol):
         self._has_told = True
         self._stop_header_timer()
         super().on_message_complete()
+        if self.cycle.response_complete and not self._is_ending:
+            # The answer came before the body's end: the time of an idle connection, which it began, begins anew.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         if not self._is_ending:
@@ -171,7 +193,7 @@ class Connection(HttpToolsProtocol):
 
         Args: is_read: whether the whole request was.
         """
-        self._is_ending = True
+        self._is_ending = self.is_deaf = True
         self._stop_header_timer()
         if is_read or self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
@@ -181,6 +203,8 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _end_behind_request(self) -> None:
+        """Take nothing that comes behind the request that was read."""
+        self.is_deaf = True
         if self.cycle.response_complete:
             self.transport.close()
         else:
@@ -190,7 +214,7 @@ class Connection(HttpToolsProtocol):
         """Answer what no route can, and end the connection. An answer that is on its way is given up with it."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            is_answerable = not (cycle.response_started or self._is_in_head or self.pipeline)
+            is_answerable = not cycle.response_started
             # The route sees its client gone.
             cycle.disconnected = True
             cycle.message_event.set()
@@ -266,7 +290,7 @@ class _Outlet:
         return self._connection.transport.is_closing()
 
     def close(self) -> None:
-        self._connection.end_behind_answer(is_read=not self._cycle.more_body)
+        self._connection.end_behind_answer(is_read=not (self._cycle.more_body or self._connection.is_deaf))
 
 
 async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
