@@ -25,7 +25,8 @@ from orca.core.request import End, FinishReason, Logprob, Request, SamplingParam
 PARENT_BYTES = 800
 REQUEST_BYTES = 1_400
 LOG_BYTES = 5_400  # a stream with its first node, which Redis allocates at 4 KiB
-TOKEN_BYTES = 24
+TOKEN_BYTES = 24  # of a log without log probabilities; 14 measured
+_TOKEN_HEAD = 32  # of one with them: mark, id and count, and the stream's own 16 bytes around each entry
 _LOGPROB_HEAD = struct.Struct("<IdI")
 _LOGPROB_TOP = struct.Struct("<Id")
 _U32 = struct.Struct("<I")
@@ -105,19 +106,25 @@ def unpack_end(reason: bytes, count: bytes, stop: bytes = b"") -> End:
 
 def token_bytes(sampling: SamplingParams) -> int:
     """Bytes that one token of the log may take."""
-    return TOKEN_BYTES if sampling.logprobs is None else TOKEN_BYTES + 8 + _logprob_bytes(sampling.logprobs)
+    return TOKEN_BYTES if sampling.logprobs is None else _in_nodes(_TOKEN_HEAD + _logprob_bytes(sampling.logprobs))
 
 
 def fixed_bytes(request: Request, body: bytes) -> int:
     """Bytes that a request takes however many tokens it writes: record, queue place, body, empty log with its end."""
     asked = request.sampling.prompt_logprobs
-    prompt = 0 if asked is None else 16 + len(request.prompt) * _logprob_bytes(asked)
+    prompt = 0 if asked is None else _in_nodes(_TOKEN_HEAD + len(request.prompt) * _logprob_bytes(asked))
     return REQUEST_BYTES + LOG_BYTES + len(body) + prompt
 
 
 def parent_bytes(render: str) -> int:
     """Bytes that a parent takes beside its requests; the first of them carries them."""
     return PARENT_BYTES + len(render.encode())
+
+
+def _in_nodes(size: int) -> int:
+    """Bytes of memory for large entries: few fit into a node of the stream, its rest is lost, each has its own place
+    in the tree above, and the allocator rounds up by a fifth at most."""
+    return size * 5 // 4 + 16
 
 
 def _logprob_bytes(top: int) -> int:
