@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_rig import MODEL, SLOTS, WORDS, Rig, eos, events, ids, recording, rig, tokenizer, until
 
-from orca.core.errors import PoolUnavailable, UnknownRequest
+from orca.core.errors import PoolUnavailable
 from orca.core.request import FinishReason, Request, SamplingParams
 from orca.gateway.settings import Settings
 
@@ -218,23 +218,13 @@ async def test_a_failing_stream_ends_in_an_error_event_without_done() -> None:
         assert last["error"]["code"] == "failed"
 
 
-async def test_a_stream_of_a_record_that_is_lost_fails_rather_than_waits_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with rig(schedules=False) as one:
-        calls = 0
-
-        async def away_once(*_: Any) -> None:
-            nonlocal calls
-            calls += 1
-            raise PoolUnavailable("away")
-
-        async def lost(request_id: str) -> None:
-            raise UnknownRequest(request_id)
-
-        monkeypatch.setattr(one.pool, "wait", away_once)
-        monkeypatch.setattr(one.pool, "status", lost)
-        ((_, last),) = await streamed(one)
+async def test_a_stream_of_a_record_that_is_lost_fails_rather_than_waits_for_ever() -> None:
+    async with rig() as one:
+        one.scheduler.turns_left = 1
+        streaming = asyncio.create_task(streamed(one))
+        await until(lambda: any(record.log for record in one.pool.records.values()))
+        one.pool.records.clear()
+        *_, (_, last) = await asyncio.wait_for(streaming, 20)
         assert last["error"]["code"] == "unknown_request"
 
 

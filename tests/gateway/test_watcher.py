@@ -17,11 +17,12 @@ from orca.pool.api import LogSlice
 
 
 class FakeLogs:
-    """The three calls that a watcher makes, over plain lists."""
+    """The two calls that a watcher makes, over plain lists."""
 
     def __init__(self) -> None:
         self.logs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
+        self.lost: set[str] = set()  # records that the pool has forgotten
         self.calls: list[str] = []
         self.is_away = False
         self.limit = 1024
@@ -43,15 +44,10 @@ class FakeLogs:
                 await asyncio.wait_for(self._news.wait(), timeout_s)
         return frozenset(self._parts(versions)) - self.untold
 
-    async def read_many(self, starts: Mapping[str, int]) -> dict[str, LogSlice]:
+    async def read_many(self, starts: Mapping[str, int]) -> dict[str, LogSlice | None]:
         self._called("read_many")
         self.read.append(set(starts))
-        return self._parts(starts)
-
-    async def status(self, request_id: str) -> None:
-        self._called("status")
-        if request_id not in self.logs:
-            raise UnknownRequest(request_id)
+        return {**self._parts(starts), **dict.fromkeys(self.lost & set(starts))}
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -137,6 +133,18 @@ async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_
             logs.add("busy", 0)
             await asyncio.wait_for(busy.next(), 5)
             await asyncio.sleep(0.01)
+        assert reading.result()
+
+
+async def test_connections_that_come_in_every_turn_of_the_loop_do_not_keep_the_others_from_their_tokens() -> None:
+    logs = FakeLogs()
+    logs.add("r", 1)
+    async with watching(logs) as watcher:
+        reading = asyncio.create_task(watcher.follow(["r"]).next())
+        async with asyncio.timeout(10):
+            while not reading.done():
+                watcher.follow(["passing"]).close()
+                await asyncio.sleep(0)
         assert reading.result()
 
 
@@ -242,15 +250,32 @@ async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture
     assert [record.message for record in caplog.records] == ["pool away, streams wait: away", "pool back"]
 
 
-async def test_after_an_outage_the_followers_of_lost_records_fail() -> None:
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_the_followers_of_a_lost_record_fail_whether_an_outage_was_noticed_or_not(is_noticed: bool) -> None:
     logs = FakeLogs()
-    logs.is_away = True
     async with watching(logs) as watcher:
-        lost = watcher.follow(["lost"])
-        await until(lambda: logs.calls)
+        lost, kept = watcher.follow(["lost"]), watcher.follow(["kept"])
+        await until(lambda: "read_many" in logs.calls)
+        logs.is_away = is_noticed
+        await until(lambda: len(logs.calls) > 3)
+        logs.lost.add("lost")
         logs.is_away = False
         with pytest.raises(UnknownRequest):
             await asyncio.wait_for(lost.next(), 5)
+        logs.add("kept", 1)
+        assert await asyncio.wait_for(kept.next(), 5)
+
+
+async def test_a_paused_follower_of_a_lost_record_fails_when_it_has_taken_what_it_was_given() -> None:
+    logs = FakeLogs()
+    logs.add("r", *range(3000))
+    async with watching(logs) as watcher:
+        slow = watcher.follow(["r"])
+        await until(lambda: slow.untaken_tokens >= UNTAKEN_MAX)
+        logs.lost.add("r")
+        assert await slow.next()
+        with pytest.raises(UnknownRequest):
+            await asyncio.wait_for(slow.next(), 5)
 
 
 async def test_a_bug_in_the_pool_does_not_end_the_watcher(caplog: pytest.LogCaptureFixture) -> None:

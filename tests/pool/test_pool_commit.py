@@ -5,7 +5,7 @@ from pool_beds import Bed, entry, started, submission
 
 from orca.core.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.core.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, RequestState
+from orca.pool.api import CommitAnswer, CommitEntry, LogSlice, RequestState
 
 
 async def test_tokens_and_end_enter_the_log_in_order(bed: Bed) -> None:
@@ -137,8 +137,9 @@ async def test_many_logs_are_read_at_once_without_those_that_have_nothing_new(be
     await bed.pool.commit([entry(owned["a.0"], 0, 5), entry(owned["b.0"], 0, 6)])
     await bed.pool.cancel("c")
     slices = await bed.pool.read_many({"a.0": 0, "b.0": 1, "c.0": 0, "x.0": 0})
-    assert sorted(slices) == ["a.0", "c.0"]
-    assert slices["c.0"].end == End(FinishReason.CANCELLED, 0)
+    assert sorted(slices) == ["a.0", "c.0", "x.0"]
+    assert slices["c.0"] == LogSlice(0, (), End(FinishReason.CANCELLED, 0))
+    assert slices["x.0"] is None
     assert await bed.pool.read_many({}) == {}
 
 

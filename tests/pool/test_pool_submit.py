@@ -143,7 +143,7 @@ async def test_unknown_names_are_said_to_be_unknown(bed: Bed) -> None:
     await bed.pool.cancel("x")
     await bed.pool.detach("x", "r")
     await bed.pool.renew([("x", "r")])
-    assert await bed.pool.read_many({"x.0": 0}) == {}
+    assert await bed.pool.read_many({"x.0": 0}) == {"x.0": None}
 
 
 async def test_a_gateways_mistake_is_an_assertion(bed: Bed) -> None:

@@ -6,7 +6,8 @@ take its tokens is not read for until it does: the log is its buffer, and slow r
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
 from orca.pool.api import LogSlice, Pool
@@ -34,7 +35,7 @@ class Follower:
     async def next(self) -> list[tuple[str, LogSlice]] | None:
         """All that came since the last call, at least one slice; None once closed.
 
-        Raises: UnknownRequest when the pool has lost the record.
+        Raises: UnknownRequest when the pool has lost the record (a fail-over, a Redis without its file).
         """
         await self._has_news.wait()
         if self._is_closed:
@@ -73,7 +74,7 @@ class LogWatcher:
         # The least of these: from where each log is to be read.
         self._cursors: dict[str, int] = {}
         self._paused: dict[Follower, dict[str, int]] = {}
-        self._all_read = 0.0  # when all logs were read last, on the loop's clock
+        self._all_read = -math.inf  # when all logs were read last, on the loop's clock
         self._waiting: asyncio.Task[frozenset[str]] | None = None
         self._has_cursors = asyncio.Event()
 
@@ -107,15 +108,15 @@ class LogWatcher:
                 self._has_cursors.clear()
                 continue
             try:
+                await self._look()
                 if was_away:
-                    await self._fail_lost()
                     was_away = False
                     log.info("pool back")
-                await self._look()
             except PoolUnavailable as error:
                 if not was_away:
                     log.warning("pool away, streams wait: %s", error)
                 was_away = True
+                self._all_read = -math.inf
                 await asyncio.sleep(OUTAGE_SECONDS)
             except Exception:
                 log.exception("reading logs failed")
@@ -128,13 +129,18 @@ class LogWatcher:
             self._waiting.cancel()
 
     async def _look(self) -> None:
-        """Wait for news and read what is new; every log once in a while, since a hint may have been lost."""
+        """Wait for news and read what is new; every log once in a while.
+
+        A hint may have been lost, and so may a record: a Redis that restarts fast is away from nobody's calls. However
+        often the set of logs changes, that time comes first.
+        """
         longer = await self._wait_for_news()
-        if longer is None:
-            return
         now = asyncio.get_running_loop().time()
-        starts = {request_id: self._cursors[request_id] for request_id in longer if request_id in self._cursors}
-        if not starts or now > self._all_read + WAIT_SECONDS:
+        is_time_for_all = now > self._all_read + WAIT_SECONDS
+        if longer is None and not is_time_for_all:
+            return
+        starts = {request_id: self._cursors[request_id] for request_id in longer or () if request_id in self._cursors}
+        if not starts or is_time_for_all:
             starts, self._all_read = dict(self._cursors), now
         parts = await self._pool.read_many(starts)
         self._deliver(parts)
@@ -154,11 +160,14 @@ class LogWatcher:
             self._waiting.cancel()
             self._waiting = None
 
-    def _deliver(self, parts: dict[str, LogSlice]) -> None:
+    def _deliver(self, parts: Mapping[str, LogSlice | None]) -> None:
         for request_id, part in parts.items():
             for follower, cursor in list(self._reading.get(request_id, {}).items()):
+                if part is None:
+                    follower.fail(UnknownRequest(request_id))
+                    self.forget(follower)
                 # Whoever is behind what was read, or before it, gets its part by another read.
-                if 0 <= cursor - part.start <= len(part.tokens):
+                elif 0 <= cursor - part.start <= len(part.tokens):
                     self._give(follower, request_id, _from(cursor, part))
 
     def _give(self, follower: Follower, request_id: str, part: LogSlice) -> None:
@@ -187,17 +196,6 @@ class LogWatcher:
         else:
             self._reading.pop(request_id, None)
             self._cursors.pop(request_id, None)
-
-    async def _fail_lost(self) -> None:
-        """After an outage: streams of records that did not survive it must not wait for ever."""
-        followed = [(request_id, follower) for request_id, reading in self._reading.items() for follower in reading]
-        followed += [(request_id, follower) for follower, cursors in self._paused.items() for request_id in cursors]
-        for request_id, follower in followed:
-            try:
-                await self._pool.status(request_id)
-            except UnknownRequest as error:
-                follower.fail(error)
-                self.forget(follower)
 
 
 def _from(cursor: int, part: LogSlice) -> LogSlice:

@@ -203,10 +203,10 @@ class Pool(Protocol):
         """Tokens from index `start`, at most `limit`. Raises: UnknownRequest."""
         ...
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice]:
+    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
         """`read` of many logs (request id -> start) in one round trip, for the one watcher of a gateway.
 
-        Logs without anything from their start on are left out, and so are unknown requests.
+        Returns: the logs that have anything from their start on; None for a request that the pool does not know.
         """
         ...
 

@@ -97,11 +97,11 @@ class MemoryPool(MemoryScheduler, Pool):
         end = record.end if start <= len(record.log) <= start + limit else None
         return LogSlice(start, tuple(record.log[start : start + limit]), end)
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice]:
+    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
         return {
-            request_id: await self.read(request_id, start, limit)
+            request_id: await self.read(request_id, start, limit) if request_id in self.records else None
             for request_id, start in starts.items()
-            if request_id in self.records and self.records[request_id].entries > start
+            if request_id not in self.records or self.records[request_id].entries > start
         }
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:

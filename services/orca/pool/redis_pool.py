@@ -174,15 +174,12 @@ class RedisPool(Pool):
         )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
-        found = await self.read_many({request_id: start}, limit)
-        if request_id in found:
-            return found[request_id]
-        (exists,) = await self._link.pipeline(("EXISTS", self._keys.named("req", request_id)))
-        if not exists:
+        found = (await self.read_many({request_id: start}, limit)).get(request_id, LogSlice(start, (), None))
+        if found is None:
             raise UnknownRequest(request_id)
-        return LogSlice(start, (), None)
+        return found
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice]:
+    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
         if not starts:
             return {}
         asked = list(starts.items())
@@ -404,7 +401,12 @@ def _claimed(item: list[Any], claim_call: str) -> Claimed:
     )
 
 
-def _slice(start: int, entries: list[Any], limit: int) -> LogSlice:
-    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields."""
+def _slice(start: int, entries: list[Any], limit: int) -> LogSlice | None:
+    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields.
+
+    None at all means that there is no such request.
+    """
+    if not entries:
+        return None
     end = codec.unpack_end(*entries.pop()) if isinstance(entries[-1], list) else None
     return LogSlice(start, tuple(map(codec.unpack_token, entries[:limit])), end)
