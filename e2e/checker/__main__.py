@@ -1,4 +1,4 @@
-"""`python -m checker kills` and `python -m checker judge` (with e2e/ on PYTHONPATH, or run there)."""
+"""`python -m checker COMMAND` (with e2e/ on PYTHONPATH, or run there): see the README beside this file."""
 
 import argparse
 import asyncio
@@ -11,20 +11,34 @@ from pathlib import Path
 
 from checker.chain_model import make_chain_model
 from checker.faults import ROLES
+from checker.freezes import Freezes
 from checker.history import Opening, read_history
-from checker.kills import RunSettings, run_kills
+from checker.kills import Kills
+from checker.partitions import Partitions
+from checker.points.mutants import MUTANTS
 from checker.repair import measure_repairs, repair_table
+from checker.run import Disturb, RunSettings, run_system
+from checker.spread import SpreadSystem, inside_own_network, why_not
+from checker.system import System
 from checker.verdict import judge, table, tokenizer_decode
+from checker.walk import Walk
 from checker.workload import chain, english
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns: 0 when nothing was violated, 1 when something was, 2 for a run that could not be made."""
     arguments = _parser().parse_args(list(argv))
-    return _judge(arguments) if arguments.command == "judge" else _kills(arguments)
+    if arguments.command == "judge":
+        return _judge(arguments)
+    if arguments.command == "partitions":
+        if (reason := why_not()) is not None:
+            print(f"partitions: skipped, {reason}")
+            return 2
+        inside_own_network(argv)
+    return _run(arguments)
 
 
-def _kills(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="orca-checker-"))
@@ -37,22 +51,38 @@ def _kills(arguments: argparse.Namespace) -> int:
     is_chain = config["model_type"] == "orca_chain"
     settings = RunSettings(
         seed=seed,
-        kills=arguments.kills,
         model=model,
         is_chain=is_chain,
         speech=chain(model.name, config["vocab_size"]) if is_chain else english(model.name),
         roles=arguments.faults,
-        freezes=not arguments.no_freezes,
-        settle_s=arguments.settle,
+        disturb=_disturbance(arguments),
         rate=arguments.rate,
         distinct=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
-        tokens_between=arguments.tokens_between,
         up=tuple(arguments.up),
         folder=folder,
+        make_system=SpreadSystem if arguments.command == "partitions" else System,
+        injects=arguments.command != "kills" or arguments.mutant is not None,
+        mutant=arguments.mutant,
     )
-    verdict = asyncio.run(run_kills(settings, lambda line: print(line, flush=True)))
+    verdict = asyncio.run(run_system(settings, lambda line: print(line, flush=True)))
     return 0 if verdict.is_clean else 1
+
+
+def _disturbance(arguments: argparse.Namespace) -> Disturb:
+    match arguments.command:
+        case "freezes":
+            return Freezes(rounds=arguments.rounds)
+        case "partitions":
+            return Partitions(rounds=arguments.rounds)
+        case "points":
+            return Walk(only=arguments.only, limit_s=arguments.minutes * 60)
+    return Kills(
+        count=arguments.kills,
+        freezes=not arguments.no_freezes,
+        settle_s=arguments.settle,
+        tokens_between=arguments.tokens_between,
+    )
 
 
 def _judge(arguments: argparse.Namespace) -> int:
@@ -70,29 +100,40 @@ def _parser() -> argparse.ArgumentParser:
     kills = commands.add_parser("kills", help="load a system, kill its processes, judge what clients saw")
     add = kills.add_argument
     add("--kills", type=int, default=50, metavar="N", help="faults (%(default)s)")
+    add("--no-freezes", action="store_true", help="kill only")
+    settle = "spare what has run for less, seconds; 0: nothing (%(default)s)"
+    add("--settle", type=float, default=1.0, metavar="S", help=settle)
+    add("--tokens-between", type=int, default=300, metavar="N", help="most tokens between two faults (%(default)s)")
+    freezes = commands.add_parser("freezes", help="freeze each part for longer than anything that waits for it")
+    freezes.add_argument("--rounds", type=int, default=2, metavar="N", help="freezes of each role (%(default)s)")
+    points = commands.add_parser("points", help="kill, or lose a reply, before and behind each call of the write path")
+    points.add_argument("--only", default="", metavar="WORDS", help="points with these words in their names")
+    limit = "go to no further point after so long (all points)"
+    points.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=limit)
+    partitions = commands.add_parser("partitions", help="cut each link, both ways and one way, and let it heal (root)")
+    partitions.add_argument("--rounds", type=int, default=1, metavar="N", help="cuts of each kind (%(default)s)")
+    for command in (kills, freezes, points, partitions):
+        _add_run(command)
+    again = commands.add_parser("judge", help="judge a history that was kept")
+    again.add_argument("history", type=Path)
+    return parser
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    """What all runs have in common."""
+    add = command.add_argument
     add("--seed", type=int, metavar="N", help="of calls, times and faults (drawn)")
     add(
         "--model", type=Path, metavar="DIR", help="folder of a chain model, or of one that speaks English (a new chain)"
     )
     add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"of {', '.join(ROLES)} (all that can be survived)")
-    add("--no-freezes", action="store_true", help="kill only")
-    add(
-        "--settle",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="spare what has run for less, seconds; 0: nothing (%(default)s)",
-    )
     add("--rate", type=float, default=2.0, metavar="R", help="calls per second (%(default)s)")
     add("--calls", type=int, default=60, metavar="N", help="calls that differ; they come again and again (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")
-    add("--tokens-between", type=int, default=300, metavar="N", help="most tokens between two faults (%(default)s)")
+    add("--mutant", choices=sorted(MUTANTS), help="take a rule away from Orca: the verdict must say so")
     add("--out", type=Path, metavar="DIR", help="history, verdict and the system's data (a new folder)")
     add("--up", nargs=argparse.REMAINDER, default=[], help="all further words go to `orca up`")
-    again = commands.add_parser("judge", help="judge a history that was kept")
-    again.add_argument("history", type=Path)
-    return parser
 
 
 def _roles(text: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from checker.history import Claimed, Expected, PoolLog, Ran, Record, Resources, SystemEnded
+from checker.history import Claimed, Expected, Offers, PoolLog, Ran, Record, Resources, SystemEnded
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -48,6 +48,7 @@ class Evidence:
     ran: set[str] = field(default_factory=set)
     before: Resources | None = None
     after: Resources | None = None
+    offers: Offers | None = None
     ended: SystemEnded | None = None
     decode: Decode | None = None  # token ids -> text; None leaves texts unjudged
 
@@ -68,6 +69,8 @@ def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> 
                 evidence.before = record
             case Resources():
                 evidence.after = record
+            case Offers():
+                evidence.offers = record
             case SystemEnded():
                 evidence.ended = record
     for claims in evidence.claims.values():

@@ -96,7 +96,7 @@ class Fault:
 
     at: float
     number: int
-    kind: str  # kill | freeze
+    kind: str  # kill | freeze | cut | the name of a point and what was done there
     targets: tuple[str, ...]
     pids: tuple[int, ...]
     in_flight: tuple[str, ...]  # calls that were accepted and not over
@@ -165,6 +165,15 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """What the processes offered to the pool and the stages, and which stale work of it was taken (offers.py)."""
+
+    at: float
+    counts: dict[str, int]
+    harmful: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SystemEnded:
     """The whole system ended by itself, and its last words."""
 
@@ -187,6 +196,7 @@ Record = (
     | PoolLog
     | Expected
     | Resources
+    | Offers
     | SystemEnded
 )
 _KINDS: dict[str, Callable[..., Record]] = {
@@ -206,6 +216,7 @@ _KINDS: dict[str, Callable[..., Record]] = {
         PoolLog,
         Expected,
         Resources,
+        Offers,
         SystemEnded,
     )
 }

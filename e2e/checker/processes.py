@@ -20,7 +20,7 @@ def find_parts(supervisor: int) -> dict[str, psutil.Process]:
             continue
         parts[name] = child
         if name.startswith("worker-"):
-            parts |= {name.replace("worker", "rank") + f".{place}": rank for place, rank in enumerate(_ranks(child))}
+            parts |= {name.replace("worker", "rank") + f".{place}": rank for place, rank in enumerate(ranks_of(child))}
     return parts
 
 
@@ -57,7 +57,8 @@ def _name_of(process: psutil.Process) -> str | None:
     return log.stem if log.suffix == ".log" else None
 
 
-def _ranks(controller: psutil.Process) -> Iterator[psutil.Process]:
+def ranks_of(controller: psutil.Process) -> Iterator[psutil.Process]:
+    """The ranks of a stage, oldest first."""
     try:
         yield from sorted(controller.children(), key=lambda child: child.create_time())
     except psutil.Error:

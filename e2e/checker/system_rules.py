@@ -66,6 +66,13 @@ def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
             )
 
 
+def stale_work_is_refused(evidence: Evidence) -> Iterator[Violation]:
+    """No commit of a claim that is over is applied; no step of an epoch that is over runs, and none twice."""
+    for found in evidence.offers.harmful if evidence.offers is not None else ():
+        expected = "the pool and the stages refuse what is stale"
+        yield Violation(rule="stale_work_is_refused", harm=Harm.REVISED, expected=expected, found=found)
+
+
 def system_stays(evidence: Evidence) -> Iterator[Violation]:
     """Whatever dies, the system as a whole goes on."""
     if evidence.ended is not None:
@@ -78,4 +85,5 @@ def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Vio
     yield from refused_cost_nothing(calls, evidence)
     yield from claims_rise(evidence)
     yield from comes_to_rest(evidence)
+    yield from stale_work_is_refused(evidence)
     yield from system_stays(evidence)

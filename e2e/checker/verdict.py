@@ -32,6 +32,7 @@ class Verdict:
     unaimed: int  # faults with nothing in flight, which prove nothing
     unproven: tuple[str, ...]  # rules that had nothing to judge by
     harms: dict[str, int]
+    offers: dict[str, int]  # what was offered to pool and stages, stale work among it; empty when not recorded
     error_ends: int
     violations: tuple[Violation, ...]
 
@@ -71,6 +72,7 @@ def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
         unaimed=sum(not fault.in_flight for fault in faults),
         unproven=_unproven(evidence),
         harms={harm.value: sum(found.count for found in violations if found.harm is harm) for harm in Harm},
+        offers={} if evidence.offers is None else evidence.offers.counts,
         error_ends=sum(found.rule == "has_no_error" for found in violations),
         violations=tuple(_with_story(found, records) for found in violations),
     )
@@ -85,6 +87,8 @@ def table(verdict: Verdict) -> str:
         f"  {counts}; error ends {verdict.error_ends}",
         f"  refused at the door {verdict.refused}, never answered {verdict.unaccepted}, resumed {verdict.resumed}",
     ]
+    if verdict.offers:
+        lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(verdict.offers.items())))
     if verdict.unproven:
         lines.append(f"  nothing to judge by: {', '.join(verdict.unproven)}")
     for found in verdict.violations:
@@ -121,6 +125,7 @@ def _unproven(evidence: Evidence) -> tuple[str, ...]:
         "claims_rise": evidence.claims,
         "refused_cost_nothing": evidence.ran,
         "comes_to_rest": evidence.before and evidence.after,
+        "stale_work_is_refused": evidence.offers,
         "text_is_join": evidence.decode,
     }
     return tuple(rule for rule, what in seen.items() if not what)

@@ -1,0 +1,90 @@
+"""Each part is frozen for longer than anything that waits for it, and goes on as if nothing had been.
+
+A second scheduler of the same group stands by: it takes the seat while the first one is frozen, which then wakes with
+commits and steps of a claim and an epoch that are over. Both are counted by the recorder (checker.points.recorder).
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from checker.faults import PlannedFault
+from checker.kills import inject_all
+from checker.ports import free_port
+from checker.run import Scene
+
+FREEZES_S = {
+    "gateway": 7.0,  # readers have a lease of 5 s, and gRPC's pings an answer within 7
+    "scheduler": 6.0,  # its seat has a lease of 3 s
+    "stage": 9.0,  # its silence is noticed by pings, or by the bound of a step
+    "rank": 8.0,  # rank_silent_s is 5
+    "redis": 6.0,  # a call to it has 2 s
+}
+OWN_FLAGS = ("--listen", "--metrics-listen")
+"""Of a scheduler: what two of them on one machine cannot share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freezes:
+    """A disturbance (see run.Disturb)."""
+
+    rounds: int
+    tokens_between: int = 60
+
+    async def __call__(self, scene: Scene) -> None:
+        planned = [
+            PlannedFault(
+                kind="freeze",
+                roles=(role,),
+                after_tokens=self.tokens_between,
+                delay_s=0.0,
+                choice=number / self.rounds,
+                seconds=FREEZES_S[role],
+            )
+            for number in range(self.rounds)
+            for role in scene.roles
+        ]
+        with _standing_by(scene):
+            await inject_all(scene, planned, settle_s=1.0)
+
+
+@contextlib.contextmanager
+def _standing_by(scene: Scene) -> Iterator[None]:
+    """A scheduler process of the same group, which waits for the seat; ended with the block."""
+    first = scene.system.parts()["scheduler-0"]
+    log = scene.system.logs / "scheduler-0-standby.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(standby_command(first.cmdline()), stdout=output, stderr=output, env=_environ(first))
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def standby_command(command: list[str]) -> list[str]:
+    """The command of a scheduler, for addresses of its own, and without the word that its predecessor has exited."""
+    words = [word for word in command if word != "--predecessor-exited"]
+    for place, word in enumerate(words[:-1]):
+        if word in OWN_FLAGS:
+            words[place + 1] = f"127.0.0.1:{free_port()}"
+        if word == "--iteration-log":
+            path = Path(words[place + 1])
+            words[place + 1] = str(path.with_name(f"{path.stem}-standby.jsonl"))
+    # Whatever leashes the first one to its supervisor stands before the interpreter.
+    return words
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    """The settings that its supervisor gave it, Redis's password among them."""
+    return os.environ | dict(process.environ())

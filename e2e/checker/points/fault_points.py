@@ -1,0 +1,156 @@
+"""Wraps the calls of a process by name, and does what is armed when its time has come."""
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import checker.points.names as names
+from checker.points.patching import after_import
+
+SERVED = {"orca.worker.controller": "Controller", "orca.scheduler.rendezvous": "Rendezvous"}
+METHODS = ("Status", "Join", "Run", "Set", "Get", "Add")
+
+
+class Trigger:
+    """Looks at each call whether it is the one that is armed."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        self._folder = folder
+        self._part = part
+        self._calls: Counter[tuple[str, str]] = Counter()  # by the armed order and the call
+
+    def action(self, call: str) -> str | None:
+        """What is to be done at this very call; None nearly always."""
+        armed = self._folder / "armed"
+        try:
+            order = armed.read_text()
+        except FileNotFoundError:
+            return None
+        wanted = json.loads(order)
+        if (wanted["part"], wanted["call"]) != (self._part, call):
+            return None
+        self._calls[order, call] += 1
+        if self._calls[order, call] < wanted["nth"]:
+            return None
+        try:
+            armed.rename(self._folder / "fired")
+        except FileNotFoundError:
+            return None  # another process was first
+        return str(wanted["action"])
+
+
+def install(folder: Path, part: str) -> None:
+    trigger = Trigger(folder, part)
+    after_import("orca.pool.redis_link", lambda module: _wrap_redis(module, trigger))
+    after_import("orca.core.links", lambda module: _wrap_stubs(module, trigger))
+    for module_name, class_name in SERVED.items():
+        after_import(module_name, lambda module, name=class_name: _wrap_service(getattr(module, name), trigger))  # type: ignore[misc]
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _at(action: str | None, call: Callable[[], Awaitable[Any]], no_answer: Callable[[], Exception]) -> Any:
+    """Make the call, with what the action says around it."""
+    if action == names.KILL_BEFORE:
+        _die()
+    answer = await call()
+    if action == names.KILL_AFTER:
+        _die()
+    if action == names.DROP_REPLY:
+        raise no_answer()
+    return answer
+
+
+def _wrap_redis(module: Any, trigger: Trigger) -> None:
+    """Transitions of the pool: a lost reply is an outage to whoever called."""
+    run = module.RedisLink.run
+
+    async def wrapped(self: Any, transition: str, *args: Any) -> Any:
+        action = trigger.action(f"redis.{transition}")
+        lost = lambda: module.PoolUnavailable("the checker dropped the reply")  # noqa: E731
+        return await _at(action, lambda: run(self, transition, *args), lost)
+
+    module.RedisLink.run = wrapped
+
+
+def _wrap_service(served: Any, trigger: Trigger) -> None:
+    """The answering end: a reply that is lost there is a call that was cut by the server."""
+    for name in METHODS:
+        if hasattr(served, name):
+            setattr(served, name, _served(getattr(served, name), f"serve.{name}", trigger))
+
+
+def _served(method: Any, call: str, trigger: Trigger) -> Any:
+    async def wrapped(self: Any, request: Any, context: Any) -> Any:
+        return await _at(trigger.action(call), lambda: method(self, request, context), _unavailable)
+
+    return wrapped
+
+
+def _wrap_stubs(module: Any, trigger: Trigger) -> None:
+    """The calling end."""
+    stage_stub = module.stage_stub
+    module.stage_stub = lambda channel: _Stub(stage_stub(channel), trigger)
+
+
+class _Stub:
+    """A stage's stub whose calls can be hit; those that are not are the stub's own."""
+
+    def __init__(self, stub: Any, trigger: Trigger) -> None:
+        self._stub = stub
+        self._trigger = trigger
+
+    def __getattr__(self, name: str) -> Any:
+        call, trigger = getattr(self._stub, name), self._trigger
+        if name == "Results":
+            return lambda request: _Stream(call(request), trigger)
+
+        def made(request: Any, **options: Any) -> Any:
+            action = trigger.action(f"grpc.{name}")
+            if action is None:
+                return call(request, **options)
+            return asyncio.ensure_future(_at(action, lambda: call(request, **options), _unavailable))
+
+        return made
+
+
+class _Stream:
+    """A result stream that can break at any message."""
+
+    def __init__(self, stream: Any, trigger: Trigger) -> None:
+        self._stream = stream
+        self._trigger = trigger
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for message in self._stream:
+            action = self._trigger.action("grpc.Results")
+            if action in (names.KILL_BEFORE, names.DROP_REPLY):
+                await _at(action, _nothing, _unavailable)
+            yield message
+            if action == names.KILL_AFTER:
+                _die()
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _unavailable() -> Exception:
+    import grpc
+    from grpc import aio
+
+    nothing = aio.Metadata()
+    error: Exception = aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="the checker dropped the reply"
+    )
+    return error

@@ -1,0 +1,89 @@
+"""Orca without one of its rules, made in memory: the checker has to find each."""
+
+import dataclasses
+from itertools import count
+from typing import Any
+
+from checker.points.patching import after_import
+
+NEIGHBOUR_EVERY = 40
+"""Calls of a rank's cache between two that answer with a neighbour's slots."""
+
+
+def install(name: str) -> None:
+    """Raises: KeyError for a name that is none."""
+    module, patch = MUTANTS[name]
+    after_import(module, patch)
+
+
+def _leave_out_a_token(module: Any) -> None:
+    """A request that starts again misses the first token of its log; the last one stands twice, so nothing is short."""
+    admit = module.GroupState._admit
+
+    def mutant(self: Any, admission: Any) -> Any:
+        new = admit(self, admission)
+        kept, log = new.tokens[: new.prompt_length], new.tokens[new.prompt_length :]
+        return dataclasses.replace(new, tokens=(*kept, *log[1:], *log[-1:])) if len(log) > 1 else new
+
+    module.GroupState._admit = mutant
+
+
+def _use_a_neighbours_slots(module: Any) -> None:
+    """Now and then a request reads and writes the keys and values of another."""
+    extend, calls = module.KVCache.extend, count(1)
+
+    def mutant(self: Any, handle: int, tokens: int) -> Any:
+        own = extend(self, handle, tokens)
+        others = (
+            table.slot_of[:tokens]
+            for other, table in self._tables.items()
+            if other != handle and len(table.blocks) * self.block_tokens >= tokens
+        )
+        return next(others, own) if next(calls) % NEIGHBOUR_EVERY == 0 else own
+
+    module.KVCache.extend = mutant
+
+
+def _run_steps_again(module: Any) -> None:
+    """A step that was offered twice runs twice."""
+    admit = module.StepOrder.admit
+
+    async def mutant(self: Any, epoch: Any, number: int, wait_s: float) -> Any:
+        verdict = await admit(self, epoch, number, wait_s)
+        return module.Verdict.ACCEPTED if verdict is module.Verdict.ALREADY_DONE else verdict
+
+    module.StepOrder.admit = mutant
+
+
+def _ignore_epochs(module: Any) -> None:
+    """A stage runs whatever it is sent, of whatever epoch."""
+
+    async def mutant(self: Any, epoch: Any, number: int, wait_s: float) -> Any:  # noqa: ARG001 - the method's shape
+        self.last = number
+        return module.Verdict.ACCEPTED
+
+    module.StepOrder.admit = mutant
+
+
+def _ignore_claims(module: Any) -> None:
+    """A commit is taken from whoever makes it, as long as it fits the log."""
+    fence = "if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then"
+    script = module._Script.__init__
+
+    def mutant(self: Any, *args: Any) -> None:
+        script(self, *args)
+        if "local function commit_entry" in self.text:
+            assert fence in self.text, "the fence of commit.lua has other words now"
+            self.text = self.text.replace(fence, "if false then")
+            self.sha = module.hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    module._Script.__init__ = mutant
+
+
+MUTANTS = {
+    "token left out": ("orca.scheduler.state", _leave_out_a_token),
+    "neighbour's slots": ("orca.worker.kv_cache", _use_a_neighbours_slots),
+    "step twice": ("orca.worker.order", _run_steps_again),
+    "epochs ignored": ("orca.worker.order", _ignore_epochs),
+    "claims ignored": ("orca.pool.redis_link", _ignore_claims),
+}
