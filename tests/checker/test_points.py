@@ -1,0 +1,118 @@
+"""What is injected into a system's processes, and the plans of walks, freezes and cuts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checker.freezes import standby_command
+from checker.partitions import plan_partitions
+from checker.points.fault_points import Trigger
+from checker.points.injected import part_of
+from checker.points.mutants import MUTANTS
+from checker.points.names import DROP_REPLY, KILL_AFTER, KILL_BEFORE, POINTS
+from checker.spread import Cut
+from checker.walk import plan_walk
+
+E2E = Path(__file__).parents[2] / "e2e"
+
+# A commit of one entry to a Redis that is not there, or is `lambda`, inside a process that says it is a scheduler.
+COMMIT = """
+import asyncio, sys
+from orca.core.errors import PoolUnavailable
+from orca.pool import redis_link
+said = []
+async def commit():
+    link = object.__new__(redis_link.RedisLink)
+    try:
+        await redis_link.RedisLink.run(link, "commit")
+    except PoolUnavailable as error:
+        print(error)
+    except AttributeError:
+        print("called")
+for _ in range(2):
+    asyncio.run(commit())
+"""
+
+
+def arm(folder: Path, **order: Any) -> None:
+    wanted = {"part": "scheduler", "call": "redis.commit", "nth": 1, "action": DROP_REPLY} | order
+    (folder / "armed").write_text(json.dumps(wanted))
+
+
+def test_a_trigger_fires_once_at_the_nth_call_of_its_part_and_call(tmp_path: Path) -> None:
+    arm(tmp_path, nth=2)
+    scheduler, other = Trigger(tmp_path, "scheduler"), Trigger(tmp_path, "gateway")
+    found = [scheduler.action("redis.claim"), scheduler.action("redis.commit"), other.action("redis.commit")]
+    assert found == [None, None, None]
+    assert [scheduler.action("redis.commit"), scheduler.action("redis.commit")] == [DROP_REPLY, None]
+    assert (tmp_path / "fired").exists()
+
+
+def test_an_order_is_carried_out_by_one_process_only(tmp_path: Path) -> None:
+    arm(tmp_path)
+    actions = [Trigger(tmp_path, "scheduler").action("redis.commit") for _ in range(3)]
+    assert actions == [DROP_REPLY, None, None]
+
+
+@pytest.mark.parametrize(("action", "status"), [(KILL_BEFORE, -9), (DROP_REPLY, 0)])
+def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
+    tmp_path: Path, action: str, status: int
+) -> None:
+    arm(tmp_path, action=action)
+    paths = [str(E2E / "checker" / "points" / "inject"), str(E2E), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "ORCA_CHECKER_INJECT": str(tmp_path)}
+    command = [sys.executable, "-c", COMMIT, "orca.cli.main", "scheduler"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == status, ran.stderr
+    assert (tmp_path / "fired").exists()
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path) -> None:
+    module, _ = MUTANTS[name]
+    made = "from orca.pool.redis_link import _transitions; from orca.pool.schemas import SCHEMAS; _transitions(SCHEMAS)"
+    code = f"from checker.points import mutants; mutants.install({name!r}); import {module}; {made}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, timeout=100, check=True)
+
+
+def test_the_walk_comes_to_each_point_with_each_action_and_spares_who_must_not_die() -> None:
+    assert len(plan_walk(("gateway", "scheduler", "stage"))) == 3 * len(POINTS)
+    without = plan_walk(("scheduler", "stage"))
+    assert {stop.action for stop in without if stop.point.part == "gateway"} == {DROP_REPLY}
+    assert [stop.name for stop in plan_walk(("scheduler",), only="redis.commit: kill after")] == [
+        f"scheduler redis.commit: {KILL_AFTER}"
+    ]
+
+
+def test_parts_are_known_by_their_command_line() -> None:
+    assert part_of(["python", "-m", "orca.cli.main", "worker", "--stage", "0"]) == "worker"
+    assert part_of(["python", "-m", "orca.cli.main", "up"]) is None
+    assert part_of(["python", "-m", "orca.worker.rank", "5"]) is None
+
+
+def test_a_standby_has_addresses_and_a_log_of_its_own() -> None:
+    words = "python -m orca.cli.main scheduler --listen a:1 --group g --metrics-listen a:2 --iteration-log /x/s.jsonl"
+    changed = standby_command([*words.split(), "--predecessor-exited"])
+    assert "--predecessor-exited" not in changed
+    assert changed[changed.index("--group") + 1] == "g"
+    assert changed[changed.index("--iteration-log") + 1] == "/x/s-standby.jsonl"
+    assert changed[changed.index("--listen") + 1] not in ("a:1", changed[changed.index("--metrics-listen") + 1])
+
+
+def test_each_link_is_cut_both_ways_and_each_way_alone() -> None:
+    names = [partition.name for partition in plan_partitions()]
+    assert names[:3] == ["scheduler <-> redis", "scheduler -> redis", "redis -> scheduler"]
+    assert "stage1 -> stage0 data" in names
+
+
+def test_a_cut_drops_what_leaves_one_part_for_another_and_spares_the_other_half_of_a_link() -> None:
+    assert Cut("scheduler", "redis").rules() == [["-d", "10.77.0.2", "-j", "DROP"]]
+    [data] = Cut("stage0", "stage1", "data").rules()
+    assert data[:4] == ["-d", "10.77.0.11", "-p", "tcp"]
+    assert "--dport" in Cut("stage0", "stage1", "control").rules()[0]
