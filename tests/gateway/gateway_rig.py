@@ -21,7 +21,7 @@ from orca.core.text import OutputText, Tokenizer
 from orca.gateway.app import create_app
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
-from orca.pool.api import Caller, Claimed, CommitEntry, Pool
+from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.settings import PoolSettings
 from orca.scheduler.ending import Ending
@@ -95,6 +95,8 @@ class FakeScheduler:
     answer: Callable[[Request], Sequence[int]] = lambda _: ids(WORDS)
     reason: FinishReason | None = None  # a forced reason of the end
     tokens_per_turn: int = 1
+    batch_size_max: int = 10**6
+    turn_seconds: float = 0.0  # between two turns
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     turns_left: int | None = None  # None: no bound
     running: dict[str, tuple[Claimed, list[Token], End]] = field(default_factory=dict)
@@ -108,7 +110,12 @@ class FakeScheduler:
             call += 1
             await self.pool.heartbeat(caller)
             given = await self.pool.claim(
-                caller, call, free_slots=10**6, total_slots=10**6, block_tokens=16, most=10**6
+                caller,
+                call,
+                free_slots=10**6,
+                total_slots=10**6,
+                block_tokens=16,
+                most=self.batch_size_max - len(self.running),
             )
             for claimed in given.claimed:
                 self.running[claimed.request.id] = (claimed, *self._script(claimed.request))
@@ -123,7 +130,7 @@ class FakeScheduler:
                     continue
                 self.turns_left -= 1
             await self._turn()
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.turn_seconds)
 
     async def _turn(self) -> None:
         entries = []
@@ -144,7 +151,10 @@ class FakeScheduler:
             else:
                 del self.running[request_id]
         if entries:
-            await self.pool.commit(entries)
+            answers = await self.pool.commit(entries)
+            for entry, answer in zip(entries, answers, strict=True):
+                if answer in (CommitAnswer.ENDED, CommitAnswer.NOT_YOURS):
+                    self.running.pop(entry.request_id, None)
 
     def _script(self, request: Request) -> tuple[list[Token], End]:
         tokens, end = scripted(request, self.answer(request))

@@ -31,8 +31,12 @@ class Served:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         writer.write(head + body)
         await writer.drain()
-        self._writers.append(writer)
+        self.keep(writer)
         return reader, writer
+
+    def keep(self, writer: asyncio.StreamWriter) -> None:
+        """Close this connection at the end of the test."""
+        self._writers.append(writer)
 
     async def close_all(self) -> None:
         for writer in self._writers:
