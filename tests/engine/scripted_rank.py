@@ -8,6 +8,7 @@ The name of its model is its script:
     mute      takes steps and never answers
     broken    answers step 1, then says that its epoch broke
     long      answers a step after 5 s in which its mark moves all the time
+    raises    answers step 1, then says that it raised in it
     hangs     takes a step, says that it computes, and its mark stands still
     loads     takes 8 s to load, in which its mark moves all the time
     freezes   its mark stands still while it loads
@@ -67,8 +68,9 @@ def main() -> None:
             if script == "long":
                 _work(progress, 5.0)
             link.write(frames.encode(Kind.RESULT, _answer(payload)))
-            if script == "broken":
-                link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore"))
+            if script in ("broken", "raises"):
+                is_link = script == "broken"
+                link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))
 
 
 def _beat(link: FrameSocket, progress: Progress) -> None:

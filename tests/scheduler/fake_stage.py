@@ -24,6 +24,7 @@ class FakeStage:
         self.steps: list[int] = []
         self.reads: list[float] = []  # loop time at which each result stream was opened
         self.breaks_streams = False
+        self.aborts_streams = False  # says that its epoch is over
         self.results: asyncio.Queue[pb.ResultMessage] = asyncio.Queue()
         self.address = ""
 
@@ -47,6 +48,8 @@ class FakeStage:
         self.reads.append(asyncio.get_running_loop().time())
         if self.breaks_streams:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
+        if self.aborts_streams:
+            await context.abort(grpc.StatusCode.ABORTED, "a rank ended")
         while True:
             yield await self.results.get()
 

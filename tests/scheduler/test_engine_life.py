@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 from fake_stage import FakeStage, serve, until
 
+from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
 from orca.core.step import Epoch, Step, StepResult
 from orca.scheduler.engine_life import mending_pause_s
@@ -160,3 +162,72 @@ async def test_a_process_takes_the_place_of_one_that_has_fallen_silent(stage: Fa
     stage.status.phase = stage.status.IDLE
     await engine.form(Epoch(2, "test"))
     assert list(stage.joins[1].processes) == ["second"]
+
+
+async def failure_told(stage: FakeStage, engine: GrpcEngine, *causes: "pb.StatusReply.Cause") -> EngineError:
+    """The error of an epoch whose result stream was aborted, while the stage tells these causes one after another."""
+    told = iter(causes)
+
+    def tell() -> None:
+        stage.status.cause = next(told, stage.status.cause)
+
+    stage.aborts_streams = True
+    await engine.form(EPOCH)
+    stage.on_status = tell
+    with pytest.raises(EngineError) as caught:
+        await first_result(engine)
+    return caught.value
+
+
+async def test_a_failure_is_from_inside_when_a_stage_says_so(stage: FakeStage, engine: GrpcEngine) -> None:
+    assert (await failure_told(stage, engine, pb.StatusReply.INSIDE)).is_from_inside
+
+
+async def test_a_neighbour_that_lost_its_link_is_heard_first_and_the_cause_waited_for(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    lost = pb.StatusReply.LINK
+    assert (await failure_told(stage, engine, lost, lost, pb.StatusReply.INSIDE)).is_from_inside
+
+
+@pytest.mark.parametrize("cause", [pb.StatusReply.OUTSIDE, pb.StatusReply.LINK, pb.StatusReply.CAUSE_UNSPECIFIED])
+async def test_a_kill_and_a_failure_that_nobody_explains_are_from_outside(
+    stage: FakeStage, engine: GrpcEngine, cause: "pb.StatusReply.Cause"
+) -> None:
+    assert not (await failure_told(stage, engine, cause)).is_from_inside
+
+
+async def test_a_lost_step_is_from_inside_while_all_stages_answer(stage: FakeStage, engine: GrpcEngine) -> None:
+    await engine.form(EPOCH)
+    stage.status.still_ms = 400
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    with pytest.raises(EngineError) as caught:
+        await first_result(engine)
+    assert caught.value.is_from_inside
+
+
+async def test_a_stage_that_has_restarted_died_from_outside(stage: FakeStage, engine: GrpcEngine) -> None:
+    await engine.form(EPOCH)
+    await engine.submit(Step(epoch=EPOCH, number=1))
+    stage.status.process = "second"
+    with pytest.raises(EngineError) as caught:
+        await first_result(engine)
+    assert not caught.value.is_from_inside
+
+
+async def test_a_step_that_is_submitted_while_the_cause_is_sought_is_refused_with_it(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    stage.aborts_streams = True
+    await engine.form(EPOCH)
+    await until(lambda: len(stage.reads) == 1)
+    stage.status.cause = pb.StatusReply.INSIDE
+    with pytest.raises(EngineError) as caught:
+        await asyncio.wait_for(submit_for_ever(engine), 30)
+    assert caught.value.is_from_inside
+
+
+async def submit_for_ever(engine: GrpcEngine) -> None:
+    for number in count(1):
+        await engine.submit(Step(epoch=EPOCH, number=number))
+        await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms")
+    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms", "cause")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[StatusReply.Phase]
@@ -41,6 +41,16 @@ class StatusReply(_message.Message):
     IDLE: StatusReply.Phase
     JOINED: StatusReply.Phase
     FAILED: StatusReply.Phase
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CAUSE_UNSPECIFIED: _ClassVar[StatusReply.Cause]
+        INSIDE: _ClassVar[StatusReply.Cause]
+        OUTSIDE: _ClassVar[StatusReply.Cause]
+        LINK: _ClassVar[StatusReply.Cause]
+    CAUSE_UNSPECIFIED: StatusReply.Cause
+    INSIDE: StatusReply.Cause
+    OUTSIDE: StatusReply.Cause
+    LINK: StatusReply.Cause
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +66,7 @@ class StatusReply(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     STILL_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     phase: StatusReply.Phase
     detail: str
     stage: int
@@ -71,7 +82,8 @@ class StatusReply(_message.Message):
     process: str
     max_model_len: int
     still_ms: int
-    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ...) -> None: ...
+    cause: StatusReply.Cause
+    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ..., cause: _Optional[_Union[StatusReply.Cause, str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms", "processes")

@@ -26,6 +26,9 @@ STATUS_S = 2.0
 """Bound on asking a stage where it stands: it answers without computing."""
 _RUN_S = 5.0
 """Bound on handing a step to stage 0, retries included: it answers without computing."""
+_CAUSE_S = 1.0
+"""How long the stage that knows why an epoch failed may take to hear of it; a dead process shows in milliseconds."""
+_CAUSE_EVERY_S = 0.05
 _MEND_S = 0.05
 _MEND_MAX_S = 2.0
 
@@ -47,6 +50,8 @@ class EngineLife:
         self._bound = StepBound(round(step_timeout_s * 1e6))
         self._is_out = asyncio.Event()  # a step is in flight
         self._arrived: asyncio.Queue[StepResult | EngineError | None] = asyncio.Queue()
+        self._is_failing = False  # from the first sign of a failure on
+        self._is_settled = asyncio.Event()  # its cause is known, or nobody wants to know it any more
         self._over: EngineError | None = None
         self._is_ended = False
         self._loop = asyncio.get_running_loop()
@@ -55,10 +60,14 @@ class EngineLife:
             self._spawn(self._read(stage))
         self._spawn(self._watch_steps())
 
-    def submit(self, step: Step) -> None:
+    async def submit(self, step: Step) -> None:
         """Raises: EngineError when the epoch is over."""
+        if self._is_failing:
+            await self._is_settled.wait()
         if self._over is not None or self._is_ended:
-            raise EngineError(f"epoch {self.epoch.number} is over") from self._over
+            is_from_inside = self._over is not None and self._over.is_from_inside
+            detail = f"epoch {self.epoch.number} is over"
+            raise EngineError(detail, is_from_inside=is_from_inside) from self._over
         message = wire.step_to_wire(step)
         self._bound.submit(step.number, now_us=self._now_us())
         self._is_out.set()
@@ -80,6 +89,7 @@ class EngineLife:
     async def end(self, reason: str | None) -> None:
         """Stop watching. Readers of results come to their end; with a reason, by an EngineError."""
         self._is_ended = True
+        self._is_settled.set()
         if self._over is None:
             self._arrived.put_nowait(None if reason is None else EngineError(reason))
         tasks = [*self._tasks]
@@ -155,7 +165,7 @@ class EngineLife:
 
     async def _watch_steps(self) -> None:
         """End the epoch when a step counts as lost. The stages are asked only once it has been out for the bound."""
-        while self._over is None:
+        while not self._is_failing:
             if self._bound.oldest is None:
                 await self._is_out.wait()
                 continue
@@ -168,7 +178,8 @@ class EngineLife:
                 left_us = self._bound.left_us(now_us=self._now_us(), still_us=still_us)
                 if left_us <= 0:
                     bound_s = self._bound.bound_us / 1e6
-                    self._fail(f"step {number} did not come back within {bound_s} s, and no stage is at work")
+                    detail = f"step {number} did not come back within {bound_s} s, and no stage is at work"
+                    self._fail(detail, is_hang=True)
             await asyncio.sleep(max(left_us, 0) / 1e6)
 
     async def _still_us(self) -> int:
@@ -180,11 +191,37 @@ class EngineLife:
                 self._fail(f"stage {stage} has restarted")
         return min((status.still_ms * 1_000 for _, status in answers), default=self._bound.bound_us)
 
-    def _fail(self, detail: str) -> None:
-        if self._over is None and not self._is_ended:
+    def _fail(self, detail: str, *, is_hang: bool = False) -> None:
+        if not self._is_failing and not self._is_ended:
             log.warning("the epoch is over", extra={"epoch": self.epoch.number, "detail": detail})
-            self._over = EngineError(f"epoch {self.epoch.number}: {detail}")
-            self._arrived.put_nowait(self._over)
+            self._is_failing = True
+            self._spawn(self._settle(detail, is_hang))
+
+    async def _settle(self, detail: str, is_hang: bool) -> None:
+        """End the epoch once the stages have told whose doing the failure was."""
+        is_from_inside = await self._is_from_inside(is_hang)
+        self._over = EngineError(f"epoch {self.epoch.number}: {detail}", is_from_inside=is_from_inside)
+        self._arrived.put_nowait(self._over)
+        self._is_settled.set()
+
+    async def _is_from_inside(self, is_hang: bool) -> bool:
+        """Did the engine fail by itself (orca.pool.poison)?
+
+        Whoever is heard of first is often a neighbour that lost its link, so all stages are asked. A stage that is gone
+        or is another process by now died from outside as far as anybody can tell.
+        """
+        deadline_s = self._loop.time() + _CAUSE_S
+        while True:
+            statuses = await asyncio.gather(*(self._status(stage) for stage in range(len(self._peers))))
+            joined = [s for s, peer in zip(statuses, self._peers, strict=True) if s and s.process == peer.process]
+            causes = {status.cause for status in joined}
+            if len(joined) < len(self._peers) or pb.StatusReply.OUTSIDE in causes:
+                return False
+            if is_hang or pb.StatusReply.INSIDE in causes:
+                return True
+            if self._loop.time() >= deadline_s:
+                return False
+            await asyncio.sleep(_CAUSE_EVERY_S)
 
     def _now_us(self) -> int:
         return round(self._loop.time() * 1e6)

@@ -129,7 +129,7 @@ class GrpcEngine:
         """See core.engine.Engine. Costs the caller one conversion: the call itself runs behind it."""
         if self._life is None or self._life.epoch != step.epoch:
             raise EngineError(f"epoch {step.epoch.number} is over")
-        self._life.submit(step)
+        await self._life.submit(step)
 
     def results(self) -> AsyncIterator[StepResult]:
         """See core.engine.Engine. Ends, without an error, when close() or another form() ended the epoch."""

@@ -21,6 +21,7 @@ from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, OrcaError
 from orca.core.step import Epoch
 from orca.worker import frames
+from orca.worker.cause import Cause, outweighs
 from orca.worker.frames import JoinOrder, Loaded
 from orca.worker.order import ResultLog, StepOrder, Verdict
 from orca.worker.rank_process import RANK_COMMAND, RankProcess
@@ -45,6 +46,11 @@ _VERDICTS = {
     Verdict.ALREADY_DONE: pb.RunReply.ALREADY_DONE,
     Verdict.WRONG_EPOCH: pb.RunReply.WRONG_EPOCH,
 }
+_CAUSES = {
+    Cause.INSIDE: pb.StatusReply.INSIDE,
+    Cause.OUTSIDE: pb.StatusReply.OUTSIDE,
+    Cause.LINK: pb.StatusReply.LINK,
+}
 
 
 class Controller:
@@ -60,6 +66,7 @@ class Controller:
         self._epoch = Epoch(0, "")  # the last one that this stage was ordered to join
         self._results = ResultLog(self._epoch)
         self._failure: str | None = None  # why the present epoch is over
+        self._cause: Cause | None = None  # whose doing that was
         self._next: aio.Channel | None = None
         self._next_stub: Any = None
         self._server: aio.Server | None = None
@@ -107,7 +114,7 @@ class Controller:
 
     async def close(self) -> None:
         """End the epoch, the ranks and the server. Nothing of this stage runs afterwards."""
-        self._break_epoch("the stage stops")
+        self._break_epoch("the stage stops", Cause.OUTSIDE)
         for task in [*self._tasks]:
             task.cancel()
         ranks, self._ranks = self._ranks, []
@@ -130,6 +137,7 @@ class Controller:
             last_step=self._order.last,
             process=self._process,
             still_ms=int(stage_still_s(rank.signs for rank in self._ranks) * 1000),
+            cause=pb.StatusReply.CAUSE_UNSPECIFIED if self._cause is None else _CAUSES[self._cause],
         )
         if len(loaded) < self._settings.tensor:
             reply.phase = pb.StatusReply.LOADING
@@ -158,8 +166,8 @@ class Controller:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if len(self._loaded()) < self._settings.tensor:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "weights are being loaded")
-        self._break_epoch(f"epoch {epoch.number} begins")
-        self._epoch, self._failure = epoch, None
+        self._break_epoch(f"epoch {epoch.number} begins", Cause.OUTSIDE)
+        self._epoch, self._failure, self._cause = epoch, None, None
         self._results = ResultLog(epoch)
         started = time.monotonic()
         try:
@@ -168,7 +176,7 @@ class Controller:
         except (EngineError, TimeoutError) as error:
             detail = f"epoch {epoch.number} was not formed: {str(error) or 'a rank did not come in time'}"
             if self._epoch == epoch:
-                self._break_epoch(detail)
+                self._break_epoch(detail, Cause.LINK)
             await context.abort(grpc.StatusCode.ABORTED, detail)
         if self._epoch != epoch or self._failure is not None:
             detail = f"epoch {epoch.number} is over already: {self._failure or 'a newer one began'}"
@@ -274,14 +282,15 @@ class Controller:
                     return
                 detail = f"the next stage is in epoch {reply.epoch.number}"
             if self._order.epoch == epoch:
-                self._break_epoch(detail)
+                self._break_epoch(detail, Cause.LINK)
             return
 
-    def _break_epoch(self, detail: str) -> None:
+    def _break_epoch(self, detail: str, cause: Cause) -> None:
         """The present epoch is over here: no step runs, readers of results are told why."""
         if self._order.epoch is not None:
             log.info("epoch ends", extra={"epoch": self._epoch.number, "detail": detail})
         self._failure = detail
+        self._cause = cause if outweighs(cause, self._cause) else self._cause
         self._order.close()
         self._results.end(detail)
         for task in [*self._epoch_tasks]:
@@ -295,17 +304,17 @@ class Controller:
         try:
             self._results.append(message)
         except EngineError as error:
-            self._break_epoch(str(error))
+            self._break_epoch(str(error), Cause.INSIDE)
 
-    def _on_broken(self, epoch: int, detail: str) -> None:
+    def _on_broken(self, epoch: int, detail: str, cause: Cause) -> None:
         if epoch == self._epoch.number:
-            self._break_epoch(detail)
+            self._break_epoch(detail, cause)
 
-    def _on_death(self, rank: RankProcess, detail: str) -> None:
+    def _on_death(self, rank: RankProcess, detail: str, cause: Cause) -> None:
         if rank not in self._ranks:
             return  # it was stopped on purpose
-        log.error("a rank died", extra={"rank": rank.rank, "detail": detail})
-        self._break_epoch(detail)
+        log.error("a rank died", extra={"rank": rank.rank, "detail": detail, "cause": cause.value})
+        self._break_epoch(detail, cause)
         if rank.refusal is not None:
             self._give_up(ModelError(rank.refusal))
             return
@@ -363,7 +372,7 @@ class Controller:
                 if reason is not None:
                     log.error("a rank is killed", extra={"rank": rank.rank, "pid": rank.pid, "reason": reason})
                     rank.condemn(reason)
-                    self._break_epoch(f"rank {rank.rank} {reason}")
+                    self._break_epoch(f"rank {rank.rank} {reason}", Cause.INSIDE)
 
     def _spawn(self, work: Coroutine[Any, Any, None], owner: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

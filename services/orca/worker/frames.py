@@ -34,7 +34,9 @@ class Kind(enum.IntEnum):
     JOINED = 15  # JSON: epoch number
     RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
     BEAT = 17  # JSON: Beat
-    BROKEN = 18  # JSON: epoch number, detail; the rank lives and waits for the next join
+    BROKEN = (
+        18  # JSON: epoch number, detail, is_link (a wait for another rank failed); the rank waits for the next join
+    )
 
 
 Frame = tuple[Kind, bytes]

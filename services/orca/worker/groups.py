@@ -260,7 +260,8 @@ class Groups:
     def _send(self, group: Any, tensor: Tensor, target: int, tag: int) -> None:
         data = tensor.to(self._link_device).contiguous()
         # The memory is the link's until the send is done, so it is kept; and each send is waited for in the end.
-        self._sent.append((group.send([data], target, tag), data))
+        with self._progress.waiting():
+            self._sent.append((group.send([data], target, tag), data))
         while len(self._sent) > _SENDS_HELD:
             with self._progress.waiting():
                 self._sent.popleft()[0].wait()

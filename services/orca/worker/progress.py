@@ -53,10 +53,10 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for another rank."""
+        """Around a wait for another rank. One that fails leaves `is_waiting` set: it was the other one's failure."""
         before, self.is_waiting = self.is_waiting, True
         try:
             yield
         finally:
-            self.is_waiting = before
             self.mark += 1
+        self.is_waiting = before

@@ -221,7 +221,7 @@ class Rank:
         """The epoch is over for this rank: close its links, so that its peers know too, and wait for the next join."""
         epoch = self._epoch
         is_wanted = self._is_leaving
-        doing = self._progress.doing
+        doing, is_link = self._progress.doing, self._progress.is_waiting
         # Frames of the traceback hold tensors and works of the dead groups.
         log.log(
             logging.DEBUG if is_wanted else logging.ERROR,
@@ -232,7 +232,7 @@ class Rank:
         self._leave()
         self._progress.at("broken", is_waiting=True)
         if not is_wanted:
-            self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {type(error).__name__}: {error}")
+            self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {type(error).__name__}: {error}", is_link=is_link)
 
     def _read(self) -> None:
         """Reader thread: frames into the inbox; what cannot wait for the main thread is done here."""

@@ -15,6 +15,7 @@ import orjson
 from orca.core.errors import EngineError
 from orca.core.leash import leashed
 from orca.worker import frames
+from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import Signs
@@ -32,15 +33,15 @@ class RankProcess:
         rank: int,
         clock: Callable[[], float],
         on_result: Callable[[bytes], None],
-        on_broken: Callable[[int, str], None],
-        on_death: Callable[["RankProcess", str], None],
+        on_broken: Callable[[int, str, Cause], None],
+        on_death: Callable[["RankProcess", str, Cause], None],
     ) -> None:
         """
         Args:
             clock: seconds by which silence is counted.
             on_result: gets ResultMessage bytes.
             on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
-            on_death: gets this object and how the process ended.
+            on_death: gets this object, how the process ended and whose doing that was.
         """
         self.rank = rank
         self.loaded: Loaded | None = None  # None again when the process is gone
@@ -54,6 +55,7 @@ class RankProcess:
         self._on_death = on_death
         self._heard = self._moved = clock()  # when it was last heard, and when its mark last moved
         self._condemned: str | None = None  # why the controller kills it
+        self._kills_before = out_of_memory_kills()
         self._left: dict[int, asyncio.Future[None]] = {}
         self._joined: dict[int, asyncio.Future[None]] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -163,7 +165,7 @@ class RankProcess:
         detail = self._condemned or ending
         for epoch in (*self._left, *self._joined):
             self._fail(epoch, detail)
-        self._on_death(self, detail)
+        self._on_death(self, detail, self._cause_of_death(status))
 
     def _note(self, kind: Kind, said: dict[str, Any]) -> None:
         if kind is Kind.BEAT:
@@ -182,7 +184,12 @@ class RankProcess:
         elif kind is Kind.BROKEN:
             detail = f"rank {self.rank}: {said['detail']}"
             self._fail(said["epoch"], detail)
-            self._on_broken(said["epoch"], detail)
+            self._on_broken(said["epoch"], detail, Cause.LINK if said["is_link"] else Cause.INSIDE)
+
+    def _cause_of_death(self, status: int) -> Cause:
+        if self._condemned is not None:
+            return Cause.INSIDE
+        return cause_of_death(status, was_out_of_memory=out_of_memory_kills() > self._kills_before)
 
     def _forget_load(self) -> None:
         self.loaded, self.beat = None, dataclasses.replace(self.beat, loaded_permille=0)

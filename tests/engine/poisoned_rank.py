@@ -1,0 +1,36 @@
+"""A real rank that a segmentation fault ends, on the last stage, when it draws a certain token of a poisoned request.
+
+Run by a controller in the place of worker.rank: its model, links and frames are the real ones, and its death is too.
+"""
+
+import os
+import signal
+
+from orca.core.step import StepResult
+from orca.worker import rank
+from orca.worker.executor import Executor, Task
+
+POISON = 77
+"""First prompt token of a poisoned request."""
+FATAL_TOKENS = 2
+"""Tokens that come out of a poisoned request before the fatal one."""
+
+
+class PoisonedExecutor(Executor):
+    """Runs steps until one draws a fatal token."""
+
+    _fatal: dict[int, int]  # handle -> positions at which it is over
+
+    def run(self, task: Task) -> StepResult | None:
+        self._fatal = getattr(self, "_fatal", {}) | {
+            new.handle: new.prompt_length + FATAL_TOKENS for new in task.step.new if new.tokens[0] == POISON
+        }
+        over = (row.start + row.count >= self._fatal.get(row.handle, 1_000_000) for row in task.step.rows)
+        if self._shard.is_last and any(over):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().run(task)
+
+
+if __name__ == "__main__":
+    rank.Executor = PoisonedExecutor  # type: ignore[misc]
+    rank.main()
