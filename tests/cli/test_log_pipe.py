@@ -1,5 +1,6 @@
 """core.log_pipe: logging into a pipe that nobody reads."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -69,6 +70,26 @@ def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_number_is_told
 
     wait_until(lambda: lines_told_of() == 2_000, 30)
     assert b"log lines lost: nobody read them in time" in found
+
+
+def test_a_pipe_that_another_process_made_non_blocking_loses_nothing(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    os.set_blocking(writing, False)
+    logger, _ = logger_into(writing, 1 << 20)
+    # More than a pipe holds.
+    for number in range(1_000):
+        logger.info("%d %s", number, "x" * 200)
+    os.set_blocking(reading, False)
+    found = bytearray()
+
+    def has_all() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            found.extend(os.read(reading, 1 << 16))
+        return found.count(b"\n") == 1_000
+
+    wait_until(has_all, 30)
+    numbers = [int(orjson.loads(line)["message"].split()[0]) for line in found.splitlines()]
+    assert numbers == list(range(1_000))
 
 
 def test_a_pipe_whose_reader_has_left_harms_nobody() -> None:

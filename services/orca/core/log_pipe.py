@@ -8,6 +8,7 @@ of as soon as the pipe takes bytes again.
 import collections
 import logging
 import os
+import select
 import threading
 
 QUEUE_BYTES_MAX = 1 << 20
@@ -74,10 +75,24 @@ class PipeHandler(logging.Handler):
         try:
             # Past the stream's own buffer: its lock, held by a write that never returns, would abort the interpreter.
             while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[self._write_some(rest) :]
         except OSError:
             # Nobody will ever read these lines, and there is nowhere else to say so.
             return
+
+    def _write_some(self, content: memoryview) -> int:
+        """Write at least a byte. Returns: how many. Raises: OSError when nobody will ever read."""
+        while True:
+            try:
+                return os.write(self._descriptor, content)
+            except BlockingIOError:
+                # Whoever shares the pipe made it non-blocking; this thread waits all the same.
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        room = select.poll()
+        room.register(self._descriptor, select.POLLOUT)
+        room.poll()
 
     def _line_of_lost(self, lost: int) -> bytes:
         record = logging.LogRecord(
