@@ -1,6 +1,8 @@
 """Keys in a file: what a line may be, what a changed file does, and the limits of each key."""
 
+import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,33 @@ async def test_a_running_gateway_looks_at_the_file_by_itself(tmp_path: Path) -> 
     async with rig(schedules=False, settings=settings_with(file)) as one:
         write(file, ("alice", "a"), ("bob", "b"))
         await until(lambda: one.app.state.gateway.keys.names == ("alice", "bob"))
+
+
+class Threads(ThreadPoolExecutor):
+    """Has none to give until told otherwise."""
+
+    has_none = True
+
+    def submit(self, *call: Any, **named: Any) -> Any:
+        if self.has_none:
+            raise RuntimeError("can't start new thread")
+        return super().submit(*call, **named)
+
+
+async def test_a_look_that_fails_as_nobody_expected_is_not_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = Threads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"))))
+    looking = asyncio.create_task(keys.run())
+    await until(lambda: keys.is_file_broken)
+    assert "looking at the file of API keys failed" in caplog.text
+    threads.has_none = False
+    write(tmp_path / "keys", ("bob", "b"))
+    await until(lambda: keys.find("b"))
+    assert not keys.is_file_broken
+    looking.cancel()
 
 
 @pytest.mark.parametrize("spoil", ["alice: nonsense", b"\xff\xfe", "x" * ((1 << 20) + 1), None])

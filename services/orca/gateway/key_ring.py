@@ -89,7 +89,13 @@ class KeyRing:
         """Until cancelled: take over what changes in the file."""
         while self._file is not None:
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                self.is_file_broken = True
+                # What no file has: it is read again.
+                self._seen = ()
+                log.exception("looking at the file of API keys failed, the old keys stay in force")
 
     async def look(self) -> None:
         """Take over the file's keys if it has changed."""
