@@ -8,6 +8,7 @@ import pytest
 from gateway_rig import until
 from gateway_server import LIMIT_SECONDS, Served, refusal, served
 
+from orca.gateway.connection import TURNED_AWAY_MAX
 from orca.gateway.settings import Settings
 
 HOST = b"host: orca\r\n"
@@ -118,6 +119,17 @@ async def test_a_request_that_would_speak_another_protocol_is_answered_in_this_o
         answer = await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
         assert b" 200 " in answer
         assert answer.endswith(b'"ok"}')
+
+
+async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger() -> None:
+    async with served(bounded(connections_max=1)) as one:
+        held, _ = await one.open(HEALTH)
+        await held.readuntil(b'"ok"}')
+        answers = await asyncio.gather(*(refused(one, b"") for _ in range(2 * TURNED_AWAY_MAX)))
+        # Nobody has closed yet.
+        assert len(one.server.server_state.connections) <= 1 + TURNED_AWAY_MAX
+        assert {code for _, code, _ in answers} == {"too_many_connections"}
+        await until(lambda: len(one.server.server_state.connections) == 1)
 
 
 async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_served() -> None:

@@ -25,6 +25,9 @@ from orca.gateway.settings import Settings
 LINGER_SECONDS = 1.0
 """A client that still sends when it is refused reads the answer in this time, instead of a reset connection."""
 
+TURNED_AWAY_MAX = 64
+"""Connections beyond the bounds that linger at a time; open_files.py leaves room for them. The others close at once."""
+
 HALF_CLOSED_SECONDS = 0.25
 """Between two looks at whether a client that shut its way out has left altogether."""
 
@@ -35,6 +38,7 @@ class Door:
 
     settings: Settings
     total: int = 0
+    turned_away: int = 0  # refused and still there
     by_address: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def enter(self, address: str) -> ApiError | None:
@@ -84,12 +88,15 @@ class Connection(HttpToolsProtocol):
             self._address = address
             self._start_header_timer()
         else:
+            self.door.turned_away += 1
             self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
         if self._address is not None:
             self.door.leave(self._address)
+        else:
+            self.door.turned_away -= 1
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -195,7 +202,8 @@ class Connection(HttpToolsProtocol):
         """
         self._is_ending = self.is_deaf = True
         self._stop_header_timer()
-        if is_read or self.transport.is_closing() or not self.transport.can_write_eof():
+        is_one_too_many = self._address is None and self.door.turned_away > TURNED_AWAY_MAX
+        if is_read or is_one_too_many or self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return
         self.transport.write_eof()

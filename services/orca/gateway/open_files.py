@@ -6,7 +6,7 @@ import resource
 log = logging.getLogger(__name__)
 
 OTHER_FILES = 128
-"""Beside the clients': connections to the pool (its setting, 32), listening sockets, logs, libraries."""
+"""Beside the clients': connections to the pool (its setting, 32), refused ones (64), listening sockets, libraries."""
 
 
 def allow_open_files(connections_max: int) -> None:
