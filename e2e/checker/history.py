@@ -105,12 +105,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNews:
-    """A scheduler's word on its group: `over`, `seat` (taken) or `formed`; read from its log."""
+    """What a part said about the state of things: read from its log, or from the output of `orca up`."""
 
     at: float
-    group: str
-    what: str
-    epoch: int
+    group: str  # the part that says it, or that it is said of
+    what: str  # over | seat (taken) | formed | commit (an epoch's first) | away, back (the pool) | death
+    epoch: int | None = None
     reason: str | None = None
 
 

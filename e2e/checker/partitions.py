@@ -31,7 +31,7 @@ class Partition:
     @property
     def name(self) -> str:
         first = self.cuts[0]
-        arrow = "<->" if len(self.cuts) > 1 else "->"
+        arrow = "<>" if len(self.cuts) > 1 else ">"
         part = "" if first.part == "all" else f" {first.part}"
         return f"{first.sender} {arrow} {first.receiver}{part}"
 

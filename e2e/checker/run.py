@@ -26,7 +26,7 @@ from checker.pool_log import connect, read_log
 from checker.repair import measure_repairs, repair_table
 from checker.rest import resources
 from checker.system import System, SystemBroke, can_repeat, can_resume, poll
-from checker.system_logs import read_iterations, read_scheduler_logs
+from checker.system_logs import read_deaths, read_iterations, read_logs
 from checker.verdict import Verdict, judge, table, tokenizer_decode
 from checker.workload import PlannedCall, Speech, plan_calls
 
@@ -158,7 +158,7 @@ class _Run:
             history.add(SystemEnded(at=time.monotonic(), words=_last_words(broken)))
         if (offers := read_offers(settings.folder / "inject", at=time.monotonic())) is not None:
             history.add(offers)
-        for record in read_scheduler_logs(self._system.logs, opening):
+        for record in (*read_logs(self._system.logs, opening), *read_deaths(self._system.output, opening)):
             if record.at > opening.at:
                 history.add(record)
 

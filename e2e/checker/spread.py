@@ -111,6 +111,10 @@ class SpreadSystem(System):
         return self
 
     @property
+    def output(self) -> str:
+        return ""  # nobody watches over these parts and speaks of them
+
+    @property
     def url(self) -> str:
         return f"http://{address('gateway', HTTP_PORT)}"
 

@@ -42,7 +42,9 @@ def plan_walk(roles: Iterable[str], *, only: str = "") -> list[Stop]:
     Args:
         only: a part of the names of those that are wanted, such as `redis.commit`.
     """
-    wanted = [Stop(point, action) for action in ACTIONS for point in POINTS]
+    # In turns: a part that has just died may not die again at once.
+    turns = sorted(POINTS, key=lambda point: [each for each in POINTS if each.part == point.part].index(point))
+    wanted = [Stop(point, action) for action in ACTIONS for point in turns]
     can_die = {"worker" if role == "stage" else role for role in roles}
     return [stop for stop in wanted if only in stop.name and (stop.action == DROP_REPLY or stop.point.part in can_die)]
 

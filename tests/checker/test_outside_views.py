@@ -20,7 +20,7 @@ from checker.pool_log import LASTING, PREFIX, count_keys, read_log
 from checker.processes import find_parts, is_running, open_files, role_of
 from checker.sse import EventCutter, RawEvent
 from checker.system import System, wait_for
-from checker.system_logs import read_iterations, read_scheduler_logs
+from checker.system_logs import read_deaths, read_iterations, read_logs
 from orca.pool import keys
 
 PARENT = """
@@ -162,7 +162,7 @@ async def test_a_part_that_has_only_started_is_spared_where_asked(tmp_path: Path
     assert await inject(tmp_path, small_system, planned("redis"), limit_s=0.2, settle_s=900.0) == (False, [])
 
 
-def test_scheduler_logs_become_claims_and_news_in_our_time(tmp_path: Path) -> None:
+def test_logs_become_claims_and_news_in_our_time(tmp_path: Path) -> None:
     lines = [
         '{"time":"1970-01-01T00:16:50.500000Z","message":"epoch over","epoch":1,"reason":"a rank died"}',
         '{"time":"1970-01-01T00:16:50.000000Z","message":"request claimed","request_id":"x.0","claim":1,"logged":4}',
@@ -170,10 +170,21 @@ def test_scheduler_logs_become_claims_and_news_in_our_time(tmp_path: Path) -> No
         '{"time":"1970-01-01T00:16:5',
     ]
     (tmp_path / "scheduler-0.log").write_text("\n".join(lines))
-    found = read_scheduler_logs(tmp_path, Opening(at=100.0, seed=1, wall_s=1000.0))
+    (tmp_path / "gateway.log").write_text(
+        '{"time":"1970-01-01T00:16:52.000000Z","message":"pool away, streams wait: ConnectionError"}\n'
+    )
+    found = read_logs(tmp_path, Opening(at=100.0, seed=1, wall_s=1000.0))
     assert found == [
         Claimed(at=110.0, request="x.0", claim=1, logged=4),
         GroupNews(at=110.5, group="scheduler-0", what="over", epoch=1, reason="a rank died"),
+        GroupNews(at=112.0, group="gateway", what="away"),
+    ]
+
+
+def test_deaths_are_read_from_what_orca_up_says_of_them() -> None:
+    said = "1970-01-01T00:16:51.250Z redis was killed by SIGKILL; its log is x\n    a line\nrestarting redis\n"
+    assert read_deaths(said, Opening(at=100.0, seed=1, wall_s=1000.0)) == [
+        GroupNews(at=111.25, group="redis", what="death", reason="was killed by SIGKILL")
     ]
 
 

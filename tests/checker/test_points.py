@@ -107,8 +107,8 @@ def test_a_standby_has_addresses_and_a_log_of_its_own() -> None:
 
 def test_each_link_is_cut_both_ways_and_each_way_alone() -> None:
     names = [partition.name for partition in plan_partitions()]
-    assert names[:3] == ["scheduler <-> redis", "scheduler -> redis", "redis -> scheduler"]
-    assert "stage1 -> stage0 data" in names
+    assert names[:3] == ["scheduler <> redis", "scheduler > redis", "redis > scheduler"]
+    assert "stage1 > stage0 data" in names
 
 
 def test_a_cut_drops_what_leaves_one_part_for_another_and_spares_the_other_half_of_a_link() -> None:

@@ -26,6 +26,19 @@ def test_repair_is_split_by_what_the_scheduler_said_and_tokens_on_their_way_do_n
     assert repair.total_s == pytest.approx(2.3)
 
 
+def test_a_death_is_noticed_when_it_is_told_and_an_outage_of_the_pool_ends_with_it() -> None:
+    history: list[Record] = [
+        fault(10.0, "c0"),
+        news(10.1, "death"),
+        news(10.4, "away"),
+        news(11.0, "back"),
+        token(11.2),
+    ]
+    [repair] = measure_repairs(history)
+    assert (repair.detect_s, repair.reform_s) == (pytest.approx(0.1), pytest.approx(0.9))
+    assert repair.recompute_s == pytest.approx(0.2)
+
+
 def test_a_fault_that_nobody_noticed_has_a_total_only() -> None:
     [repair] = measure_repairs([fault(10.0, "c0"), token(10.2)])
     assert (repair.total_s, repair.detect_s) == (pytest.approx(0.2), None)
