@@ -12,12 +12,11 @@ from typing import Any
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import Request
 from orca.core.step import Claim, Epoch
-from orca.pool import codec
+from orca.pool import codec, replies
 from orca.pool.api import (
     NOBODY,
     Caller,
     ClaimAnswer,
-    Claimed,
     CommitAnswer,
     CommitEntry,
     Entered,
@@ -165,7 +164,7 @@ class RedisPool(Pool):
         records, bodies = answers[: len(ids)], answers[len(ids) :]
         if any(body is None for body in bodies):
             raise UnknownRequest(parent)
-        requests = tuple(_request(body, *values) for values, body in zip(records, bodies, strict=True))
+        requests = tuple(replies.read_request(body, *values) for values, body in zip(records, bodies, strict=True))
         return Parent(
             parent=parent,
             requests=requests,
@@ -184,7 +183,7 @@ class RedisPool(Pool):
             return {}
         asked = list(starts.items())
         answers = await self._link.run_confirmed("read", limit, *(word for log in asked for word in log))
-        return {asked[which][0]: _slice(asked[which][1], entries, limit) for which, *entries in answers}
+        return {asked[which][0]: replies.read_slice(asked[which][1], entries, limit) for which, *entries in answers}
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
         self._subscription.start()
@@ -210,7 +209,7 @@ class RedisPool(Pool):
         state = RequestState.ENDED if end else RequestState(record[0].decode())
         is_owned = state is RequestState.OWNED
         return RequestStatus(
-            request=_request(body, record[4], record[5]),
+            request=replies.read_request(body, record[4], record[5]),
             state=state,
             owner=record[1].decode() if is_owned else None,
             claim=Claim(int(record[2]), record[3].decode()) if is_owned else None,
@@ -256,7 +255,7 @@ class RedisPool(Pool):
             reported_epoch,
             int(is_holder_dead),
             self._settings.seat_lease_ms,
-            *_claim_words(blamed),
+            *replies.claim_words(blamed),
         )
         if verdict == b"entered":
             epoch, *lists = rest
@@ -295,7 +294,7 @@ class RedisPool(Pool):
         blocked, waiting, *given = rest
         claim_call = f"{caller.process}/{call}"
         return ClaimAnswer(
-            claimed=tuple(_claimed(item, claim_call) for item in given),
+            claimed=tuple(replies.read_claimed(item, claim_call) for item in given),
             waiting=int(waiting),
             is_blocked=bool(blocked),
         )
@@ -315,7 +314,7 @@ class RedisPool(Pool):
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:
         if claims:
-            await self._link.run("give_back", *_claim_words(claims))
+            await self._link.run("give_back", *replies.claim_words(claims))
 
     async def leave(self, caller: Caller) -> None:
         await self._link.run("leave", caller.group, caller.process)
@@ -368,45 +367,9 @@ class RedisPool(Pool):
             promised_slots=int(promise) if promise else None,
             groups=tuple(sorted(group.decode() for group in groups)),
             schema=int(meta["schema"]),
-            newer_records=_newer_records(meta),
+            newer_records=replies.newer_records(meta),
         )
 
     async def close(self) -> None:
         await self._subscription.stop()
         await self._link.close()
-
-
-def _newer_records(meta: Mapping[str, Any]) -> int:
-    in_force, prefix = int(meta["schema"]), "written:"
-    counts = {int(name.removeprefix(prefix)): int(count) for name, count in meta.items() if name.startswith(prefix)}
-    return sum(count for schema, count in counts.items() if schema > in_force)
-
-
-def _request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
-    return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
-
-
-def _claim_words(claims: Mapping[str, Claim]) -> list[str | int]:
-    """Claims as scripts take them: three arguments for each."""
-    return [word for request_id, claim in claims.items() for word in (request_id, claim.number, claim.call)]
-
-
-def _claimed(item: list[Any], claim_call: str) -> Claimed:
-    number, arrival, submitted_ms, is_alone, body, *tokens = item
-    return Claimed(
-        request=_request(body, arrival, submitted_ms),
-        claim=Claim(int(number), claim_call),
-        log=tuple(map(codec.unpack_token, tokens)),
-        is_alone=bool(is_alone),
-    )
-
-
-def _slice(start: int, entries: list[Any], limit: int) -> LogSlice | None:
-    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields.
-
-    None at all means that there is no such request.
-    """
-    if not entries:
-        return None
-    end = codec.unpack_end(*entries.pop()) if isinstance(entries[-1], list) else None
-    return LogSlice(start, tuple(map(codec.unpack_token, entries[:limit])), end)

@@ -1,0 +1,48 @@
+"""What Redis answers, as the pool's own types, and claims as scripts take them. The scripts tell the shapes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orca.core.request import Request
+from orca.core.step import Claim
+from orca.pool import codec
+from orca.pool.api import Claimed, LogSlice
+
+
+def newer_records(meta: Mapping[str, Any]) -> int:
+    """Records written under a number above the one in force, out of the fields of `meta`."""
+    in_force, prefix = int(meta["schema"]), "written:"
+    counts = {int(name.removeprefix(prefix)): int(count) for name, count in meta.items() if name.startswith(prefix)}
+    return sum(count for schema, count in counts.items() if schema > in_force)
+
+
+def read_request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
+    """A request out of its body and what the pool added."""
+    return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
+
+
+def claim_words(claims: Mapping[str, Claim]) -> list[str | int]:
+    """Claims as scripts take them: three arguments for each."""
+    return [word for request_id, claim in claims.items() for word in (request_id, claim.number, claim.call)]
+
+
+def read_claimed(item: list[Any], claim_call: str) -> Claimed:
+    """One request of a claim's answer."""
+    number, arrival, submitted_ms, is_alone, body, *tokens = item
+    return Claimed(
+        request=read_request(body, arrival, submitted_ms),
+        claim=Claim(int(number), claim_call),
+        log=tuple(map(codec.unpack_token, tokens)),
+        is_alone=bool(is_alone),
+    )
+
+
+def read_slice(start: int, entries: list[Any], limit: int) -> LogSlice | None:
+    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields.
+
+    None at all means that there is no such request.
+    """
+    if not entries:
+        return None
+    end = codec.unpack_end(*entries.pop()) if isinstance(entries[-1], list) else None
+    return LogSlice(start, tuple(map(codec.unpack_token, entries[:limit])), end)
