@@ -1,12 +1,13 @@
 """Submit: what is stored, what is refused, and what the door says."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from pool_beds import REVISION, Bed, Scheduler, request, started, submission, with_settings
+from pool_beds import REVISION, SETTINGS, Bed, Scheduler, request, started, submission, with_settings
 
-from orca.core.errors import InvalidRequest, NeverFits, PoolFull, QueueFull, UnknownRequest
+from orca.core.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
 from orca.core.request import FinishReason, SamplingParams
 from orca.pool.api import OnDisconnect, RequestState
 
@@ -24,9 +25,11 @@ async def test_a_submitted_parent_reads_back_as_it_was_written(bed: Bed) -> None
     await bed.pool.set_revision(REVISION, 1)
     sampling = SamplingParams(temperature=0.7, logit_bias=((5, -1.5),), stop=("ab", "ü"), stop_token_ids=(9,), seed=7)
     sent = submission("a", n=2, on_disconnect=OnDisconnect.KEEP, sampling=sampling, deadline_ms=2**42, traceparent="t")
+    sent = replace(sent, owner="someone")
     stored = await bed.pool.submit(sent)
     parent = await bed.pool.parent("a")
     assert (parent.requests, parent.on_disconnect, parent.render) == (stored, OnDisconnect.KEEP, sent.render)
+    assert parent.owner == "someone"
     assert stored[1].sampling == sampling
 
 
@@ -42,6 +45,36 @@ async def test_a_parent_that_was_claimed_and_ended_still_answers_its_repeated_su
     _, owned = await started(bed, "a")
     await bed.pool.cancel("a")
     assert await bed.pool.submit(submission("a")) == (owned["a.0"].request,)
+    assert (await bed.pool.status("a.0")).state is RequestState.ENDED
+
+
+async def test_a_repeated_submit_is_answered_with_what_was_stored_and_not_with_what_it_brings(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    first = await bed.pool.submit(submission("a", sampling=SamplingParams(seed=1)))
+    assert await bed.pool.submit(submission("a", sampling=SamplingParams(seed=2))) == first
+
+
+async def test_each_submit_of_a_parent_brings_a_reader_that_keeps_it_alive(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(SETTINGS.resume_grace_ms - 1)
+    await bed.pool.submit(replace(submission("a"), reader="another"))
+    await bed.pass_awake(SETTINGS.reader_lease_ms)
+    await bed.pool.sweep()
+    assert (await bed.pool.status("a.0")).end is None
+    await bed.pass_awake(SETTINGS.resume_grace_ms)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("a.0", 0)).end.reason is FinishReason.CANCELLED
+
+
+async def test_a_parent_of_another_digest_is_refused_and_gets_no_reader(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.submit(replace(submission("a"), digest="one"))
+    with pytest.raises(NameTaken):
+        await bed.pool.submit(replace(submission("a"), digest="two", reader="another"))
+    await bed.pool.detach("a", "reader")
+    await bed.pass_awake(SETTINGS.resume_grace_ms)
+    await bed.pool.sweep()
     assert (await bed.pool.status("a.0")).state is RequestState.ENDED
 
 

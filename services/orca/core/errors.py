@@ -3,6 +3,7 @@
 OrcaError
 ├── InvalidRequest      the caller's mistake; `param` names the field (HTTP 400)
 │   └── NeverFits       could not run even on an idle group (HTTP 400)
+├── NameTaken           what was submitted under this name before is something else (HTTP 422)
 ├── ModelError          a model folder that cannot be served; says which file and why
 ├── SettingError        a flag, variable or file that stops the start; names the setting
 ├── Overloaded          at the door: nothing was stored, come back later
@@ -28,6 +29,10 @@ class InvalidRequest(OrcaError):
 
 class NeverFits(InvalidRequest):
     """A request that needs more slots than any group of its revision has."""
+
+
+class NameTaken(OrcaError):
+    """Another request has the name that this one was to be stored under."""
 
 
 class ModelError(OrcaError):

@@ -49,6 +49,8 @@ class Submission:
     reader: str  # the entry of the connection that submits
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     render: str = "{}"  # JSON: all else that a gateway needs to write the answer's bytes; opaque to the pool
+    owner: str = ""  # a word for who submits: nobody else is shown the parent (gateway: auth.py)
+    digest: str = ""  # of what was asked for; the same parent with another one is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class Parent:
     requests: tuple[Request, ...]
     on_disconnect: OnDisconnect
     render: str
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +192,12 @@ class Pool(Protocol):
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         """Store all requests of a parent, queued in order of arrival, and its first reader entry.
 
-        Returns: the requests with `arrival` and `submitted_ms` filled in; the same ones when the parent is known.
+        A parent that is known gets the reader's entry and nothing else, whatever came of it meanwhile.
+
+        Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones when the parent is known.
         Raises: QueueFull, PoolFull (nothing stored); InvalidRequest when the revision is not the current one;
-            NeverFits when a request needs more than the promised slots.
+            NeverFits when a request needs more than the promised slots; NameTaken when the parent is known under
+            another digest.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orca.core.errors import InvalidRequest, NeverFits, OrcaError, PoolFull, QueueFull
+from orca.core.errors import InvalidRequest, NameTaken, NeverFits, OrcaError, PoolFull, QueueFull
 from orca.core.request import Request
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
@@ -48,6 +48,8 @@ def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> Or
     if verdict == "promise":
         need = max(request.max_total_tokens for request in requests)
         return NeverFits(f"prompt and max_tokens need {need} slots, the engine has {bound}", param="max_tokens")
+    if verdict == "taken":
+        return NameTaken(f"{requests[0].parent} was submitted with other contents")
     if verdict == "queue":
         return QueueFull(f"{bound} requests may wait and no more")
     if verdict == "tokens":

@@ -9,7 +9,7 @@ Key names are built in this file only; the Lua scripts get their builders from `
 
 name                type    meaning                                                        lifetime
 meta                hash    schema, clock, counters, current revision (fields below)       for ever
-par:<parent>        hash    schema, choices, left, on_disconnect                           until retention
+par:<parent>        hash    a parent's state (fields below)                                until retention
 render:<parent>     string  what a gateway needs to write the answer; opaque here          until retention
 readers:<parent>    zset    reader -> awake ms at which its lease ends                     until retention
 req:<id>            hash    a request's state (fields below)                               until retention
@@ -38,7 +38,7 @@ req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, ne
     number and call (claim; call is empty while queued and stays as it was after the end), group and process (owner),
     first_claimed_ms, mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first
     commit, else empty) and failures (in a row; both in poison.py, absent means none).
-par: schema, choices (how many requests), left (not ended yet), on_disconnect.
+par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
     calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer
     ("<blocked 0|1> <waiting> <id> <number> ...").

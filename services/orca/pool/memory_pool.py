@@ -6,6 +6,7 @@ order of work inside it is that of the script of the same name.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from orca.core.request import FinishReason, Request
 from orca.core.step import Claim
@@ -42,7 +43,10 @@ class MemoryPool(MemoryScheduler, Pool):
                 for choice, request in enumerate(submission.requests)
             ]
             self._check_room(submission, sum(reserved))
-            known = self._store(submission, reserved)
+            return self._store(submission, reserved).submission.requests
+        if known.submission.digest != submission.digest:
+            raise refusal("taken", "", submission.requests)
+        await self.attach(submission.parent, submission.reader)
         return known.submission.requests
 
     def _check_room(self, submission: Submission, size: int) -> None:
@@ -74,13 +78,7 @@ class MemoryPool(MemoryScheduler, Pool):
             self.bytes_reserved += size
             self.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
-        kept = Submission(
-            parent=submission.parent,
-            requests=tuple(requests),
-            reader=submission.reader,
-            on_disconnect=submission.on_disconnect,
-            render=submission.render,
-        )
+        kept = replace(submission, requests=tuple(requests))
         lease_end = self.awake + self.settings.reader_lease_ms
         parent = self.parents[kept.parent] = ParentRecord(kept, len(requests), {kept.reader: lease_end})
         if kept.on_disconnect is OnDisconnect.CANCEL:
@@ -90,7 +88,13 @@ class MemoryPool(MemoryScheduler, Pool):
 
     async def parent(self, parent: str) -> Parent:
         kept = self._parent(parent).submission
-        return Parent(parent=parent, requests=kept.requests, on_disconnect=kept.on_disconnect, render=kept.render)
+        return Parent(
+            parent=parent,
+            requests=kept.requests,
+            on_disconnect=kept.on_disconnect,
+            render=kept.render,
+            owner=kept.owner,
+        )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
         record = self._record(request_id)

@@ -139,21 +139,26 @@ class RedisPool(Pool):
             sum(reserved),
             len(requests),
             settings.max_queued_prompt_tokens,
+            submission.owner,
+            submission.digest,
         ]
         for request, body, size in zip(requests, bodies, reserved, strict=True):
             args += [request.max_total_tokens, len(request.prompt), request.max_new_tokens, size]
             args += [codec.token_bytes(request.sampling), request.deadline_ms or "", body]
         try:
-            verdict, first, *rest = await self._link.run_confirmed("submit", *args)
+            verdict, *rest = await self._link.run_confirmed("submit", *args)
         except OutOfMemory as error:
             raise PoolFull("the pool's Redis has no memory left") from error
+        if verdict == b"known":
+            return (await self.parent(submission.parent)).requests
         if verdict != b"ok":
-            raise refusal(verdict.decode(), int(first) if verdict != b"revision" else first.decode(), requests)
-        return tuple(stored(request, int(first) + i, int(rest[0])) for i, request in enumerate(requests))
+            bound = rest[0].decode() if isinstance(rest[0], bytes) else rest[0]
+            raise refusal(verdict.decode(), bound, requests)
+        return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:
         record, render = await self._link.pipeline(
-            ("HMGET", self._keys.named("par", parent), "choices", "on_disconnect"),
+            ("HMGET", self._keys.named("par", parent), "choices", "on_disconnect", "owner"),
             ("GET", self._keys.named("render", parent)),
         )
         if record[0] is None or render is None:
@@ -170,6 +175,7 @@ class RedisPool(Pool):
             requests=requests,
             on_disconnect=OnDisconnect(record[1].decode()),
             render=render.decode(),
+            owner=record[2].decode(),
         )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:

@@ -1,19 +1,24 @@
--- submit: all requests of a parent queued, their bytes reserved, the first reader entered.
+-- submit: all requests of a parent queued, their bytes reserved, the first reader entered. A parent that is known gets
+-- the reader's entry only.
 -- ARGV: parent, revision, reader, on_disconnect, render, reader_lease_ms, grace_ms, max_queued, bytes_max, bytes, choices,
---       max_queued_prompt_tokens, then per request: need, prompt_tokens, max_new, bytes, token_bytes, deadline or '', body.
--- Answers {'ok', first arrival, submitted_ms} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes', what there is}.
+--       max_queued_prompt_tokens, owner, digest, then per request: need, prompt_tokens, max_new, bytes, token_bytes,
+--       deadline or '', body.
+-- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
+--         'taken', what there is}.
 begin(true)
 local parent, revision, reader, on_disconnect, render = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local reader_lease_ms, grace_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
 local max_queued, bytes_max, bytes, choices =
   tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local max_queued_prompt_tokens = tonumber(ARGV[12])
+local max_queued_prompt_tokens, owner, digest = tonumber(ARGV[12]), ARGV[13], ARGV[14]
 local WIDTH = 7
-local function arg(choice, i) return ARGV[12 + choice * WIDTH + i] end
+local function arg(choice, i) return ARGV[14 + choice * WIDTH + i] end
 
 if call('EXISTS', par_key(parent)) == 1 then
-  local first = call('HMGET', req_key(parent .. '.0'), 'arrival', 'submitted_ms')
-  return { 'ok', first[1], first[2] }
+  if call('HGET', par_key(parent), 'digest') ~= digest then return { 'taken', '' } end
+  call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
+  watch_readers(parent, 0, grace_ms)
+  return { 'known' }
 end
 local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival', 'queued_prompt_tokens')
 local promise = tonumber(call('HGET', PROMISES, revision) or math.huge)
@@ -46,7 +51,10 @@ for choice = 0, choices - 1 do
     call('ZADD', DEADLINES, arg(choice, 6), id)
   end
 end
-call('HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect)
+call(
+  'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect,
+  'owner', owner, 'digest', digest
+)
 call('SET', render_key(parent), render)
 call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
 if on_disconnect == 'cancel' then call('ZADD', WATCH, awake + reader_lease_ms + grace_ms, parent) end
