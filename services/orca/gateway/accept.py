@@ -17,7 +17,7 @@ from orca.gateway.errors import ApiError
 from orca.gateway.render import Kind, Rendering
 from orca.gateway.settings import Settings
 from orca.gateway.unbuilt import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
-from orca.pool.api import Submission
+from orca.pool.api import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
@@ -45,6 +45,9 @@ class Call:
     seed: int  # used where the body has none, [0, 2^63)
     slots: int | None = None  # what a request may need at most, where known
     event_ids: bool = False
+    owner: str = ""
+    digest: str = ""  # of the body, where the call may be repeated
+    is_kept: bool = False  # unless the body says otherwise, it goes on when nobody reads it
     traceparent: str | None = None
 
 
@@ -130,7 +133,10 @@ def submission(
         parent=call.parent,
         requests=tuple(requests),
         reader=call.reader,
+        on_disconnect=_on_disconnect(body, call),
         render=_rendering(body, served, call).to_json(),
+        owner=call.owner,
+        digest=call.digest,
     )
 
 
@@ -186,6 +192,14 @@ def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Setting
         "stop_token_ids": tuple(stop_token_ids),
         "stop": _stop(body.stop, settings),
     }
+
+
+def _on_disconnect(body: GenerationBody, call: Call) -> OnDisconnect:
+    if body.background and body.on_disconnect == "cancel":
+        raise InvalidRequest("on_disconnect: nobody reads a call in the background: it is kept", param="on_disconnect")
+    if body.on_disconnect is None:
+        return OnDisconnect.KEEP if call.is_kept else OnDisconnect.CANCEL
+    return OnDisconnect(body.on_disconnect)
 
 
 def _rendering(body: CompletionBody | ChatBody, served: Served, call: Call) -> Rendering:

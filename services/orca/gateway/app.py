@@ -122,6 +122,21 @@ def _keyed_routes() -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
 
+    @router.get("/v1/requests/{request_id}")
+    async def request_state(request: Request, request_id: str) -> Response:
+        """Where a call stands, its text so far, and where its answer is to be had."""
+        return await requests.state(_gateway(request), request, request_id)
+
+    @router.delete("/v1/requests/{request_id}")
+    async def cancel_request(request: Request, request_id: str) -> Response:
+        """End a call that has not ended; one that has stays as it is. Answers its state."""
+        return await requests.cancel(_gateway(request), request, request_id)
+
+    @router.get("/v1/requests/{request_id}/result")
+    async def request_result(request: Request, request_id: str) -> Response:
+        """The whole answer of a call that has ended; 202 and its state until then."""
+        return await requests.result(_gateway(request), request, request_id)
+
     @router.get("/v1/requests/{request_id}/events")
     async def request_events(request: Request, request_id: str) -> Response:
         """The stream of a call, with event ids, from behind the events that the client has.

@@ -9,6 +9,7 @@ These routes are open, every other one needs a key where there are keys:
     /openapi.json   the API's document: the same text for every deployment
 """
 
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -70,6 +71,15 @@ def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
             keys.leave(key)
 
     return check
+
+
+def owner_of(request: Request) -> str:
+    """A word for the key that a call was let in by, which tells nothing of it: what is stored with the call's requests.
+
+    Without keys everybody is one owner, and the word is empty.
+    """
+    key = key_of(request)
+    return "" if key is None else hashlib.sha256(b"orca owner " + key.digest).hexdigest()[:32]
 
 
 def key_of(request: Request) -> ApiKey | None:

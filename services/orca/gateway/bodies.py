@@ -4,7 +4,7 @@ null means the default everywhere. Unknown fields are ignored; those in `unbuilt
 means beside the others (prompt length, model, token ids) is checked in `accept.py`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -91,6 +91,14 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
         None, description="Whether encoding adds the tokenizer's special tokens: true for completions, false for chat."
+    )
+    on_disconnect: Literal["cancel", "keep"] | None = Field(
+        None,
+        description="What becomes of the request when nobody reads it for a while: cancel where missing, keep with "
+        "background or an Idempotency-Key.",
+    )
+    background: bool | None = Field(
+        None, description="Answer 202 at once, with the id; as the header `Prefer: respond-async`."
     )
     deadline_ms: int | None = Field(
         None, ge=1, le=2**31, description="End the request so many ms from now, unfinished."

@@ -12,6 +12,7 @@ import orjson
 
 from orca.core.errors import (
     InvalidRequest,
+    NameTaken,
     NeverFits,
     OrcaError,
     PoolFull,
@@ -88,6 +89,9 @@ def answer_to(error: OrcaError) -> ApiError:
             return ApiError(400, message, param=error.param)
         case QueueFull():
             return ApiError(429, message, kind="overloaded_error", code="queue_full", retry_after_s=error.retry_after_s)
+        case NameTaken():
+            message = "this Idempotency-Key was used for another call: the same key means the same path and body"
+            return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
         case PoolFull():
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_full", retry_after_s=error.retry_after_s)
         case PoolUnavailable():

@@ -8,20 +8,22 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull
+from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
 from orca.core.request import End
 from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
-from orca.gateway.auth import key_of
+from orca.gateway.auth import key_of, owner_of
 from orca.gateway.bodies import ChatBody, CompletionBody
-from orca.gateway.delivery import Accepted, Delivery, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
 from orca.gateway.drain import Drain
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.overload import Overload
@@ -29,6 +31,7 @@ from orca.gateway.readers import Readers
 from orca.gateway.receive import receive_body
 from orca.gateway.render import Reading, Rendering
 from orca.gateway.settings import Settings
+from orca.gateway.state import describe, state_answer
 from orca.gateway.tracing import CallSpan, Tracing
 from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool, Submission
@@ -62,13 +65,14 @@ class Gateway:
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-async def complete(gateway: Gateway, http: HttpRequest) -> Delivery:
+async def complete(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
-    await _check_load(gateway, http)
+    is_new = await _check_load(gateway, http)
     body = await receive_body(http, CompletionBody, gateway.settings)
-    gateway.overload.check_deadline(body.deadline_ms)
+    if is_new:
+        gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     prompts = completion_prompts(body, gateway.served, gateway.settings)
     add_special_tokens = body.add_special_tokens is not False
@@ -81,13 +85,14 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Delivery:
     return await _generate(gateway, http, body, ids, started, prefix="cmpl")
 
 
-async def chat(gateway: Gateway, http: HttpRequest) -> Delivery:
+async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
-    await _check_load(gateway, http)
+    is_new = await _check_load(gateway, http)
     body = await receive_body(http, ChatBody, gateway.settings)
-    gateway.overload.check_deadline(body.deadline_ms)
+    if is_new:
+        gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     text = chat_prompt(body, gateway.served, gateway.settings)
     # Templates write special tokens out.
@@ -104,43 +109,99 @@ async def _generate(
     started: float,
     *,
     prefix: str,
-) -> Delivery:
+) -> Response:
     """Submit, and only when the record is durable return the response that will answer."""
     span = gateway.tracing.start(f"POST {http.url.path}", http.headers)
-    call = Call(
-        parent=f"{prefix}-{secrets.token_hex(16)}",
-        reader=secrets.token_hex(8),
-        now_ms=gateway.clock_ms(),
-        seed=secrets.randbelow(SEEDS),
-        slots=gateway.slots,
-        event_ids="text/event-stream" in http.headers.get("accept", ""),
-        traceparent=span.traceparent,
-    )
+    is_background = bool(body.background) or _asks_for_async(http)
+    call = _call(gateway, http, body, span, prefix=prefix, is_background=is_background)
     wanted = submission(body, prompts, gateway.served, gateway.settings, call)
     requests = await _submit(gateway, wanted)
+    rendering = Rendering.from_json(wanted.render)
+    _note_accepted(gateway, http, requests)
+    if call.is_kept:
+        # What the pool has may be of an earlier call with the same key.
+        stored = await gateway.pool.parent(call.parent)
+        check_revision(gateway, stored.requests)
+        rendering = Rendering.from_json(stored.render)
+        if is_background:
+            applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
+            return state_answer(await describe(gateway.pool, gateway.reading, stored), 202, applied)
     gateway.readers.add(call.parent, call.reader)
-    for request in requests:
-        gateway.metrics.prompt_tokens.observe(len(request.prompt))
-        gateway.metrics.prompt_tokens_total.inc(len(request.prompt))
     accepted = Accepted(
         requests=requests,
-        rendering=Rendering.from_json(wanted.render),
+        rendering=replace(rendering, event_ids=call.event_ids),
         follower=gateway.watcher.follow(request.id for request in requests),
         timing=Timing(started),
         leave=lambda: gateway.readers.remove(call.parent, call.reader),
         finished=lambda done, ends: _finish_span(gateway, span, done, ends),
     )
-    key = key_of(http)
-    said = {"request_id": call.parent, "requests": len(requests), "key": None if key is None else key.name}
-    log.info("call accepted", extra=said)
     kind = StreamDelivery if body.stream else WholeDelivery
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
 
 
-async def _check_load(gateway: Gateway, http: HttpRequest) -> None:
-    """Raises: QueueFull when there is no place for the call."""
+async def _check_load(gateway: Gateway, http: HttpRequest) -> bool:
+    """Whether the call is a new one. Raises: QueueFull when there is no place for it; ApiError."""
+    word = idempotency_key(http)
+    if word is not None and await _is_known(gateway.pool, keyed_name(owner_of(http), word)):
+        return False
     key = key_of(http)
     await gateway.overload.check(None if key is None else key.limits.queue_percent)
+    return True
+
+
+async def _is_known(pool: Pool, parent: str) -> bool:
+    try:
+        await pool.parent(parent)
+    except UnknownRequest:
+        return False
+    return True
+
+
+def _call(
+    gateway: Gateway,
+    http: HttpRequest,
+    body: CompletionBody | ChatBody,
+    span: CallSpan,
+    *,
+    prefix: str,
+    is_background: bool,
+) -> Call:
+    owner, key = owner_of(http), idempotency_key(http)
+    return Call(
+        parent=f"{prefix}-{secrets.token_hex(16)}" if key is None else keyed_name(owner, key),
+        reader=secrets.token_hex(8),
+        now_ms=gateway.clock_ms(),
+        seed=secrets.randbelow(SEEDS),
+        slots=gateway.slots,
+        event_ids="text/event-stream" in http.headers.get("accept", ""),
+        owner=owner,
+        digest="" if key is None else body_digest(http.url.path, body),
+        is_kept=is_background or key is not None,
+        traceparent=span.traceparent,
+    )
+
+
+def _asks_for_async(http: HttpRequest) -> bool:
+    """RFC 7240: the client would rather be answered before the work is done."""
+    wishes = ",".join(http.headers.getlist("prefer")).lower().split(",")
+    return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
+
+
+def _note_accepted(gateway: Gateway, http: HttpRequest, requests: Sequence[OrcaRequest]) -> None:
+    for request in requests:
+        gateway.metrics.prompt_tokens.observe(len(request.prompt))
+        gateway.metrics.prompt_tokens_total.inc(len(request.prompt))
+    key = key_of(http)
+    said = {"request_id": requests[0].parent, "requests": len(requests), "key": None if key is None else key.name}
+    log.info("call accepted", extra=said)
+
+
+def check_revision(gateway: Gateway, requests: Sequence[OrcaRequest]) -> None:
+    """Another model's tokenizer would write other bytes. Raises: ApiError 503: a gateway of that revision can."""
+    revision = requests[0].revision
+    if revision != gateway.served.info.revision:
+        message = f"the request is of revision {revision}, which this gateway does not serve"
+        raise ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
 
 
 async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]:

@@ -157,6 +157,7 @@ def _first_problem(error: ValidationError) -> ApiError:
 
 _WORDS = {
     "missing": "is required",
+    "literal_error": "must be {expected}",
     "list_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",

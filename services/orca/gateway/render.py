@@ -197,6 +197,15 @@ def whole_answer(
     return head + b',"choices":' + orjson.dumps(choices) + b',"usage":' + orjson.dumps(usage) + b"}"
 
 
+def text_so_far(
+    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End | None, reading: Reading
+) -> str:
+    """The text of a choice that these tokens bring, and its end where there is one."""
+    log = ChoiceLog(request, rendering, reading)
+    text = "".join(log.push(token)[0] for token in tokens)
+    return text if end is None else text + log.flush(end)
+
+
 def _whole_choice(
     request: Request, rendering: Rendering, tokens: Sequence[Token], end: End, reading: Reading
 ) -> dict[str, Any]:

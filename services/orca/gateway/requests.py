@@ -12,11 +12,14 @@ from dataclasses import replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from orca.core.errors import UnknownRequest
+from orca.gateway.auth import owner_of
 from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
 from orca.gateway.delivery import Accepted, StreamDelivery, Timing
-from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.generation import Gateway
-from orca.gateway.render import Rendering
+from orca.gateway.errors import answer_to_end
+from orca.gateway.generation import Gateway, check_revision
+from orca.gateway.render import Rendering, whole_answer
+from orca.gateway.state import describe, read_logs, state_answer
 from orca.pool.api import Parent
 
 log = logging.getLogger(__name__)
@@ -29,8 +32,8 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     """
     gateway.drain.check()
     started = time.perf_counter()
-    parent = await gateway.pool.parent(request_id)
-    _check_revision(gateway, parent)
+    parent = await _own_parent(gateway, http, request_id)
+    check_revision(gateway, parent.requests)
     text = http.headers.get("last-event-id") or http.query_params.get("starting_after") or ""
     if text.strip() == ALL_READ:
         # Tells an EventSource, which would connect again for ever, that there is no more.
@@ -54,9 +57,43 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     return StreamDelivery(accepted, gateway.reading, gateway.metrics, gateway.drain)
 
 
-def _check_revision(gateway: Gateway, parent: Parent) -> None:
-    """Another model's tokenizer would write other bytes. Raises: ApiError 503: a gateway of that revision can."""
-    revision = parent.requests[0].revision
-    if revision != gateway.served.info.revision:
-        message = f"the request is of revision {revision}, which this gateway does not serve"
-        raise ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
+async def state(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
+    """GET /v1/requests/{id}: where it stands and its text so far. Raises: OrcaError."""
+    parent = await _own_parent(gateway, http, request_id)
+    check_revision(gateway, parent.requests)
+    return state_answer(await describe(gateway.pool, gateway.reading, parent), 200)
+
+
+async def cancel(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
+    """DELETE /v1/requests/{id}: end what has not ended, and tell how it stands. Raises: OrcaError."""
+    await _own_parent(gateway, http, request_id)
+    await gateway.pool.cancel(request_id)
+    log.info("request cancelled by its client", extra={"request_id": request_id})
+    return await state(gateway, http, request_id)
+
+
+async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
+    """GET /v1/requests/{id}/result: the bytes of a call that does not stream; 202 and the state until it has ended.
+
+    Raises: ApiError when a choice failed, OrcaError.
+    """
+    parent = await _own_parent(gateway, http, request_id)
+    check_revision(gateway, parent.requests)
+    logs = await read_logs(gateway.pool, parent.requests)
+    ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
+    if len(ended) < len(parent.requests):
+        document = await describe(gateway.pool, gateway.reading, parent)
+        return state_answer(document, 202, {"retry-after": "1"})
+    for _, end in ended:
+        if (failure := answer_to_end(end.reason)) is not None:
+            raise failure
+    body = whole_answer(parent.requests, Rendering.from_json(parent.render), ended, gateway.reading)
+    return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
+
+
+async def _own_parent(gateway: Gateway, http: HttpRequest, request_id: str) -> Parent:
+    """Raises: UnknownRequest, also when it is another owner's: whether there is one is nobody else's business."""
+    parent = await gateway.pool.parent(request_id)
+    if parent.owner != owner_of(http):
+        raise UnknownRequest(request_id)
+    return parent

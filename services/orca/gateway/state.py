@@ -1,0 +1,72 @@
+"""A request as its owner is shown it: where it stands, its text so far, and where its answer is to be had."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from orca.core.errors import UnknownRequest
+from orca.core.request import Request
+from orca.gateway.render import Reading, Rendering, text_so_far
+from orca.pool.api import LogSlice, Parent, Pool, RequestState
+
+_WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+
+
+async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
+    """The logs as they are now; those without an entry are left out. Raises: UnknownRequest."""
+    # The longest one: all of each log in one call.
+    limit = max(request.max_new_tokens for request in requests)
+    logs: dict[str, LogSlice] = {}
+    for request_id, log in (await pool.read_many({request.id: 0 for request in requests}, limit)).items():
+        if log is None:
+            raise UnknownRequest(request_id)
+        logs[request_id] = log
+    return logs
+
+
+async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, Any]:
+    """The document of a parent. Raises: UnknownRequest, PoolUnavailable."""
+    # The logs are read last and decide: an end may have come in between.
+    states = [status.state for status in await asyncio.gather(*(pool.status(one.id) for one in parent.requests))]
+    logs = await read_logs(pool, parent.requests)
+    rendering = Rendering.from_json(parent.render)
+    choices = [
+        _choice(request, state, logs, rendering, reading)
+        for request, state in zip(parent.requests, states, strict=True)
+    ]
+    found = {choice["status"] for choice in choices}
+    path = f"/v1/requests/{parent.parent}"
+    return {
+        "id": parent.parent,
+        "object": "request",
+        "model": rendering.model,
+        "status": found.pop() if len(found) == 1 else "running",
+        "created": rendering.created,
+        "deadline_unix_ms": parent.requests[0].deadline_ms,
+        "on_disconnect": parent.on_disconnect,
+        "choices": choices,
+        "urls": {"state": path, "events": f"{path}/events", "result": f"{path}/result"},
+    }
+
+
+def _choice(
+    request: Request, state: RequestState, logs: Mapping[str, LogSlice], rendering: Rendering, reading: Reading
+) -> dict[str, Any]:
+    log = logs.get(request.id, LogSlice(0, (), None))
+    return {
+        "index": request.choice,
+        "status": _WORDS[RequestState.ENDED if log.end else state],
+        "tokens": len(log.tokens),
+        "text": text_so_far(request, rendering, log.tokens, log.end, reading),
+        "finish_reason": log.end and log.end.reason,
+        "stop_reason": log.end and log.end.stop,
+    }
+
+
+def state_answer(document: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The document as an answer; `Location` says where it is to be had again."""
+    fixed = {"x-request-id": document["id"], "location": document["urls"]["state"]}
+    return Response(orjson.dumps(document), status, headers={**fixed, **(headers or {})}, media_type="application/json")
