@@ -62,6 +62,8 @@ def _run(arguments: argparse.Namespace) -> int:
         up=tuple(arguments.up),
         folder=folder,
         make_system=SpreadSystem if arguments.command == "partitions" else System,
+        # Stages as slow as those of a real model: a chain's are done before a late commit can come.
+        environment={"ORCA_WORKER_DELAY_MS": "40"} if arguments.command == "freezes" else {},
         injects=arguments.command != "kills" or arguments.mutant is not None,
         mutant=arguments.mutant,
     )

@@ -79,17 +79,20 @@ class Injector:
         in_flight: Callable[[], tuple[str, ...]],
         tokens_heard: Callable[[], int],
         settle_s: float = 0.0,
+        is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             settle_s: a part is spared until it has run so long; 0 also hits what has only begun to start.
+            is_worst_moment: asked while a part is frozen; True wakes it before its time.
         """
         self._system = system
         self._history = history
         self._in_flight = in_flight
         self._tokens_heard = tokens_heard
         self._settle_s = settle_s
+        self._is_worst_moment = is_worst_moment
         self._clock = clock
         self._hits: defaultdict[str, deque[float]] = defaultdict(deque)
         self.done = 0
@@ -158,7 +161,9 @@ class Injector:
             self._hits[name].append(self._clock())
             _send(process, number)
         if fault.kind == "freeze":
-            await asyncio.sleep(fault.seconds)
+            ends = self._clock() + fault.seconds
+            while self._clock() < ends and not self._is_worst_moment(fault):
+                await asyncio.sleep(0.005)
             for process in targets.values():
                 _send(process, signal.SIGCONT)
 

@@ -1,7 +1,9 @@
 """Each part is frozen for longer than anything that waits for it, and goes on as if nothing had been.
 
 A second scheduler of the same group stands by: it takes the seat while the first one is frozen, which then wakes with
-commits and steps of a claim and an epoch that are over. Both are counted by the recorder (checker.points.recorder).
+commits and steps of a claim and an epoch that are over. Both are counted by the recorder (checker.points.recorder). It
+wakes at the worst moment: when the other one has claimed its requests and committed nothing of them yet, so that each
+late token fits the log and the fence alone keeps it out.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ from checker.run import Scene
 
 FREEZES_S = {
     "gateway": 7.0,  # readers have a lease of 5 s, and gRPC's pings an answer within 7
-    "scheduler": 6.0,  # its seat has a lease of 3 s
+    "scheduler": 12.0,  # its seat has a lease of 3 s; it wakes when another one has claimed
     "stage": 9.0,  # its silence is noticed by pings, or by the bound of a step
     "rank": 8.0,  # rank_silent_s is 5
     "redis": 6.0,  # a call to it has 2 s
@@ -51,7 +53,21 @@ class Freezes:
             for role in scene.roles
         ]
         with _standing_by(scene):
-            await inject_all(scene, planned, settle_s=1.0)
+            await inject_all(scene, planned, settle_s=1.0, is_worst_moment=NewClaims(scene.inject))
+
+
+class NewClaims:
+    """Has anybody claimed since the scheduler stands still?"""
+
+    def __init__(self, inject: Path) -> None:
+        self._records = inject / "records"
+        self._before: dict[PlannedFault, int] = {}
+
+    def __call__(self, fault: PlannedFault) -> bool:
+        if fault.roles != ("scheduler",):
+            return False
+        claims = sum(path.read_bytes().count(b'"claimed"') for path in self._records.glob("scheduler-*.jsonl"))
+        return claims > self._before.setdefault(fault, claims)
 
 
 @contextlib.contextmanager

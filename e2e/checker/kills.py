@@ -1,5 +1,6 @@
 """Kills and freezes at moments drawn from a seed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from checker.faults import Injector, PlannedFault, plan_faults
@@ -29,7 +30,13 @@ class Kills:
         await inject_all(scene, planned, settle_s=self.settle_s)
 
 
-async def inject_all(scene: Scene, planned: list[PlannedFault], *, settle_s: float) -> None:
+async def inject_all(
+    scene: Scene,
+    planned: list[PlannedFault],
+    *,
+    settle_s: float,
+    is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False,
+) -> None:
     """One after the other, each at its moment; says what is done and what found no moment."""
     client = scene.client
     injector = Injector(
@@ -38,6 +45,7 @@ async def inject_all(scene: Scene, planned: list[PlannedFault], *, settle_s: flo
         in_flight=client.in_flight,
         tokens_heard=lambda: client.tokens_heard,
         settle_s=settle_s,
+        is_worst_moment=is_worst_moment,
     )
     for fault in planned:
         what = f"{fault.kind} {'+'.join(fault.roles)}"

@@ -7,8 +7,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class RunSettings:
     up: tuple[str, ...]  # more words for `orca up`
     folder: Path  # of everything that the run writes
     make_system: "MakeSystem" = System
+    environment: Mapping[str, str] = field(default_factory=dict)
     injects: bool = False  # points and recorder inside the processes
     mutant: str | None = None  # a name of points.mutants
 
@@ -78,6 +79,7 @@ async def run_system(settings: RunSettings, tell: Callable[[str], None]) -> Verd
     """Start a system, disturb it, judge. Raises: SystemBroke when it does not come up."""
     retention = str(RETENTION_S * 1000)
     environment = {"ORCA_POOL_RETENTION_MS": retention, "ORCA_POOL_RETENTION_LEAST_MS": retention}
+    environment |= settings.environment
     if settings.injects:
         environment |= _injection(settings)
     flags = ("--model", str(settings.model), "--dtype", "float32", *settings.up)

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checker.freezes import standby_command
+from checker.faults import PlannedFault
+from checker.freezes import NewClaims, standby_command
 from checker.partitions import plan_partitions
 from checker.points.fault_points import Trigger
 from checker.points.injected import part_of
@@ -116,3 +118,15 @@ def test_a_cut_drops_what_leaves_one_part_for_another_and_spares_the_other_half_
     [data] = Cut("stage0", "stage1", "data").rules()
     assert data[:4] == ["-d", "10.77.0.11", "-p", "tcp"]
     assert "--dport" in Cut("stage0", "stage1", "control").rules()[0]
+
+
+def test_a_frozen_scheduler_wakes_when_another_one_has_claimed(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    record = tmp_path / "records" / "scheduler-7.jsonl"
+    record.write_text('{"what": "claimed"}\n')
+    has_claimed = NewClaims(tmp_path)
+    freeze = PlannedFault(kind="freeze", roles=("scheduler",), after_tokens=1, delay_s=0.0, choice=0.0, seconds=9.0)
+    assert not has_claimed(freeze)
+    record.write_text('{"what": "claimed"}\n{"what": "claimed"}\n')
+    assert has_claimed(freeze)
+    assert not has_claimed(replace(freeze, roles=("rank",)))
