@@ -110,6 +110,33 @@ async def test_a_call_that_asked_for_no_ids_is_resumed_with_them() -> None:
         assert [event_id for event_id, _ in found] == ["0.2", "0.end", "end"]
 
 
+@pytest.mark.parametrize("cursor", ["", "0.2", "0.end"])
+async def test_an_end_that_was_there_when_the_client_came_back_is_not_counted_again(cursor: str) -> None:
+    async with rig() as one:
+        request_id, _ = await posted(one, max_tokens=5)
+        await resumed(one, request_id, cursor)
+        told = (await one.client.get("/metrics")).text
+        assert 'orca_request_success_total{finished_reason="length",model_name="tiny"} 1.0' in told
+        assert 'orca_request_generation_tokens_count{model_name="tiny"} 1.0' in told
+
+
+async def test_an_end_that_comes_to_a_client_that_came_back_is_counted_where_it_came() -> None:
+    async with two_gateways() as (first, second):
+        first.scheduler.turns_left = 2
+        async with asyncio.timeout(LIMIT_SECONDS):
+            leaving = asyncio.create_task(posted(first, n=2, max_tokens=5))
+            await until(lambda: [len(record.log) for record in first.pool.records.values()] == [2, 2])
+            (request_id,) = first.pool.parents
+            coming = asyncio.create_task(resumed(second, request_id, "0.1,1.1"))
+            await until(lambda: len(first.pool.parents[request_id].readers) == 2)
+            leaving.cancel()
+            first.scheduler.turns_left = None
+            first.scheduler.may_run.set()
+            await coming
+        told = (await second.client.get("/metrics")).text
+        assert 'orca_request_success_total{finished_reason="length",model_name="tiny"} 2.0' in told
+
+
 async def test_the_query_names_the_cursor_where_a_header_cannot() -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first)

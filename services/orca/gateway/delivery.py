@@ -46,6 +46,7 @@ class Accepted:
     leave: Callable[[], None]  # takes out the reader entry
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
     is_resumed: bool = False  # the call itself was made by an earlier connection
+    ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
     finished: Callable[["Accepted", Sequence[End]], None] = field(default=lambda _accepted, _ends: None)
 
     @property
@@ -102,6 +103,10 @@ class Delivery(Response):
         for request_id, part in parts:
             if part.end is not None:
                 self._ends[request_id] = part.end
+                if request_id not in self._accepted.ended_before:
+                    # Here and not behind the last end, which a client that leaves never sees.
+                    self._metrics.count_end(part.end.reason)
+                    self._metrics.generation_tokens.observe(part.end.count)
         if len(self._ends) == len(self._accepted.requests):
             timing.ended = now
 
@@ -122,9 +127,6 @@ class Delivery(Response):
         seconds = time.perf_counter() - accepted.timing.started
         if not accepted.is_resumed:
             self._metrics.e2e_latency.observe(seconds)
-        for end in ends:
-            self._metrics.count_end(end.reason)
-            self._metrics.generation_tokens.observe(end.count)
         reasons = ",".join(dict.fromkeys(end.reason for end in ends))
         tokens = sum(end.count for end in ends)
         log.info(

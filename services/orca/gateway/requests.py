@@ -39,8 +39,8 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
         # Tells an EventSource, which would connect again for ever, that there is no more.
         return Response(status_code=204)
     cursor = parse_cursor(text, len(parent.requests))
-    if cursor:
-        check_written(cursor, await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests)))
+    statuses = await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests))
+    check_written(cursor, statuses)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)
     gateway.readers.add(request_id, reader)
@@ -52,6 +52,7 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
         leave=lambda: gateway.readers.remove(request_id, reader),
         cursor=cursor,
         is_resumed=True,
+        ended_before=frozenset(status.request.id for status in statuses if status.end is not None),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
     return StreamDelivery(accepted, gateway.reading, gateway.metrics, gateway.drain)
