@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -156,6 +157,17 @@ async def test_a_second_signal_ends_a_gateway_with_open_streams_and_status_0(tmp
 def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "x", "--port", "high"]) == 2
     assert "port" in capsys.readouterr().err
+
+
+async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ("--port", "0", "--metrics-port", str(taken.getsockname()[1]), "--pool", f"unix://{tmp_path}/no.sock")
+        command = [sys.executable, "-m", "orca.gateway.service", "--model", str(MODEL), *flags]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, told = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert b"the gateway cannot serve: setting metrics_port: " in told
+    assert b"Traceback" not in told
 
 
 def test_a_model_that_cannot_be_served_is_exit_status_1(tmp_path: Path) -> None:

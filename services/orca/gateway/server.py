@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from orca.core.errors import SettingError
 from orca.gateway import about
 from orca.gateway.connection import Connection, Door, connections
 from orca.gateway.drain import Drain
@@ -59,9 +60,14 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises: SettingError when the port for metrics cannot be had; the lifespan has ended then."""
         await super().startup(sockets)
         if self.started and self._settings.metrics_port is not None:
-            await self._listen_for_metrics(self._settings.metrics_port)
+            try:
+                await self._listen_for_metrics(self._settings.metrics_port)
+            except OSError as error:
+                await self.shutdown()
+                raise SettingError(f"setting metrics_port: {error}") from error
         if self.started:
             log.info("gateway listens", extra={"host": self.config.host, "port": self.port})
 

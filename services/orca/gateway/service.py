@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT: the first lets open streams end, the second ends them.
 
     Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 1 when model or pool cannot be used, 2 for a bad setting.
+    Returns: exit status; 0 after a signal, 1 when model, pool or the port for metrics cannot be used,
+            2 for a bad setting.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
