@@ -47,13 +47,14 @@ async def run_trace(target: Target, trace: Trace) -> list[Outcome]:
 
     Returns: one outcome per request, in order of arrival; a failed one says why in `error`, nothing is raised for it.
     """
-    bodies = [_request_bytes(target, trace, request) for request in trace.requests]
+    bodies = [request_bytes(target, trace, request) for request in trace.requests]
     start_s = perf_counter()
     calls = zip(trace.requests, bodies, strict=True)
     return await asyncio.gather(*(_call(target, request, body, start_s) for request, body in calls))
 
 
-def _request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
+def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
+    """A call of the trace as it goes over the wire."""
     body = orjson.dumps(
         {
             "model": target.model,
@@ -135,11 +136,12 @@ class EventStream(asyncio.Protocol):
         self.end_s: float | None = None
         self.usage_tokens: int | None = None
         self.error: str | None = None
+        self.status: int | None = None  # None while the head is not there
+        self.retry_after_s: float | None = None  # where the answer has one
         self._request = request
         self._transport: asyncio.Transport | None = None
         self._raw = bytearray()  # bytes of the head, or of chunks not yet whole
         self._body = bytearray()  # decoded bytes not yet cut into lines
-        self._status: int | None = None  # None while the head is not there
         self._is_chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -155,19 +157,19 @@ class EventStream(asyncio.Protocol):
             self._finish(f"not a stream of completions: {failure}")
 
     def _read(self) -> None:
-        if self._status is None and not self._read_head():
+        if self.status is None and not self._read_head():
             return
         if self._is_chunked:
             self._unchunk()
         else:
             self._body += self._raw
             self._raw.clear()
-        if self._status == 200:
+        if self.status == 200:
             self._read_events()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._status is not None and self._status != 200:
-            self._finish(f"HTTP {self._status}: {_message(bytes(self._body))}")
+        if self.status is not None and self.status != 200:
+            self._finish(f"HTTP {self.status}: {_message(bytes(self._body))}")
         else:
             self._finish(f"connection: {exc}" if exc else "the stream broke off before [DONE]")
 
@@ -181,7 +183,8 @@ class EventStream(asyncio.Protocol):
         if not separator:
             return False
         status_line, *headers = head.split(b"\r\n")
-        self._status = int(status_line.split(b" ", 2)[1])
+        self.status = int(status_line.split(b" ", 2)[1])
+        self.retry_after_s = _retry_after_s(headers)
         self._is_chunked = any(
             header.lower().startswith(b"transfer-encoding:") and b"chunked" in header.lower() for header in headers
         )
@@ -236,6 +239,15 @@ class EventStream(asyncio.Protocol):
         if not self.ended.done():
             self.error = error
             self.ended.set_result(None)
+
+
+def _retry_after_s(headers: Sequence[bytes]) -> float | None:
+    """The finer of the two headers goes first, as with the official clients."""
+    named = {name.lower(): value.strip() for name, _, value in (header.partition(b":") for header in headers)}
+    for name, unit in ((b"retry-after-ms", 1000), (b"retry-after", 1)):
+        if named.get(name, b"").isdigit():
+            return int(named[name]) / unit
+    return None
 
 
 def _message(body: bytes) -> str:

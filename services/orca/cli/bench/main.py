@@ -1,6 +1,7 @@
 """`orca bench`: measures what the paper measures, on a system that runs already or on one that it starts itself.
 
     serve         one trace against any OpenAI-compatible server
+    overload      several times more than it can serve, by clients that try again
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
     homogeneous   the same with requests that are all alike (Figure 11)
     engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orca.cli.bench import client, engine, report, simulate
+from orca.cli.bench import client, engine, overload, report, simulate
 from orca.cli.bench.options import (
     Parser,
     add_output_options,
@@ -71,6 +72,17 @@ def _parser() -> Parser:
     serve.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (%(default)s s)")
     add_trace_options(serve, preset="small", requests=100)
     add_output_options(serve, can_plot=False)
+
+    flood = actions.add_parser("overload", help="more than a running server can serve")
+    add = flood.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add("--api-key", metavar="KEY", help="sent as a bearer token")
+    add("--seconds", type=float, default=60.0, metavar="S", help="of overload (%(default)s)")
+    add("--factor", type=float, default=10.0, metavar="X", help="calls that come, in capacities (%(default)s)")
+    add("--clients", type=int, default=32, metavar="N", help="at a time, to measure the capacity (%(default)s)")
+    add("--retries", type=int, default=2, metavar="N", help="of a refused call (%(default)s)")
+    add("--gateway-process", type=int, metavar="PID", help="whose peak of memory is shown")
+    add_trace_options(flood, preset="small", requests=100)
 
     sweep = actions.add_parser("sweep", help="latency against throughput (Figure 10)")
     _add_sweep_options(sweep)
@@ -139,6 +151,34 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     write_json(options.json, report.to_json(figures))
     if figures.errors:
         raise BenchFailed(f"{sum(figures.errors.values())} of {len(outcomes)} requests failed")
+
+
+def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    _refuse(up_options)
+    trace = generate(trace_spec(options, None))
+    probe = client.Target(url=options.url, model="", vocab_size=ANY_VOCAB, api_key=options.api_key)
+    asked = overload.Overloading(
+        seconds=options.seconds,
+        factor=options.factor,
+        clients=options.clients,
+        retries=options.retries,
+        seed=options.seed,
+    )
+
+    async def run() -> overload.Figures:
+        [model, *_] = await client.served_models(probe)
+        return await overload.measure(replace(probe, model=model), trace, asked)
+
+    try:
+        figures = asyncio.run(run())
+    except (OSError, ValueError) as error:
+        raise BenchFailed(f"{options.url} does not answer: {error}") from error
+    if not figures.capacity_per_s:
+        raise BenchFailed("no request ended while the capacity was measured")
+    print("\n".join(overload.lines(figures)))
+    if options.gateway_process is not None:
+        peak = overload.peak_memory_mib(options.gateway_process)
+        print(f"most memory of process {options.gateway_process}: {peak:.0f} MiB")
 
 
 class BenchFailed(OrcaError):
@@ -232,6 +272,7 @@ def _progress(text: str) -> None:
 
 ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "serve": _serve,
+    "overload": _overload,
     "sweep": _sweep,
     "homogeneous": _homogeneous,
     "engine": _engine,
