@@ -111,6 +111,17 @@ async def test_a_call_whose_deadline_comes_before_its_turn_is_refused(deadline_m
     assert refusals == [(429, "deadline_unreachable", True)] * is_refused
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_encoded(path: str) -> None:
+    async with rig(schedules=False) as one:
+        one.app.state.gateway.overload = await observed(seconds=10, queued=100, ends_per_second=10)
+        # Of the wrong kind: it would be refused when it came to be encoded.
+        prompt = {"prompt": [[-1]], "messages": [{"role": "user"}]}
+        status, error = await one.error(path, **prompt, deadline_ms=1_000)
+        assert (status, error["code"], error["param"]) == (429, "deadline_unreachable", "deadline_ms")
+        assert (await one.error(path, **prompt, deadline_ms=60_000))[0] == 400
+
+
 async def test_without_a_measured_rate_no_deadline_is_refused() -> None:
     overload = await observed(seconds=2, queued=10_000, ends_per_second=1)
     overload.check_deadline(1)
