@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import orjson
 
@@ -32,15 +32,23 @@ def chunk(data: bytes) -> bytes:
 async def serving(answer: Answer) -> AsyncIterator[Target]:
     """A server that reads one request per connection, lets `answer` write, and closes."""
 
+    handling: set[asyncio.Task[None]] = set()
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handling.add(task)
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
         body = await reader.readexactly(int(fields.get(b"Content-Length", b"0")))
         await answer(orjson.loads(body) if body else {"path": head.split(b" ")[1].decode()}, writer)
         writer.close()
-        await writer.wait_closed()
+        # The client may have left.
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         yield Target(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=60)
+    await asyncio.gather(*handling, return_exceptions=True)
