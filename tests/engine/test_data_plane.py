@@ -1,6 +1,7 @@
 """worker.groups and scheduler.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from orca.worker.shard import Shard
 
 EPOCH = Epoch(4, "scheduler/a")
 PREFIX = key_prefix(EPOCH)
+SENDS = 20  # more than are held: the last ones wait until the peer takes the first ones
 
 
 @pytest.fixture
@@ -135,8 +137,8 @@ class Peer:
             progress=progress,
         )
 
-    def form(self) -> "Peer":
-        self.groups.form(self.store, PREFIX, self.tensor, feeds_tokens=True, timeout_s=10.0, wait_s=10.0)
+    def form(self, **bounds: float) -> "Peer":
+        self.groups.form(self.store, PREFIX, self.tensor, feeds_tokens=True, **({"timeout_s": 10.0} | bounds))
         return self
 
     def leave(self) -> None:
@@ -148,14 +150,14 @@ class Peer:
 async def peers(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Any]]:
     formed: list[Peer] = []
 
-    async def form(stages: int, tensor: int) -> list[Peer]:
+    async def form(stages: int, tensor: int, **bounds: float) -> list[Peer]:
         shards = [
             Shard(stage=stage, stages=stages, rank=rank, tensor=tensor)
             for stage in range(stages)
             for rank in range(tensor)
         ]
         formed.extend(Peer(rendezvous.address, shard) for shard in shards)
-        return await in_threads(*(peer.form for peer in formed))
+        return await in_threads(*(functools.partial(peer.form, **bounds) for peer in formed))
 
     yield form
     for peer in formed:
@@ -214,6 +216,41 @@ async def test_a_rank_that_leaves_wakes_a_peer_that_waits_for_it(peers: Callable
     await asyncio.to_thread(first.leave)
     with pytest.raises(RuntimeError):
         await waiting
+
+
+async def test_a_wait_for_a_peer_may_take_longer_than_the_forming_of_the_groups(peers: Callable[..., Any]) -> None:
+    first0, first1, second0, second1 = await peers(2, 2, timeout_s=6.0)
+    fed, hidden = first1.groups.receive_fed(1), second0.groups.receive_hidden(1)
+    add_up = [functools.partial(peer.tensor.all_reduce, torch.ones(1)) for peer in (first0, first1)]
+    waits = asyncio.ensure_future(in_threads(fed.wait, hidden.wait, add_up[0], lambda: send_many(first1)))
+    await asyncio.sleep(7.0)  # a long step: past the bound of the forming
+    second0.groups.send_fed([7])
+    first0.groups.send_hidden(torch.ones(1, 3))
+    await in_threads(add_up[1], *[second1.groups.receive_hidden(1).wait for _ in range(SENDS)])
+    tokens, activations, total, _ = await waits
+    assert (tokens.tolist(), activations.tolist(), total.item()) == ([7], [[1.0] * 3], 2.0)
+
+
+def send_many(peer: Peer) -> None:
+    for _ in range(SENDS):
+        peer.groups.send_hidden(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "wait"),
+    [
+        pytest.param(2, lambda peer: peer.groups.receive_hidden(1).wait(), id="activations"),
+        pytest.param(1, lambda peer: peer.groups.receive_fed(1).wait(), id="fed tokens"),
+        pytest.param(0, lambda peer: peer.tensor.all_reduce(torch.ones(1)), id="tensor group"),
+        pytest.param(1, send_many, id="sends"),
+    ],
+)
+async def test_a_wait_for_a_peer_ends_at_a_bound_of_its_own(
+    peers: Callable[..., Any], waiting: int, wait: Callable[[Peer], Any]
+) -> None:
+    peer = (await peers(2, 2, timeout_s=60.0, wait_s=0.5))[waiting]
+    with pytest.raises(RuntimeError, match=r"(?i)time"):
+        await in_threads(lambda: wait(peer))
 
 
 def test_ranks_of_a_stage_outside_an_epoch_cannot_compute() -> None:

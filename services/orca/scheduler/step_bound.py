@@ -2,7 +2,8 @@
 
 A step may take as long as it takes: prompts are long, machines are slow, and steps before it run first. What tells a
 lost step from a long one is that nothing moves. So a step is lost when it has been out for the bound and the whole
-group has stood still for the bound. A rank that hangs in the middle of its work is its controller's to notice.
+group has stood still for the bound: also when a network fell apart and ranks wait for each other, whose own waits have
+no bound that a step could reach. A rank that hangs in the middle of its work is its controller's to notice.
 """
 
 from collections import deque

@@ -30,6 +30,11 @@ from orca.worker.shard import Shard
 log = logging.getLogger(__name__)
 
 _PIPE_TAG, _FEED_TAG = 1, 2
+_WAIT_S = 86_400.0
+"""Bound on one wait for a peer, above any step: how long a step takes is nobody's business here, and the back ends know
+no wait without a bound. A dead peer ends a wait at once. A wait that is lost, as between two parts of a network, ends
+with the epoch: the master sees that no stage moves (scheduler.step_bound), and the rank, which does not leave its group
+for the next epoch, is killed by its controller."""
 _SENDS_HELD = 16
 """Sends that may be under way before the oldest is waited for. More than the steps that a master keeps in flight, so
 in practice a send is waited for when it has long arrived."""
@@ -158,6 +163,17 @@ class TensorLink:
         return self._group
 
 
+class _Bounded:
+    """A Gloo send or receive under way. Its group's default bound stays the one of the forming, so it has its own."""
+
+    def __init__(self, work: Any, bound_s: float) -> None:
+        self._work = work
+        self._bound = timedelta(seconds=bound_s)
+
+    def wait(self) -> None:
+        self._work.wait(self._bound)
+
+
 class Inbound:
     """A tensor under way to this rank."""
 
@@ -167,7 +183,7 @@ class Inbound:
         self._device = device
 
     def wait(self) -> Tensor:
-        """The tensor, on the rank's device. Raises: RuntimeError when the sender died or the wait took too long."""
+        """The tensor, on the rank's device. Raises: RuntimeError when the sender died."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -201,27 +217,36 @@ class Groups:
         self._store: Store | None = None
         self._pipe: Any = None
         self._feed: Any = None
+        self._wait_s = _WAIT_S
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
     def form(
-        self, store: Store, prefix: str, tensor: TensorLink, *, feeds_tokens: bool, timeout_s: float, wait_s: float
+        self,
+        store: Store,
+        prefix: str,
+        tensor: TensorLink,
+        *,
+        feeds_tokens: bool,
+        timeout_s: float,
+        wait_s: float = _WAIT_S,
     ) -> None:
         """Meet the other ranks and prove every group by one collective.
 
         Args: store where all ranks of the epoch meet; prefix of its keys; timeout_s for each group's forming;
-            wait_s later on one wait for a peer.
+            wait_s bounds each wait for a peer later on.
         Raises: RuntimeError or EngineError when somebody does not come.
         """
         shard = self._shard
         self._store = store
+        self._wait_s = wait_s
         whole = (self._number(shard.stage, shard.rank), shard.stages * shard.tensor)
         if shard.stages > 1:
-            self._pipe = self._new_group(PrefixStore(f"{prefix}pipe", store), *whole, timeout_s, wait_s)
+            self._pipe = self._new_group(PrefixStore(f"{prefix}pipe", store), *whole, timeout_s)
         if feeds_tokens and whole[1] > 1:
-            self._feed = self._new_group(PrefixStore(f"{prefix}feed", store), *whole, timeout_s, wait_s)
+            self._feed = self._new_group(PrefixStore(f"{prefix}feed", store), *whole, timeout_s)
         if shard.tensor > 1:
             own = PrefixStore(f"{prefix}tensor{shard.stage}", store)
-            tensor.attach(self._new_group(own, shard.rank, shard.tensor, timeout_s, wait_s))
+            tensor.attach(self._new_group(own, shard.rank, shard.tensor, timeout_s))
 
     def leave(self, tensor: TensorLink) -> None:
         """Close every link; peers that wait on this rank get an error. Nothing is sent or received afterwards."""
@@ -237,7 +262,7 @@ class Groups:
         """Start receiving the next step's activations [tokens, hidden] from the stage before, in step order."""
         buffer = torch.empty(tokens, self._hidden_size, dtype=self._dtype, device=self._link_device)
         work = self._pipe.recv([buffer], self._number(self._shard.stage - 1, self._shard.rank), _PIPE_TAG)
-        return Inbound(work, buffer, self._device)
+        return Inbound(self._bounded(work), buffer, self._device)
 
     def send_fed(self, tokens: Sequence[int]) -> None:
         """Start sending a step's sampled token ids to every other rank of the first stage; returns at once."""
@@ -251,7 +276,8 @@ class Groups:
         """Start receiving the sampled token ids of a step that sampled `count`, in step order."""
         buffer = torch.empty(count, dtype=torch.int64, device=self._link_device)
         sampler = self._number(self._shard.stages - 1, 0)
-        return Inbound(self._feed.recv([buffer], sampler, _FEED_TAG), buffer, torch.device("cpu"))
+        work = self._feed.recv([buffer], sampler, _FEED_TAG)
+        return Inbound(self._bounded(work), buffer, torch.device("cpu"))
 
     def _number(self, stage: int, rank: int) -> int:
         """A rank's number in the groups over all stages."""
@@ -261,12 +287,16 @@ class Groups:
         data = tensor.to(self._link_device).contiguous()
         # The memory is the link's until the send is done, so it is kept; and each send is waited for in the end.
         with self._progress.waiting():
-            self._sent.append((group.send([data], target, tag), data))
+            self._sent.append((self._bounded(group.send([data], target, tag)), data))
         while len(self._sent) > _SENDS_HELD:
             with self._progress.waiting():
                 self._sent.popleft()[0].wait()
 
-    def _new_group(self, store: Store, rank: int, size: int, timeout_s: float, wait_s: float) -> Any:
+    def _bounded(self, work: Any) -> Any:
+        # NCCL's works only order streams. A bound would make the host wait for the device; the watchdog has its own.
+        return work if self._uses_nccl else _Bounded(work, self._wait_s)
+
+    def _new_group(self, store: Store, rank: int, size: int, timeout_s: float) -> Any:
         group: Any = (
             self._new_nccl(store, rank, size) if self._uses_nccl else self._new_gloo(store, rank, size, timeout_s)
         )
@@ -274,7 +304,8 @@ class Groups:
         group.allreduce([proof]).wait()
         if int(proof.item()) != size:
             raise EngineError(f"the first collective counted {int(proof.item())} of {size} ranks")
-        group._set_default_timeout(timedelta(seconds=wait_s))
+        # What counts for collectives, and for NCCL's watchdog.
+        group._set_default_timeout(timedelta(seconds=self._wait_s))
         return group
 
     def _new_gloo(self, store: Store, rank: int, size: int, timeout_s: float) -> Any:

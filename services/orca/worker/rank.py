@@ -193,7 +193,6 @@ class Rank:
             self._tensor,
             feeds_tokens=order.feeds_tokens,
             timeout_s=order.timeout_s,
-            wait_s=settings.step_wait_s,
         )
         self._stage = stage
         self._executor = Executor(

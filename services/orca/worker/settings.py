@@ -60,7 +60,6 @@ class WorkerSettings:
     threads: int = setting(
         0, "computing threads of each rank; 0 divides the machine's processors by the ranks of one stage", least=0
     )
-    step_wait_s: float = setting(120.0, "bound on one wait for another rank's tensor, seconds", least=0.001)
     rank_silent_s: float = setting(
         5.0,
         "a loaded rank is killed and restarted when it is not heard for so long, or does not get through a layer in"
