@@ -5,6 +5,7 @@ The name of its model is its script:
     refuse    says that the model cannot be served
     dies      ends while loading
     stuck     answers no second join: what a rank does whose old group holds it
+    slow      takes 2 s to leave its old group for another
     mute      takes steps and never answers
     broken    answers step 1, then says that its epoch broke
     long      answers a step after 5 s in which its mark moves all the time
@@ -59,6 +60,8 @@ def main() -> None:
             joins += 1
             if script == "stuck" and joins > 1:
                 continue
+            if script == "slow" and joins == 2:
+                time.sleep(2.0)
             epoch = orjson.loads(payload)["epoch"]
             link.write(frames.encode_json(Kind.LEFT, epoch=epoch))
             link.write(frames.encode_json(Kind.JOINED, epoch=epoch))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -170,6 +171,48 @@ async def test_a_stage_that_cannot_start_a_rank_again_ends_with_the_reason(
     with pytest.raises(EngineError, match="no process can be made"):
         await asyncio.wait_for(controller.run(asyncio.Event()), 10)
     await client.close()
+
+
+async def test_ranks_that_are_made_anew_and_die_at_once_are_started_again(
+    start_controllers: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With NCCL each epoch has new processes. The first one dies while the second one is being made.
+    [controller] = await start_controllers("plain", tensor=2, device="cuda")
+    client = StageClient([controller])
+    await client.loaded()
+    await client.join(1)
+    make = asyncio.create_subprocess_exec
+    made: list[asyncio.subprocess.Process] = []
+
+    async def kill_the_one_before(*args: str, **options: Any) -> asyncio.subprocess.Process:
+        if len(made) == 1:
+            made[0].kill()
+            await made[0].wait()
+            await asyncio.sleep(0.3)  # its controller hears of it
+        made.append(await make(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", kill_the_one_before)
+    assert await code_of(client.join(2)) is grpc.StatusCode.ABORTED
+    await client.loaded()
+    assert len(made) == 3
+    await client.join(3)
+    await client.close()
+
+
+async def test_a_join_that_was_overtaken_kills_no_rank_of_the_newer_one(joined: Start) -> None:
+    client = await joined("slow")
+    # A rank that takes 2 s to leave is too slow for this one, and fast enough for the next.
+    overtaken = asyncio.ensure_future(client.join(2, timeout_ms=3_000))
+    await until(lambda: _knows_epoch(client, 2))
+    await client.join(3, timeout_ms=60_000)
+    assert await code_of(overtaken) is grpc.StatusCode.ABORTED
+    assert await client.run(1, epoch=3) == pb.RunReply.ACCEPTED
+    await client.close()
+
+
+async def _knows_epoch(client: StageClient, number: int) -> bool:
+    return (await client.status()).epoch.number == number
 
 
 async def test_a_rank_that_cannot_leave_its_group_is_killed_and_the_next_join_succeeds(joined: Start) -> None:

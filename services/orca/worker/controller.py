@@ -96,7 +96,7 @@ class Controller:
         await self._server.start()
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
         for rank in range(self._settings.tensor):
-            self._ranks.append(await self._start_rank(rank))
+            await self._start_rank(rank)
         self._spawn(self._watch(), self._tasks)
         log.info("stage serves", extra={"stage": self._settings.stage, "address": self.address})
 
@@ -173,13 +173,11 @@ class Controller:
         try:
             async with asyncio.timeout(request.timeout_ms / 1000):
                 await self._form(request, epoch)
+                self._require_open(epoch)
         except (EngineError, TimeoutError) as error:
             detail = f"epoch {epoch.number} was not formed: {str(error) or 'a rank did not come in time'}"
             if self._epoch == epoch:
                 self._break_epoch(detail, Cause.LINK)
-            await context.abort(grpc.StatusCode.ABORTED, detail)
-        if self._epoch != epoch or self._failure is not None:
-            detail = f"epoch {epoch.number} is over already: {self._failure or 'a newer one began'}"
             await context.abort(grpc.StatusCode.ABORTED, detail)
         self._order.open(epoch)
         took_s = time.monotonic() - started
@@ -236,7 +234,7 @@ class Controller:
         """
         if self._settings.uses_nccl:
             await self._renew_ranks()
-        await self._link_next(request.stages)
+        await self._link_next(epoch, request.stages)
         bound_s = request.timeout_ms / 1000
         order = JoinOrder(
             epoch=epoch.number,
@@ -250,6 +248,7 @@ class Controller:
         ranks = list(self._ranks)
         moves = [rank.order_join(order) for rank in ranks]
         left, _ = await asyncio.wait([left for left, _ in moves], timeout=bound_s * _LEAVE_SHARE)
+        self._require_open(epoch)
         for rank, (has_left, _) in zip(ranks, moves, strict=True):
             if has_left not in left:
                 # Others cannot wait for it: it holds sockets of the old group, and nobody knows for how long.
@@ -257,10 +256,18 @@ class Controller:
                 await rank.kill()
         await asyncio.gather(*(joined for _, joined in moves))
 
-    async def _link_next(self, stages: Sequence[str]) -> None:
-        if self._next is not None:
-            await self._next.close()
-        self._next = self._next_stub = None
+    def _require_open(self, epoch: Epoch) -> None:
+        """Raises: EngineError when the epoch that is being formed was overtaken by a newer one, or broke."""
+        if self._epoch != epoch:
+            raise EngineError("a newer one began")
+        if self._failure is not None:
+            raise EngineError(self._failure)
+
+    async def _link_next(self, epoch: Epoch, stages: Sequence[str]) -> None:
+        old, self._next, self._next_stub = self._next, None, None
+        if old is not None:
+            await old.close()
+        self._require_open(epoch)
         if not self._settings.is_last:
             self._next = links.open_channel(stages[self._settings.stage + 1], self._certificates)
             self._next_stub = links.stage_stub(self._next)
@@ -336,17 +343,16 @@ class Controller:
         self._ranks = [rank for rank in self._ranks if rank not in dead]
         await asyncio.sleep(pause_s)
         try:
-            started = [await self._start_rank(rank.rank) for rank in dead]
+            for rank in dead:
+                await self._start_rank(rank.rank)
         except OSError as error:
             self._give_up(EngineError(f"a rank could not be started: {error}"))
-            return
-        # The list as it is now: another rank may have been replaced meanwhile.
-        self._ranks = sorted([*self._ranks, *started], key=lambda rank: rank.rank)
 
-    async def _start_rank(self, rank: int) -> RankProcess:
+    async def _start_rank(self, rank: int) -> None:
         process = RankProcess(rank, lambda: self._clock.seconds, self._on_result, self._on_broken, self._on_death)
         await process.start(self._settings, self._rank_command)
-        return process
+        # At once, and no await in between: the death of a rank that is in no list is taken for one on purpose.
+        self._ranks = sorted([*self._ranks, process], key=lambda each: each.rank)
 
     async def _renew_ranks(self) -> None:
         """NCCL: a process that was in a group starts anew, and finds its weights in the page cache."""

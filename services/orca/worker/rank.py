@@ -151,6 +151,8 @@ class Rank:
         return self._newest_epoch > self._epoch
 
     def _join(self, order: JoinOrder, model: StageModel) -> None:
+        if order.epoch <= self._epoch:
+            return  # it came late: this rank is past that epoch
         self._leave()
         self._send(Kind.LEFT, epoch=order.epoch)
         if order.epoch < self._newest_epoch:
@@ -242,11 +244,16 @@ class Rank:
                 os._exit(1)
             kind, payload = frame
             if kind is Kind.JOIN:
-                self._newest_epoch = int(orjson.loads(payload)["epoch"])
-                store = self._store
-                if store is not None:
-                    store.close()  # wakes the main thread if it is still forming an older epoch
+                self._hear_of(int(orjson.loads(payload)["epoch"]))
             self._inbox.put(frame)
+
+    def _hear_of(self, epoch: int) -> None:
+        if epoch <= self._newest_epoch:
+            return  # the order came late, behind that of a newer epoch
+        self._newest_epoch = epoch
+        store = self._store
+        if store is not None:
+            store.close()  # wakes the main thread if it is still forming an older epoch
 
     def _beat(self) -> None:
         while True:

@@ -1,0 +1,81 @@
+"""worker.rank: a real rank process, and the frames that its controller might send it."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from engine_builders import new_request
+
+from orca.core import engine_pb2 as pb
+from orca.core import wire
+from orca.core.step import Epoch, Row, Step
+from orca.worker import frames
+from orca.worker.frames import FrameSocket, JoinOrder, Kind
+from orca.worker.rank_process import RANK_COMMAND
+from orca.worker.settings import WorkerSettings
+
+BLOCK_TOKENS = 4
+
+
+@pytest.fixture
+def rank(tiny_model: Path) -> Iterator[FrameSocket]:
+    """The controller's end of the only rank of a group, which has loaded its weights."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [*RANK_COMMAND, str(theirs.fileno())]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
+    link = FrameSocket(ours)
+    settings = WorkerSettings(model=str(tiny_model), threads=1)
+    link.write(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=0))
+    assert said(link)[0] is Kind.LOADED
+    yield link
+    link.write(frames.encode(Kind.STOP, b""))
+    assert process.wait(30) == 0
+    ours.close()
+
+
+def said(link: FrameSocket) -> tuple[Kind, Any]:
+    """The rank's next frame that is no heartbeat."""
+    while True:
+        frame = link.read()
+        assert frame is not None
+        kind, payload = frame
+        if kind is Kind.RESULT:
+            return kind, pb.ResultMessage.FromString(payload)
+        if kind is not Kind.BEAT:
+            return kind, orjson.loads(payload)
+
+
+def join(link: FrameSocket, epoch: int) -> None:
+    order = JoinOrder(
+        epoch=epoch,
+        prefix=f"{epoch}/",
+        rendezvous="127.0.0.1:1",  # a rank alone meets nobody
+        slots=64,
+        block_tokens=BLOCK_TOKENS,
+        feeds_tokens=False,
+        timeout_s=30.0,
+    )
+    link.write(frames.encode_record(Kind.JOIN, order))
+
+
+def run(link: FrameSocket, epoch: int) -> None:
+    row = Row(handle=1, start=0, count=3, sample=True)
+    step = Step(epoch=Epoch(epoch, "test"), number=1, new=(new_request(1, (5, 6, 7), 2),), rows=(row,))
+    link.write(frames.encode_step(0, wire.step_to_wire(step).SerializeToString()))
+
+
+def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket) -> None:
+    join(rank, 2)
+    assert [said(rank), said(rank)] == [(Kind.LEFT, {"epoch": 2}), (Kind.JOINED, {"epoch": 2})]
+    join(rank, 1)
+    run(rank, epoch=2)
+    kind, result = said(rank)
+    assert (kind, result.epoch.number, len(result.sampled)) == (Kind.RESULT, 2, 1)
