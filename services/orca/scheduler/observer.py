@@ -7,6 +7,7 @@ from types import TracebackType
 
 import orjson
 
+from orca.core.line_file import LineFile
 from orca.core.request import FinishReason, Request
 from orca.core.step import Epoch
 from orca.pool.api import CommitAnswer
@@ -117,12 +118,11 @@ class IterationLog(Observer):
 class IterationLogFile(Observer):
     """Writes every iteration as a JSON line (`IterationRecord.as_json`).
 
-    Each line is handed to the system at once, so a scheduler that is killed leaves whole lines up to its last step.
-    That costs a system call a step: 0.4 microseconds more than a buffer of 64 KiB, measured with lines of 1 KB.
+    A scheduler that is killed leaves whole lines up to its last step, and a full disk costs it no step.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = LineFile(path)
 
     def iterated(self, record: IterationRecord) -> None:
         self._file.write(record.as_json())

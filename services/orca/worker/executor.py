@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import orjson
 from torch import Tensor
 
+from orca.core.line_file import LineFile
 from orca.core.step import Sampled, StageTiming, Step, StepResult
 from orca.worker.groups import Groups, Inbound
 from orca.worker.progress import Progress
@@ -158,8 +158,7 @@ class IterationLog:
     """One JSON line per step of one stage: who ran, and when; the source of pipeline pictures (ORCA, Figure 8)."""
 
     def __init__(self, path: Path) -> None:
-        # Line buffered: a reader sees whole lines at once, a killed rank loses none.
-        self._file: IO[str] = path.open("a", buffering=1, encoding="utf-8")
+        self._file = LineFile(path)
 
     def write(self, step: Step, timing: StageTiming) -> None:
         line = {
@@ -174,7 +173,7 @@ class IterationLog:
             "start_ns": timing.start_ns,
             "end_ns": timing.end_ns,
         }
-        self._file.write(orjson.dumps(line).decode() + "\n")
+        self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
         self._file.close()
