@@ -1,11 +1,12 @@
 """The sweep, and time: leases, readers, deadlines, retired revisions, retention, and a pool that stood still."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission, with_settings
 
-from orca.core.errors import UnknownRequest
+from orca.core.errors import PoolFull, UnknownRequest
 from orca.core.request import End, FinishReason
 from orca.pool.api import CommitAnswer, OnDisconnect, RequestState
 
@@ -220,6 +221,66 @@ async def test_under_pressure_ended_requests_are_forgotten_earlier_but_not_at_on
     await bed.pool.sweep()
     with pytest.raises(UnknownRequest):
         await bed.pool.read("a.0", 0)
+
+
+async def bed_for(make_bed: Callable[..., Bed], requests: int) -> Bed:
+    """A pool with bytes for so many requests, ten at most, all of which wait."""
+    probe = make_bed()
+    await started(probe, "a0", on_disconnect=OnDisconnect.KEEP)
+    bed = make_bed(with_settings(bytes_max=requests * (await probe.pool.stats()).bytes_reserved))
+    await bed.pool.set_revision(REVISION, 1)
+    for number in range(requests):
+        await bed.pool.submit(submission(f"a{number}", on_disconnect=OnDisconnect.KEEP))
+    return bed
+
+
+async def kept(bed: Bed, requests: int) -> list[int]:
+    found = []
+    for number in range(requests):
+        with contextlib.suppress(UnknownRequest):
+            await bed.pool.status(f"a{number}.0")
+            found.append(number)
+    return found
+
+
+async def test_pressure_forgets_the_oldest_end_first_and_no_more_than_relieves_it(
+    make_bed: Callable[..., Bed],
+) -> None:
+    bed = await bed_for(make_bed, 10)
+    for number in (7, 3, 5, 9):
+        await bed.pool.cancel(f"a{number}")
+        await bed.pass_awake(1)
+    await bed.pass_awake(SETTINGS.retention_least_ms)
+    await bed.pool.sweep()
+    assert await kept(bed, 10) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+
+
+async def test_a_refused_submission_gets_room_from_the_oldest_ends_with_nobody_reading(
+    make_bed: Callable[..., Bed],
+) -> None:
+    bed = await bed_for(make_bed, 5)
+    for number in (0, 1, 2):
+        await bed.pool.cancel(f"a{number}")
+    await bed.pass_awake(SETTINGS.retention_least_ms)
+    await bed.pool.attach("a0", "late")
+    large = submission("large", n=2)
+    with pytest.raises(PoolFull):
+        await bed.pool.submit(large)
+    await bed.pool.sweep()
+    await bed.pool.submit(large)
+    assert 0 in await kept(bed, 5)
+
+
+async def test_a_refused_submission_takes_nothing_that_ended_within_the_last_minute(
+    make_bed: Callable[..., Bed],
+) -> None:
+    bed = await bed_for(make_bed, 2)
+    await bed.pool.cancel("a0")
+    await bed.pass_awake(SETTINGS.retention_least_ms - 2000)
+    with pytest.raises(PoolFull):
+        await bed.pool.submit(submission("large", n=2))
+    await bed.pool.sweep()
+    assert await kept(bed, 2) == [0, 1]
 
 
 async def test_a_sweep_of_many_due_requests_ends_them_all(bed: Bed) -> None:

@@ -7,6 +7,10 @@ from orca.core.request import Request
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
 
+WANTED_FOR_MS = 5_000
+"""How long, awake, a submission that found no room keeps ended requests under pressure: its client is told to come back
+after a second."""
+
 
 def check_submission(submission: Submission) -> None:
     """A gateway's own mistakes, which no request body can cause."""

@@ -31,7 +31,8 @@ news                channel hints: "<id> <entries>" per log that grew, "+<revisi
 
 meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
     number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
-    queued_prompt_tokens, ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
+    queued_prompt_tokens, wanted_bytes and wanted_ms (bytes at most that a refused submission had found room beside, and
+    when, awake), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
 req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
     max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (if it has one),

@@ -21,7 +21,7 @@ from orca.pool.api import (
     RequestStatus,
     Submission,
 )
-from orca.pool.contract import check_submission, refusal, reserved_bytes, stored
+from orca.pool.contract import WANTED_FOR_MS, check_submission, refusal, reserved_bytes, stored
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 
@@ -64,6 +64,8 @@ class MemoryPool(MemoryScheduler, Pool):
         if self.queued_prompt_tokens and tokens > self.settings.max_queued_prompt_tokens:
             raise refusal("tokens", self.settings.max_queued_prompt_tokens, requests)
         if self.bytes_reserved + size > self.settings.bytes_max:
+            if size <= self.settings.bytes_max:
+                self.wanted = self.settings.bytes_max - size, self.awake
             raise refusal("bytes", self.settings.bytes_max, requests)
 
     def _store(self, submission: Submission, reserved: list[int]) -> ParentRecord:
@@ -174,15 +176,23 @@ class MemoryPool(MemoryScheduler, Pool):
             self._retired.drop(revision)
 
     def _forget_old(self) -> None:
-        is_pressed = self.bytes_reserved > self.settings.pressure_bytes
-        kept_ms = self.settings.retention_least_ms if is_pressed else self.settings.retention_ms
-        for name in self._ended.due(self.awake - kept_ms):
-            if self._last_reader(name) > self.awake:
-                self._ended.set(name, self.awake)
-                continue
-            for request in self.parents.pop(name).submission.requests:
-                self.bytes_reserved -= self.records.pop(request.id).bytes
-            self._ended.drop(name)
+        for name in self._ended.due(self.awake - self.settings.retention_ms):
+            self._forget(name)
+        room_beside, wanted_ms = self.wanted
+        is_wanted = self.awake - wanted_ms <= WANTED_FOR_MS
+        pressure = min(self.settings.pressure_bytes, room_beside) if is_wanted else self.settings.pressure_bytes
+        for name in self._ended.due(self.awake - self.settings.retention_least_ms):
+            if self.bytes_reserved <= pressure:
+                break
+            self._forget(name)
+
+    def _forget(self, parent: str) -> None:
+        if self._last_reader(parent) > self.awake:
+            self._ended.set(parent, self.awake)
+            return
+        for request in self.parents.pop(parent).submission.requests:
+            self.bytes_reserved -= self.records.pop(request.id).bytes
+        self._ended.drop(parent)
 
     def _end_retired(self, revision: str) -> None:
         for _, request_id in list(self._queue(revision)):

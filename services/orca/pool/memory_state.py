@@ -14,7 +14,7 @@ from orca.core.errors import UnknownRequest
 from orca.core.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.api import Caller, RequestState, Submission
-from orca.pool.contract import verdict_error
+from orca.pool.contract import WANTED_FOR_MS, verdict_error
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
@@ -129,6 +129,7 @@ class MemoryState:
         self.closed: set[str] = set()
         self.promises: dict[str, int] = {}
         self.bytes_reserved = 0
+        self.wanted = 0, -WANTED_FOR_MS - 1  # bytes that a refused submission had found room beside, and when
         self.queued_prompt_tokens = 0
         self.ended_ever = 0
         self.revision: str | None = None

@@ -31,7 +31,15 @@ from orca.pool.api import (
     Submission,
     Wait,
 )
-from orca.pool.contract import check_entry, check_submission, refusal, reserved_bytes, stored, verdict_error
+from orca.pool.contract import (
+    WANTED_FOR_MS,
+    check_entry,
+    check_submission,
+    refusal,
+    reserved_bytes,
+    stored,
+    verdict_error,
+)
 from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
 from orca.pool.redis_link import OutOfMemory, RedisLink
@@ -338,6 +346,7 @@ class RedisPool(Pool):
                 settings.retention_least_ms,
                 settings.pressure_bytes,
                 _SWEEP_MOST,
+                WANTED_FOR_MS,
             )
             if not has_more:
                 return

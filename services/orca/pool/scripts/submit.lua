@@ -33,7 +33,11 @@ local waiting_tokens = tonumber(meta[5] or 0)
 if waiting_tokens > 0 and waiting_tokens + prompt_tokens > max_queued_prompt_tokens then
   return { 'tokens', max_queued_prompt_tokens }
 end
-if tonumber(meta[3] or 0) + bytes > bytes_max then return { 'bytes', bytes_max } end
+if tonumber(meta[3] or 0) + bytes > bytes_max then
+  -- The next sweep makes room for it, if ended requests are what is in its way.
+  if bytes <= bytes_max then call('HSET', META, 'wanted_bytes', bytes_max - bytes, 'wanted_ms', awake) end
+  return { 'bytes', bytes_max }
+end
 
 local arrival = tonumber(meta[4] or 0)
 for choice = 0, choices - 1 do

@@ -1,5 +1,5 @@
 -- sweep: what is due by now, a bounded number of each kind. It begins with what frees memory and may always run.
--- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most.
+-- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms.
 -- Answers 1 when more may be due, 0 when all is done.
 begin(false)
 local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[5])
@@ -14,24 +14,40 @@ local function last_reader(parent)
   return tonumber(last[2] or 0)
 end
 
--- Retention: record, log and bytes go together. A parent that is still read is kept as if it had ended now.
-local kept_ms = tonumber(ARGV[2])
-if tonumber(call('HGET', META, 'bytes') or 0) > tonumber(ARGV[4]) then kept_ms = tonumber(ARGV[3]) end
-for _, parent in ipairs(due(ENDED, awake - kept_ms)) do
+-- Retention: record, log and bytes go together, oldest end first. A parent that is still read is kept as if it had
+-- ended now.
+local reserved = tonumber(call('HGET', META, 'bytes') or 0)
+local function forget(parent)
   if last_reader(parent) > awake then
     call('ZADD', ENDED, awake, parent)
-  else
-    local record = call('HMGET', par_key(parent), 'choices', 'schema')
-    local choices = tonumber(record[1])
-    for choice = 0, choices - 1 do
-      local id = parent .. '.' .. choice
-      count('bytes', -call('HGET', req_key(id), 'bytes'))
-      call('UNLINK', req_key(id), body_key(id), log_key(id))
-    end
-    count('ended', -choices)
-    count('written:' .. record[2], -choices)
-    call('UNLINK', par_key(parent), render_key(parent), readers_key(parent))
-    call('ZREM', ENDED, parent)
+    return
+  end
+  local record = call('HMGET', par_key(parent), 'choices', 'schema')
+  local choices = tonumber(record[1])
+  for choice = 0, choices - 1 do
+    local id = parent .. '.' .. choice
+    local bytes = tonumber(call('HGET', req_key(id), 'bytes'))
+    count('bytes', -bytes)
+    reserved = reserved - bytes
+    call('UNLINK', req_key(id), body_key(id), log_key(id))
+  end
+  count('ended', -choices)
+  count('written:' .. record[2], -choices)
+  call('UNLINK', par_key(parent), render_key(parent), readers_key(parent))
+  call('ZREM', ENDED, parent)
+end
+
+for _, parent in ipairs(due(ENDED, awake - ARGV[2])) do forget(parent) end
+
+-- Before its time only under pressure, and no more than relieves it: at nine tenths of the bytes, or when a submission
+-- was refused for want of room.
+local pressure = tonumber(ARGV[4])
+local wanted = call('HMGET', META, 'wanted_bytes', 'wanted_ms')
+if wanted[1] and awake - wanted[2] <= tonumber(ARGV[6]) then pressure = math.min(pressure, tonumber(wanted[1])) end
+if reserved > pressure then
+  for _, parent in ipairs(due(ENDED, awake - ARGV[3])) do
+    if reserved <= pressure then break end
+    forget(parent)
   end
 end
 
