@@ -1,8 +1,8 @@
 """Figures of the pool on this machine:  python tests/pool/measure_pool.py [WAITING ...]
 
 Prints the median time, and the server's own time, of the transitions on the request path with that many requests
-waiting (0, 10,000 and 100,000 unless told), of commits of 1, 32 and 256 tokens, and the memory of a waiting request, on
-the first redis-server that `find_redis_server` finds. Not a test: nothing here is compared.
+waiting (0, 10,000 and 100,000 unless told), of commits of 1, 32 and 256 tokens, and the memory of a waiting request and
+of a log, on the first redis-server that `find_redis_server` finds. Not a test: nothing here is compared.
 """
 
 import asyncio
@@ -84,7 +84,10 @@ async def measure(pool: RedisPool, redis: Redis, levels: list[int]) -> None:
             ]
             await pool.commit(entries)
 
+        before = await used_bytes(redis)
         await report(redis, f"commit of {size}", commit)
+        if size == 256:
+            print(f"bytes of a log of 100 tokens       {(await used_bytes(redis) - before) / len(claimed):.0f}")
 
 
 async def main(levels: list[int]) -> None:

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Command] = {
     "scheduler": Command("orca.scheduler.service", "run one group's scheduler and engine master"),
     "worker": Command("orca.worker.service", "run one stage of a group"),
     "keys": Command("orca.cli.keys", "make API keys"),
+    "pool": Command("orca.cli.pool", "ask a pool what is in it, or put a schema number in force"),
     "bench": Command("orca.cli.bench.main", "measure a server as the paper does"),
     "simulate": Command("orca.cli.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A container holds only its own part's libraries; a module of ours that is missing is a bug and raises.
         if error.name is None or error.name.partition(".")[0] == "orca":
             raise
-        extra = {"up": "local", "keys": "gateway"}.get(options.command, options.command)
+        extra = {"up": "local", "keys": "gateway", "pool": "gateway"}.get(options.command, options.command)
         print(f"orca {options.command}: {error.name} is missing: install orca-serving[{extra}]", file=sys.stderr)
         return 2
 

@@ -56,7 +56,7 @@ class LocalAccess:
 
         The default user is off. Users that somebody else wrote into the file stay, for those who want to look inside.
         """
-        access = cls(folder / "password", folder / "users.acl")
+        access = cls.at(folder)
         if not access.password_file.exists():
             _write_privately(access.password_file, secrets.token_urlsafe(32))
         digest = hashlib.sha256(access.password.encode()).hexdigest()
@@ -65,6 +65,11 @@ class LocalAccess:
         others = [line for line in known if line.split()[:2] not in (["user", "default"], ["user", LOCAL_USER], [])]
         _write_privately(access.acl_file, "\n".join(["user default off", user, *others, ""]))
         return access
+
+    @classmethod
+    def at(cls, folder: Path) -> "LocalAccess":
+        """Where the files of a Redis in `folder` are."""
+        return cls(folder / "password", folder / "users.acl")
 
     @property
     def password(self) -> str:

@@ -49,8 +49,9 @@ class UpSettings(ScheduleSettings):
     redis_url: str | None = setting(None, "a Redis that runs already; unset starts one")
     redis_fsync: str = setting(
         "everysec",
-        "when what was accepted is on the disk of the Redis that is started: everysec, which a power cut may cost the"
-        " last seconds, or always, before each answer",
+        "when what was accepted is on the disk of the Redis that is started: always is before each answer, some"
+        " milliseconds; everysec may lose the last two seconds to a power cut, and to a kill of Redis while the disk is"
+        " so slow that the write before still runs",
         choices=("everysec", "always"),
     )
     iteration_log: str | None = setting(

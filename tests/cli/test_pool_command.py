@@ -1,0 +1,72 @@
+"""`orca pool`: the pool of an `orca up` or of an external Redis, asked from a terminal."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orca.cli.main import main
+from orca.cli.up.plan import DEPLOYMENT
+from orca.core.request import SCHEMA
+from orca.pool.access import COMMANDS, LocalAccess
+from orca.pool.embedded import EmbeddedRedis
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[str]:
+    """The data folder of an `orca up` of which only the Redis runs."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with EmbeddedRedis(folder, access=LocalAccess.prepare(folder, DEPLOYMENT)):
+        yield str(tmp_path)
+
+
+def test_stats_names_what_is_in_the_pool(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "stats", "--data", data]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["queued"], shown["revision"], shown["schema"]) == ("0", "-", str(SCHEMA))
+
+
+def test_an_external_redis_is_asked_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedRedis(tmp_path) as redis:
+        assert main(["pool", "stats", "--pool", redis.url, "--deployment", "d"]) == 0
+    assert "queued" in capsys.readouterr().out
+
+
+def test_the_schema_in_force_is_told_and_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "schema", "--data", data]) == 0
+    assert main(["pool", "schema", str(SCHEMA), "--data", data]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"schema {SCHEMA} is in force; 0 requests")
+    assert said[1] == f"schema {SCHEMA} is in force, before it was {SCHEMA}"
+
+
+def test_a_schema_that_nobody_writes_is_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "schema", "99", "--data", data]) == 1
+    assert f"schema {SCHEMA} stays in force" in capsys.readouterr().err
+
+
+def test_a_pool_that_is_away_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "stats", "--pool", f"unix://{tmp_path}/none.sock"]) == 1
+    assert "the pool does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "say what to do"),
+        (["forget"], "say what to do"),
+        (["schema", "new"], "'new' is not a number"),
+        (["stats", "--data", "/nowhere"], "/nowhere/redis is of no `orca up`"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_acl_says_the_rights_of_a_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "acl", "--deployment", "shop"]) == 0
+    words = capsys.readouterr().out.split()
+    assert words[:4] == ["~orca:{shop}:*", "resetchannels", "&orca:{shop}:news", "-@all"]
+    assert len(words) == 4 + len(COMMANDS)
