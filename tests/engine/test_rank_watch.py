@@ -92,3 +92,11 @@ def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark()
         assert progress.is_waiting
     assert not progress.is_waiting
     assert progress.mark == mark + 1
+
+
+def test_a_wait_that_fails_is_remembered_as_one_so_that_the_other_rank_is_asked_why() -> None:
+    progress = Progress()
+    progress.at("computes")
+    with pytest.raises(RuntimeError), progress.waiting():
+        raise RuntimeError("connection closed by peer")
+    assert progress.is_waiting
