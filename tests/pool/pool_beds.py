@@ -89,6 +89,10 @@ class Bed:
         """Let wall time pass in which no call reached the pool."""
         raise NotImplementedError
 
+    async def pass_deadlines(self, ms: int) -> None:
+        """Let the wall clock pass the deadlines that are at most so far away."""
+        raise NotImplementedError
+
     async def wall_ms(self) -> int:
         raise NotImplementedError
 
@@ -114,6 +118,9 @@ class MemoryBed(Bed):
         self.twin.awake += ms
 
     async def freeze(self, ms: int) -> None:
+        self.clock.wall += ms
+
+    async def pass_deadlines(self, ms: int) -> None:
         self.clock.wall += ms
 
     async def wall_ms(self) -> int:
@@ -144,6 +151,12 @@ class RedisBed(Bed):
 
     async def freeze(self, ms: int) -> None:
         await self.redis.hincrby(self.keys.single("meta"), "wall_ms", -ms)
+
+    async def pass_deadlines(self, ms: int) -> None:
+        # Nobody can move Redis' own clock, so the deadlines come nearer.
+        for name, deadline in await self.redis.zrange(self.keys.single("deadlines"), 0, -1, withscores=True):
+            await self.redis.zadd(self.keys.single("deadlines"), {name: deadline - ms})
+            await self.redis.hincrby(self.keys.named("req", name.decode()), "deadline", -ms)
 
     async def wall_ms(self) -> int:
         seconds, micros = await self.redis.time()

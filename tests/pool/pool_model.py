@@ -186,7 +186,7 @@ class World:
             return
         parent = f"r{len(self.clients)}"
         size = self.random.choice((2, 3, 5, 8, 70 if self.random.random() < 0.3 else 8))
-        deadline = self.clock.wall + self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
+        deadline = self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
         # A long prompt is what makes a request too big for the small groups.
         prompt = (len(self.clients) + 1,) * (size if size == 70 else 3)
         gateway, revision = self.random.choice("xy"), self.pool.revision

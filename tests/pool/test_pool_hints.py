@@ -47,7 +47,8 @@ async def test_a_commit_wakes_those_who_wait_for_its_log(bed: Bed) -> None:
 
 
 async def test_an_end_wakes_whoever_brought_it(bed: Bed) -> None:
-    _, owned = await started(bed, "a", "b", "c", deadline_ms=await bed.wall_ms() - 1)
+    _, owned = await started(bed, "a", "b", "c", deadline_ms=60_000)
+    await bed.pass_deadlines(60_000)
     await woken_by(bed, "a.0", 0, lambda: bed.pool.cancel("a"))
     step = [entry(owned["b.0"], 0, 5, end=FinishReason.STOP)]
     await woken_by(bed, "b.0", 1, lambda: bed.pool.commit(step))

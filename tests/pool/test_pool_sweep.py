@@ -132,15 +132,35 @@ async def test_a_pool_that_stood_still_cancels_no_reader(bed: Bed) -> None:
 
 
 async def test_a_deadline_ends_waiting_and_running_requests_by_the_wall_clock(bed: Bed) -> None:
-    now = await bed.wall_ms()
-    scheduler, owned = await started(bed, "a", deadline_ms=now - 1)
-    await bed.pool.submit(submission("b", deadline_ms=now - 1))
-    await bed.pool.submit(submission("c", deadline_ms=now + 600_000))
+    scheduler, owned = await started(bed, "a", deadline_ms=60_000)
+    await bed.pool.submit(submission("b", deadline_ms=60_000))
+    await bed.pool.submit(submission("c", deadline_ms=600_000))
+    await bed.pass_deadlines(60_000)
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     await bed.pool.sweep()
     assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 1)
     assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
     assert list(await scheduler.take()) == ["c.0"]
+
+
+async def test_a_deadline_counts_from_arrival_by_the_clock_of_the_pool(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    (stored,) = await bed.pool.submit(submission("a", deadline_ms=60_000))
+    assert stored.deadline_wall_ms == stored.submitted_ms + 60_000
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert (await bed.pool.parent("a")).requests == (stored,)
+
+
+async def test_what_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
+    scheduler, _ = await started(bed)
+    await bed.pool.submit(submission("late", deadline_ms=60_000))
+    await bed.pool.submit(submission("next"))
+    await bed.pass_deadlines(60_000)
+    assert list(await scheduler.take()) == ["next.0"]
+    assert await state(bed, "late.0") is RequestState.QUEUED
+    await bed.pool.sweep()
+    assert (await bed.pool.read("late.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
 
 
 async def test_requests_of_a_replaced_revision_end_when_its_time_is_over(bed: Bed) -> None:
@@ -285,9 +305,8 @@ async def test_a_refused_submission_takes_nothing_that_ended_within_the_last_min
 
 async def test_a_sweep_of_many_due_requests_ends_them_all(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
-    deadline_ms = await bed.wall_ms() - 1
     for i in range(450):
-        await bed.bare.submit(submission(f"a{i}", deadline_ms=deadline_ms))
+        await bed.bare.submit(submission(f"a{i}", deadline_ms=0))
     await bed.pool.sweep()
     stats = await bed.pool.stats()
     assert (stats.queued, stats.ended) == (0, 450)

@@ -64,7 +64,7 @@ class Request:
     prompt: tuple[int, ...]  # at least one token id
     max_new_tokens: int  # >= 1
     sampling: SamplingParams
-    deadline_ms: int | None = None  # wall clock, Unix milliseconds; None has no deadline
+    deadline_ms: int | None = None  # from `submitted_ms` to its end, finished or not; None has no deadline
     traceparent: str | None = None  # W3C trace context of the call that made it
     arrival: int = 0
     submitted_ms: int = 0  # wall clock of the pool at submit, Unix milliseconds
@@ -72,6 +72,11 @@ class Request:
     @property
     def id(self) -> str:
         return f"{self.parent}.{self.choice}"
+
+    @property
+    def deadline_wall_ms(self) -> int | None:
+        """When it must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
+        return None if self.deadline_ms is None else self.submitted_ms + self.deadline_ms
 
     @property
     def max_total_tokens(self) -> int:

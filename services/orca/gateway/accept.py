@@ -110,7 +110,6 @@ def submission(
     sampling = _sampling(body, served, settings)
     choices = body.n or 1
     seed = call.seed if body.seed is None else body.seed
-    deadline_ms = None if body.deadline_ms is None else call.now_ms + body.deadline_ms
     requests = [
         Request(
             parent=call.parent,
@@ -120,7 +119,7 @@ def submission(
             max_new_tokens=max_new_tokens(body, len(prompt), served, settings, call.slots),
             # Every prompt gets the seeds that it would get alone.
             sampling=SamplingParams(**sampling, seed=(seed + choice) % SEEDS),
-            deadline_ms=deadline_ms,
+            deadline_ms=body.deadline_ms,
             traceparent=call.traceparent,
         )
         for i, prompt in enumerate(prompts)

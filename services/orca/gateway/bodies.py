@@ -101,7 +101,7 @@ class GenerationBody(Body):
         None, description="Answer 202 at once, with the id; as the header `Prefer: respond-async`."
     )
     deadline_ms: int | None = Field(
-        None, ge=1, le=2**31, description="End the request so many ms from now, unfinished."
+        None, ge=1, le=2**31, description="End the request so many ms after it was accepted, unfinished."
     )
 
 

@@ -45,7 +45,7 @@ async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, An
         "model": rendering.model,
         "status": found.pop() if len(found) == 1 else "running",
         "created": rendering.created,
-        "deadline_unix_ms": parent.requests[0].deadline_ms,
+        "deadline_unix_ms": parent.requests[0].deadline_wall_ms,
         "on_disconnect": parent.on_disconnect,
         "choices": choices,
         "urls": {"state": path, "events": f"{path}/events", "result": f"{path}/result"},

@@ -124,6 +124,8 @@ class MemoryScheduler(MemoryState):
             if len(chosen) >= most:
                 break
             record = self.records[request_id]
+            if self._is_expired(record):
+                continue
             slots = self._slots_of(record, total_slots, block_tokens)
             if slots <= free_slots:
                 free_slots -= slots
@@ -132,6 +134,11 @@ class MemoryScheduler(MemoryState):
                 record.mark = (epoch, caller.group)
                 return chosen, True
         return chosen, False
+
+    def _is_expired(self, record: Record) -> bool:
+        """Its time is over: the sweep ends it, and nothing of it is computed until then."""
+        deadline = record.request.deadline_wall_ms
+        return deadline is not None and deadline <= self._wall
 
     def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
         """What the group must have free for the request; all slots if it must run alone."""

@@ -152,7 +152,11 @@ class RedisPool(Pool):
         ]
         for request, body, size in zip(requests, bodies, reserved, strict=True):
             args += [request.max_total_tokens, len(request.prompt), request.max_new_tokens, size]
-            args += [codec.token_bytes(request.sampling), request.deadline_ms or "", body]
+            args += [
+                codec.token_bytes(request.sampling),
+                "" if request.deadline_ms is None else request.deadline_ms,
+                body,
+            ]
         try:
             verdict, *rest = await self._link.run_confirmed("submit", *args)
         except OutOfMemory as error:

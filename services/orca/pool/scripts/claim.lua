@@ -6,7 +6,7 @@ begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local free, total, block, most = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local claim_call = process .. '/' .. ARGV[4]
--- Records that a walk may pass: marked for other groups, or of an unknown schema. It bounds the work of one call.
+-- Records that a walk may pass: expired, marked for other groups, or of an unknown schema. It bounds the work of one call.
 local PASSED_MAX, CHUNK = 1000, 64
 
 -- What a claim answers about a request; nil when the record has gone since (a repeated call long after).
@@ -61,6 +61,9 @@ local function slots_of(r)
   return is_alone(r.failures) and math.max(slots, total) or slots
 end
 
+-- Its time is over: the sweep ends it, and nothing of it is computed until then.
+local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
+
 -- Oldest first. One that does not fit now is reserved for this group and nothing younger is admitted, unless another
 -- group holds a reservation of it, or this group could never hold it: a reservation by such a group would never end.
 local chosen, blocked, passed, stop = {}, 0, 0, most <= 0
@@ -68,6 +71,7 @@ while not stop do
   local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
   for _, id in ipairs(ids) do
     local r = load(id)
+    if r and is_expired(r) then r = nil end
     local slots = r and slots_of(r)
     if r and slots <= free then
       free = free - slots

@@ -2,7 +2,7 @@
 -- the reader's entry only.
 -- ARGV: parent, revision, reader, on_disconnect, render, reader_lease_ms, grace_ms, max_queued, bytes_max, bytes, choices,
 --       max_queued_prompt_tokens, owner, digest, then per request: need, prompt_tokens, max_new, bytes, token_bytes,
---       deadline or '', body.
+--       deadline_ms or '', body.
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
 --         'taken', what there is}.
 begin(true)
@@ -51,8 +51,8 @@ for choice = 0, choices - 1 do
   call('SET', body_key(id), arg(choice, 7))
   call('ZADD', q_key(revision), arrival + choice + 1, id)
   if arg(choice, 6) ~= '' then
-    call('HSET', req_key(id), 'deadline', arg(choice, 6))
-    call('ZADD', DEADLINES, arg(choice, 6), id)
+    call('HSET', req_key(id), 'deadline', wall + arg(choice, 6))
+    call('ZADD', DEADLINES, wall + arg(choice, 6), id)
   end
 end
 call(
