@@ -35,8 +35,8 @@ async def resources(
         held = await count_keys(pool)
         addresses = system.addresses
         for name, address in addresses.items():
-            if name == "gateway":
-                held |= await _gauges(http, name, f"{system.url}/metrics")
+            if role_of(name) == "gateway":
+                held |= await _gauges(http, name, f"http://{address}/metrics")
             elif name.startswith("scheduler"):
                 held |= await _gauges(http, name, address)
     except (httpx.HTTPError, redis.exceptions.RedisError):

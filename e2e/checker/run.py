@@ -153,7 +153,7 @@ class _Run:
         try:
             # A client of its own: connections that it keeps open would be found on the gateway afterwards.
             async with _http_client() as http:
-                client = Client([self._system.url], http, history, seed=settings.seed, can_resume=resumes)
+                client = Client(self._system.urls, http, history, seed=settings.seed, can_resume=resumes)
                 await self._load_and_disturb(client, plans, roles)
             await self._come_to_rest("after")
         except* SystemBroke as broken:

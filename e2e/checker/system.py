@@ -15,7 +15,7 @@ import httpx
 import psutil
 
 from checker.pool_log import READER_ACL
-from checker.processes import find_parts, is_running
+from checker.processes import find_parts, is_running, role_of
 
 READY_WITHIN_S = 180.0
 ENDS_WITHIN_S = 60.0
@@ -86,6 +86,11 @@ class System:
     @property
     def url(self) -> str:
         return str(re.findall(r" at (http://\S+)", self.output)[0])
+
+    @property
+    def urls(self) -> list[str]:
+        """Of all gateways."""
+        return [f"http://{address}" for name, address in self.addresses.items() if role_of(name) == "gateway"]
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Standing(System):
 
     @property
     def output(self) -> str:
-        return "\nReady: m at http://one (float32)\n  gateway  12  one\n  scheduler-0  13  http://two/metrics\n"
+        return "\nReady: m at http://one (float32)\n  gateway  12  one:80\n  scheduler-0  13  http://two/metrics\n"
 
     def parts(self) -> dict[str, object]:  # type: ignore[override]
         return {}

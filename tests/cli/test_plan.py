@@ -111,6 +111,14 @@ def test_stages_share_gpus_through_gloo_where_there_are_too_few() -> None:
     assert devices_and_link(planned("--device", "cuda", gpus=("0",))) == [("0", "gloo"), ("0", "gloo")]
 
 
+def test_gateways_are_named_and_reached_apart_and_share_all_else() -> None:
+    first, second = (spec for spec in planned("--gateways", "2") if spec.role is Role.GATEWAY)
+    assert (first.name, second.name) == ("gateway", "gateway-1")
+    assert first.address != second.address
+    differing = {name for name, value in flags_of(first).items() if flags_of(second)[name] != value}
+    assert differing == {"--port"}
+
+
 def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
     [gateway] = [spec for spec in planned("--host", "0.0.0.0") if spec.role is Role.GATEWAY]
     assert flags_of(gateway)["--host"] == "0.0.0.0"

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     data_folder = Path(settings.data) if settings.data else places.default_data_folder(settings.port)
     with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
-        data.sign(f"http://{addresses.reached}")
+        data.sign(f"http://{addresses.reached[0]}")
         try:
             return asyncio.run(_serve(settings, model, data, addresses, gpus, display))
         except SystemFailed as failure:
@@ -162,7 +162,7 @@ async def _show_start(
     with display.progress(shown) as progress:
         await wait_until_ready(specs, progress.show, why=reasons.get)
     supervisor.was_up = True
-    url = f"http://{addresses.reached}"
+    url = f"http://{addresses.reached[0]}"
     shape = f"groups {settings.replicas}, stages {settings.stages}, ranks a stage {settings.tensor}"
     took = f"ready in {time.monotonic() - began:.0f} s"
     held = "requests and logs" if settings.redis_url is None else "logs"

@@ -23,24 +23,27 @@ DRAIN_S = 3
 class Addresses:
     """host:port of every process but Redis."""
 
-    gateway: str
+    gateways: tuple[str, ...]  # the first is the one that people are told of
     schedulers: tuple[str, ...]  # of each group: where its stages meet
     metrics: tuple[str, ...]  # of each scheduler
     workers: tuple[tuple[str, ...], ...]  # of each group, stage 0 first
 
     @property
-    def reached(self) -> str:
-        """Where people and probes of this machine find the gateway, also when it listens on all addresses."""
-        return self.gateway.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+    def reached(self) -> tuple[str, ...]:
+        """Where people and probes of this machine find each gateway, also when it listens on all addresses."""
+        return tuple(each.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]") for each in self.gateways)
 
     @classmethod
     def find(cls, settings: UpSettings) -> "Addresses":
-        """Free ports of this machine. Raises: SettingError when the wanted public port is not free."""
-        port = places.claim_port(settings.host, settings.port)
+        """Free ports of this machine. Raises: SettingError when a wanted public port is not free."""
+        first = places.claim_port(settings.host, settings.port)
+        wanted = [first + number if settings.port else 0 for number in range(1, settings.gateways)]
+        others = [places.claim_port(settings.host, port) for port in wanted]
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         free = iter(f"127.0.0.1:{port}" for port in places.free_ports(settings.replicas * (2 + settings.stages)))
         groups = range(settings.replicas)
         return cls(
-            gateway=f"[{settings.host}]:{port}" if ":" in settings.host else f"{settings.host}:{port}",
+            gateways=tuple(f"{host}:{port}" for port in (first, *others)),
             schedulers=tuple(next(free) for _ in groups),
             metrics=tuple(next(free) for _ in groups),
             workers=tuple(tuple(next(free) for _ in range(settings.stages)) for _ in groups),
@@ -60,16 +63,16 @@ class Surroundings:
 
 
 def plan(settings: UpSettings, model: ModelInfo, around: Surroundings) -> list[ProcessSpec]:
-    """One gateway, and for each group a scheduler and its stages; Redis is not among them."""
-    specs = [_gateway(settings, model, around)]
+    """The gateways, and for each group a scheduler and its stages; Redis is not among them."""
+    specs = [_gateway(settings, model, around, number) for number in range(settings.gateways)]
     for group in range(settings.replicas):
         specs.append(_scheduler(settings, model, around, group))
         specs += [_worker(settings, model, around, group, stage) for stage in range(settings.stages)]
     return specs
 
 
-def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings) -> ProcessSpec:
-    address = around.addresses.gateway
+def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, number: int) -> ProcessSpec:
+    address = around.addresses.gateways[number]
     host, _, port = address.rpartition(":")
     flags: dict[str, object] = {
         **_model_flags(settings, model),
@@ -86,9 +89,9 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings) -> Pr
     keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(
         Role.GATEWAY,
-        "gateway",
+        f"gateway-{number}" if number else "gateway",
         flags,
-        around.addresses.reached,
+        around.addresses.reached[number],
         around.logs,
         environment={**around.redis_login, **keys},
         stop_seconds=DRAIN_S + 2.0,

@@ -31,6 +31,9 @@ class UpSettings(ScheduleSettings):
     stages: int = setting(2, "inter-layer partitions, a process each", least=1)
     tensor: int = setting(1, "ranks inside each stage", least=1)
     replicas: int = setting(1, "groups, each with all stages and a scheduler", least=1)
+    gateways: int = setting(
+        1, "gateways, at the port of the HTTP API and those behind it; a stream goes on at any of them", least=1
+    )
     slots: int | None = setting(
         None, "KV slots of a group, in tokens; unset takes what memory allows", least=DEFAULT_BLOCK_TOKENS
     )
