@@ -22,6 +22,7 @@ class FakeStage:
         self.on_status: Callable[[], None] = lambda: None  # called before each answer
         self.joins: list[pb.JoinRequest] = []
         self.steps: list[int] = []
+        self.refusals: list[grpc.StatusCode] = []  # what the next calls of Run end with
         self.reads: list[float] = []  # loop time at which each result stream was opened
         self.breaks_streams = False
         self.aborts_streams = False  # says that its epoch is over
@@ -40,7 +41,11 @@ class FakeStage:
         self.status.epoch.CopyFrom(request.epoch)
         return pb.JoinReply(epoch=request.epoch)
 
-    async def Run(self, request: pb.StepMessage, context: Any) -> pb.RunReply:  # noqa: N802, ARG002
+    async def Run(self, request: pb.StepMessage, context: Any) -> pb.RunReply:  # noqa: N802
+        if self.refusals:
+            await context.abort(self.refusals.pop(0), "as the test wants it")
+        if self.status.epoch != request.epoch:
+            return pb.RunReply(verdict=pb.RunReply.WRONG_EPOCH, epoch=self.status.epoch)
         self.steps.append(request.number)
         return pb.RunReply(verdict=pb.RunReply.ACCEPTED, epoch=request.epoch)
 
@@ -58,11 +63,11 @@ class FakeStage:
         self.results.put_nowait(pb.ResultMessage(epoch=self.status.epoch, number=number))
 
 
-async def serve(stage: FakeStage) -> aio.Server:
-    """Serve on a free port of loopback; the caller stops the server."""
+async def serve(stage: FakeStage, address: str = "127.0.0.1:0") -> aio.Server:
+    """Serve, by default on a free port of loopback; the caller stops the server."""
     server = links.new_server()
     links.serve_stage(server, stage)
-    stage.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    stage.address = f"127.0.0.1:{server.add_insecure_port(address)}"
     await server.start()
     return server
 

@@ -17,6 +17,7 @@ from grpc import aio
 from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.errors import EngineError
+from orca.core.handover import Handover
 from orca.core.step import Epoch, Step, StepResult
 from orca.scheduler.step_bound import StepBound
 
@@ -24,8 +25,6 @@ log = logging.getLogger(__name__)
 
 STATUS_S = 2.0
 """Bound on asking a stage where it stands: it answers without computing."""
-_RUN_S = 5.0
-"""Bound on handing a step to stage 0, retries included: it answers without computing."""
 _CAUSE_S = 1.0
 """How long the stage that knows why an epoch failed may take to hear of it; a dead process shows in milliseconds."""
 _CAUSE_EVERY_S = 0.05
@@ -71,9 +70,7 @@ class EngineLife:
         message = wire.step_to_wire(step)
         self._bound.submit(step.number, now_us=self._now_us())
         self._is_out.set()
-        # Started here and not in the task, so that steps go on the wire in the order of their numbers.
-        call = self._peers[0].stub.Run(message, timeout=_RUN_S)
-        self._spawn(self._hand_over(message, call))
+        self._spawn(self._hand_over(Handover(self._peers[0].stub, message)))
 
     async def results(self) -> AsyncIterator[StepResult]:
         while True:
@@ -97,22 +94,11 @@ class EngineLife:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hand_over(self, message: pb.StepMessage, call: Any) -> None:
-        """See the step taken by stage 0. Repeating it is harmless: steps are numbered."""
-        deadline = self._loop.time() + _RUN_S
-        while True:
-            try:
-                reply = await call
-            except aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE and self._loop.time() < deadline:
-                    await asyncio.sleep(0.02)
-                    call = self._peers[0].stub.Run(message, timeout=max(0.001, deadline - self._loop.time()))
-                    continue
-                self._fail(f"stage 0 did not take step {message.number}: {error.code().name} {error.details()}")
-            else:
-                if reply.verdict == pb.RunReply.WRONG_EPOCH:
-                    self._fail(f"stage 0 runs no steps of epoch {self.epoch.number}")
-            return
+    async def _hand_over(self, handover: Handover) -> None:
+        try:
+            await handover.seen_through()
+        except EngineError as error:
+            self._fail(f"stage 0 {error}")
 
     async def _read(self, stage: int) -> None:
         """Read a stage's result stream: the last one sends results, the others say only when they fail."""

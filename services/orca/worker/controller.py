@@ -19,6 +19,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import links, wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, OrcaError
+from orca.core.handover import Handover
 from orca.core.step import Epoch
 from orca.worker import frames
 from orca.worker.cause import Cause, outweighs
@@ -30,8 +31,6 @@ from orca.worker.watch import AwakeClock, overdue, stage_still_s
 
 log = logging.getLogger(__name__)
 
-_FORWARD_S = 5.0
-"""Bound on handing a step to the next stage, retries included."""
 _STOP_GRACE_S = 3.0
 _LEAVE_SHARE = 0.3
 """Part of a join's bound in which a rank must have left its old group."""
@@ -195,7 +194,7 @@ class Controller:
         if verdict is Verdict.ACCEPTED:
             # No await from here on: steps leave in the order in which they were admitted.
             if self._next_stub is not None:
-                self._spawn(self._forward(epoch, request), self._epoch_tasks)
+                self._spawn(self._forward(epoch, Handover(self._next_stub, request)), self._epoch_tasks)
             frame = frames.encode_step(received_ns, request.SerializeToString())
             for rank in self._ranks:
                 rank.send(frame)
@@ -272,25 +271,12 @@ class Controller:
             self._next = links.open_channel(stages[self._settings.stage + 1], self._certificates)
             self._next_stub = links.stage_stub(self._next)
 
-    async def _forward(self, epoch: Epoch, request: pb.StepMessage) -> None:
-        """Hand a step to the next stage. Repeating it is harmless: steps are numbered."""
-        deadline = time.monotonic() + _FORWARD_S
-        stub = self._next_stub
-        while True:
-            try:
-                reply = await stub.Run(request, timeout=max(0.001, deadline - time.monotonic()))
-            except aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline:
-                    await asyncio.sleep(0.05)
-                    continue
-                detail = f"the next stage did not take step {request.number}: {error.code().name} {error.details()}"
-            else:
-                if reply.verdict != pb.RunReply.WRONG_EPOCH:
-                    return
-                detail = f"the next stage is in epoch {reply.epoch.number}"
+    async def _forward(self, epoch: Epoch, handover: Handover) -> None:
+        try:
+            await handover.seen_through()
+        except EngineError as error:
             if self._order.epoch == epoch:
-                self._break_epoch(detail, Cause.LINK)
-            return
+                self._break_epoch(f"the next stage {error}", Cause.LINK)
 
     def _break_epoch(self, detail: str, cause: Cause) -> None:
         """The present epoch is over here: no step runs, readers of results are told why."""
