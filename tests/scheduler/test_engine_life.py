@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 from fake_stage import FakeStage, serve, until
+from grpc import aio
 
 from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
@@ -18,10 +19,14 @@ EPOCH = Epoch(1, "test")
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[FakeStage]:
-    stage = FakeStage()
+def stage() -> FakeStage:
+    return FakeStage()
+
+
+@pytest.fixture(autouse=True)
+async def server(stage: FakeStage) -> AsyncIterator[aio.Server]:
     server = await serve(stage)
-    yield stage
+    yield server
     await server.stop(grace=None)
 
 
@@ -58,14 +63,14 @@ async def test_a_step_is_waited_for_beyond_its_bound_while_a_stage_is_at_work(
     def answer_late() -> None:
         nonlocal asked
         asked += 1
-        if asked == 3:
+        if asked == 3:  # once for each bound that passed
             stage.answer(1)
 
     await engine.form(EPOCH)
     stage.on_status = answer_late
     await engine.submit(Step(epoch=EPOCH, number=1))
     assert (await first_result(engine)).number == 1
-    assert asked == 3, "once for each bound that passed"
+    assert asked >= 3  # again while the answer was on its way, where the machine is slow
 
 
 async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeStage, engine: GrpcEngine) -> None:
@@ -156,12 +161,16 @@ async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answer
     assert told[0].detail == "a second process answers while the first lives"
 
 
-async def test_a_process_takes_the_place_of_one_that_has_fallen_silent(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_process_takes_the_place_of_one_that_has_fallen_silent(
+    stage: FakeStage, server: aio.Server, engine: GrpcEngine
+) -> None:
     await engine.form(EPOCH)
-    stage.status.process = "second"
-    stage.status.phase = stage.status.IDLE
+    await server.stop(grace=None)
+    second = FakeStage("second")
+    second_server = await serve(second, stage.address)
     await engine.form(Epoch(2, "test"))
-    assert list(stage.joins[1].processes) == ["second"]
+    assert list(second.joins[0].processes) == ["second"]
+    await second_server.stop(grace=None)
 
 
 async def failure_told(stage: FakeStage, engine: GrpcEngine, *causes: "pb.StatusReply.Cause") -> EngineError:

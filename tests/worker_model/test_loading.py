@@ -14,7 +14,7 @@ from tiny_models import FAMILIES, tiny_checkpoint
 
 from orca.core.errors import ModelError
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing
-from orca.worker.loader import Checkpoint, fetch_model
+from orca.worker.loader import fetch_model
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.shard import Shard, SingleRank, heads_of, part
 
@@ -33,36 +33,27 @@ def load(folder: Path, shard: Shard | None = None, **options: Any) -> StageModel
     return load_stage(folder, shard, group=SingleRank(), packs=False, **options)
 
 
-def bytes_read(folder: Path, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> int:
-    """What a rank takes out of the files, counted where they are read."""
-    counted: list[int] = []
-    count = Checkpoint._count
-    monkeypatch.setattr(Checkpoint, "_count", lambda self, size: (counted.append(size), count(self, size))[1])
-    load(folder, shard)
-    monkeypatch.undo()
-    return sum(counted)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_stages_together_read_the_model_once(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_stages_together_read_the_model_once(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(family, tmp_path, tie_word_embeddings=False)
     total = sum(tensor.numel() * 4 for tensor in load_file(folder / "model.safetensors").values())
     for stages in (1, 2, 3):
         shards = [Shard(stage=stage, stages=stages) for stage in range(stages)]
-        assert sum(bytes_read(folder, shard, monkeypatch) for shard in shards) == total
+        assert sum(load(folder, shard).bytes_read for shard in shards) == total
 
 
-def test_a_rank_reads_its_slices_and_what_every_rank_needs(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = bytes_read(original, Shard(), monkeypatch)
-    halves = [bytes_read(original, Shard(rank=rank, tensor=2), monkeypatch) for rank in range(2)]
+def test_a_rank_reads_its_slices_and_what_every_rank_needs(original: Path) -> None:
+    whole = load(original).bytes_read
+    halves = [load(original, Shard(rank=rank, tensor=2)).bytes_read for rank in range(2)]
     norms = 4 * 36 * (2 * 3 + 1)  # float32, hidden size, two norms a layer and the last
     assert sum(halves) == whole + norms
     assert max(halves) < 0.52 * whole
 
 
-def test_memory_of_the_weights_is_what_was_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_weights_is_what_was_read(original: Path) -> None:
     for shard in (Shard(), Shard(stage=1, stages=2), Shard(rank=1, tensor=2)):
-        assert load(original, shard).weight_bytes == bytes_read(original, shard, monkeypatch)
+        model = load(original, shard)
+        assert model.weight_bytes == model.bytes_read
 
 
 def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Path) -> None:
@@ -129,13 +120,10 @@ def test_progress_rises_to_a_thousand(original: Path) -> None:
     assert len(set(heard)) > 5
 
 
-def test_progress_is_heard_after_every_read_however_small(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_heard_after_every_read_however_small(original: Path) -> None:
     heard: list[int] = []
-    reads: list[int] = []
-    count = Checkpoint._count
-    monkeypatch.setattr(Checkpoint, "_count", lambda self, size: (reads.append(size), count(self, size))[1])
     load(original, on_progress=heard.append)
-    assert len(heard) == len(reads) + 1  # and once at the end
+    assert len(heard) == len(load_file(original / "model.safetensors")) + 1  # and once at the end
 
 
 def test_an_index_over_several_files_is_followed(folder: Path) -> None:

@@ -40,6 +40,7 @@ class StageModel:
     rotary: Rotary | None
     windows: tuple[int | None, ...]  # of the stage's layers
     weight_bytes: int
+    bytes_read: int  # from the files, in their dtypes
 
     @property
     def kv_bytes_per_slot(self) -> int:
@@ -109,6 +110,7 @@ def load_stage(
         rotary=Rotary(config.rope, config.head_dim, kind, place) if isinstance(config, LlamaConfig) else None,
         windows=tuple(config.windows[number] for number in numbers),
         weight_bytes=weights.bytes,
+        bytes_read=checkpoint.bytes_read,
     )
 
 
