@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from orca.cli.up.redis_child import RedisChild
 from orca.cli.up.supervisor import Supervisor
 from orca.pool.embedded import find_redis_server
+from orca.pool.keys import Keys
 
 MOODY = """#!/bin/sh
 [ -e {folder}/moody ] && kill -9 $$
@@ -64,4 +66,24 @@ async def test_a_redis_that_dies_while_it_starts_again_is_restarted_until_it_sta
     await until(lambda: child.pid is not None)
     assert all(sentence.startswith("redis was killed by SIGKILL") for sentence in told)
     await supervisor.stop()
+    await running
+
+
+def connect(child: RedisChild) -> Redis:
+    password = Path(child.login["ORCA_POOL_PASSWORD_FILE"]).read_text().strip()
+    return Redis.from_url(child.url, username=child.login["ORCA_POOL_USER"], password=password)
+
+
+async def test_what_scripts_wrote_is_there_after_a_kill(child: RedisChild) -> None:
+    key, other = Keys("d").single("meta"), Keys("d").named("req", "a")
+    script = "redis.call('HSET', KEYS[1], 'a', '1'); redis.call('HSET', ARGV[1], 'b', '2')"
+    async with connect(child) as redis:
+        await redis.eval(script, 1, key, other)  # two writes, so Redis keeps them as a transaction
+    kill(child)
+    assert await child.run_once() == -signal.SIGKILL
+    running = asyncio.create_task(child.run_once())
+    await until(lambda: child.pid is not None)
+    async with connect(child) as redis:
+        assert await redis.hgetall(other) == {b"b": b"2"}
+    await child.stop()
     await running

@@ -26,6 +26,10 @@ from orca.pool.settings import PoolSettings
 LOCAL_USER = "orca"
 """The user of a Redis that `orca up` starts."""
 
+_DEFAULT_USER = "user default off ~* &* +@all"
+# Nobody can be it while it is off, but Redis reads its append-only file back with its rights: without them each
+# transaction in the file, so each script, is refused, and a restart forgets every request.
+
 # What the scripts call, then what is called directly; PING and SELECT are the client library's.
 COMMANDS = (
     *("exists", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hkeys", "hmget", "hset", "hsetnx", "publish"),
@@ -63,7 +67,7 @@ class LocalAccess:
         user = " ".join(["user", LOCAL_USER, "on", f"#{digest}", *acl_words(deployment)])
         known = access.acl_file.read_text().splitlines() if access.acl_file.exists() else []
         others = [line for line in known if line.split()[:2] not in (["user", "default"], ["user", LOCAL_USER], [])]
-        _write_privately(access.acl_file, "\n".join(["user default off", user, *others, ""]))
+        _write_privately(access.acl_file, "\n".join([_DEFAULT_USER, user, *others, ""]))
         return access
 
     @classmethod
