@@ -122,6 +122,10 @@ def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--prompt-tokens", "9:3"], "--prompt-tokens: .* 1 <= low <= high, not 9..3"),
         (["serve", "--", "--stages", "2"], "nothing is started here that could take --stages 2"),
         (["unheard-of"], "unheard-of"),
+        (["serve", "--json", "/no/such/x"], "--json: /no/such/x: there is no folder /no/such"),
+        (["engine", "--json", "/dev"], "--json: /dev is a folder"),
+        (["sweep", "--plot", "/no/such/x.png"], "--plot: /no/such/x.png: there is no folder /no/such"),
+        (["sweep", "--plot", "x.tiff"], "--plot: x.tiff does not end in .png, .svg, .pdf"),
     ],
 )
 def test_a_bad_option_is_refused_by_its_name(line: list[str], complaint: str) -> None:

@@ -53,6 +53,13 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "invalid choice: 'fly'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("script", ["system/measure_memory.py", "pool/measure_pool.py"])
+def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
+    line = [sys.executable, str(Path(__file__).parents[1] / script), "--help"]
+    shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"usage: {Path(script).name} ")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -69,12 +76,18 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
             ["--policy", "request_level", "--without-habits", "haste"],
             f"setting without_habits: ('haste',) is not of {' '.join(HABITS)}",
         ),
+        (["--served-name", ""], "setting served_name: '' is not a name"),
         (["--stages", "two"], "setting stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
         (["--prefetch", "2"], "setting prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
+        # Of a range kept for documentation: no machine has it.
+        (
+            ["--host", "192.0.2.1"],
+            "--host 192.0.2.1 --port 0: Cannot assign requested address; choose another with --host",
+        ),
         (["--data", "/dev/null/x"], "--data: /dev/null/x/logs cannot be made: Not a directory"),
         (["--iteration-log", "/dev/null/x"], "--iteration-log: /dev/null/x cannot be made: Not a directory"),
     ],

@@ -154,9 +154,10 @@ async def test_a_second_signal_ends_a_gateway_with_open_streams_and_status_0(tmp
                 assert await one.stop() == 0
 
 
-def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", "x", "--port", "high"]) == 2
-    assert "port" in capsys.readouterr().err
+@pytest.mark.parametrize(("flag", "value"), [("--port", "high"), ("--name", "")])
+def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+    assert main(["--model", "x", flag, value]) == 2
+    assert flag.strip("-") in capsys.readouterr().err
 
 
 async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Path) -> None:

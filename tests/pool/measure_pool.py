@@ -5,10 +5,10 @@ waiting (0, 10,000 and 100,000 unless told), of commits of 1, 32 and 256 tokens,
 of a log, on the first redis-server that `find_redis_server` finds. Not a test: nothing here is compared.
 """
 
+import argparse
 import asyncio
 import itertools
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -107,4 +107,6 @@ async def main(levels: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main([int(word) for word in sys.argv[1:]] or [0, 10_000, 100_000]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("levels", type=int, nargs="*", default=[0, 10_000, 100_000], metavar="WAITING")
+    asyncio.run(main(parser.parse_args().levels))

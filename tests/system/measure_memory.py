@@ -5,8 +5,8 @@ biases, a tied embedding on the first and the last stage, packed copies). For KV
 tests/worker_model/test_stage.py: slots in use stay within one block per request of the tokens held.
 """
 
+import argparse
 import asyncio
-import sys
 from pathlib import Path
 
 from grpc import aio
@@ -41,4 +41,6 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, metavar="MODEL_FOLDER", help="in Hugging Face layout")
+    asyncio.run(main(parser.parse_args().model))

@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from orca.core.model import DTYPES
-from orca.core.settings import check_bounds, log_format_setting, log_level_setting, read_settings, required, setting
+from orca.core.settings import (
+    check_bounds,
+    log_format_setting,
+    log_level_setting,
+    read_settings,
+    require,
+    required,
+    setting,
+)
 
 PREFIX = "ORCA_GATEWAY_"
 
@@ -80,6 +88,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        require(self.name is None or bool(self.name.strip()), self, "name", "a name")
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:

@@ -1,6 +1,7 @@
 """Options that several measurements share, and what they mean; bad values end with the name of the flag."""
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -11,6 +12,8 @@ from orca.cli.bench.trace import PRESETS, Range, TraceSpec
 from orca.core.errors import SettingError
 
 T = TypeVar("T")
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,11 +82,29 @@ def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
-    """Where results go besides the terminal."""
+    """Where results go besides the terminal; a file that cannot be written is refused before a long run, not after."""
     add = parser.add_argument_group("output").add_argument
-    add("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    add("--json", type=_output_file, metavar="FILE", help="write all figures to FILE")
     if can_plot:
-        add("--plot", type=Path, metavar="FILE", help="draw the curves into FILE (.png, .svg, .pdf; needs matplotlib)")
+        shown = ", ".join(PICTURES)
+        add("--plot", type=_picture_file, metavar="FILE", help=f"draw the curves into FILE ({shown}; needs matplotlib)")
+
+
+def _output_file(text: str) -> Path:
+    file = Path(text)
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written to")
+    return file
+
+
+def _picture_file(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURES)}")
+    return _output_file(text)
 
 
 def write_json(file: Path | None, content: object) -> None:

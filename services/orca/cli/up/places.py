@@ -1,6 +1,7 @@
 """Where a system lives on its machine: its data folder, held by one supervisor at a time, and its ports."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -92,7 +93,8 @@ def claim_port(host: str, port: int) -> int:
     except socket.gaierror as error:
         raise SettingError(f"--host {host} is not an address") from error
     except OSError as error:
-        raise SettingError(f"--host {host} --port {port}: {error.strerror}; choose another with --port") from error
+        flag = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise SettingError(f"--host {host} --port {port}: {error.strerror}; choose another with {flag}") from error
 
 
 def free_ports(count: int) -> list[int]:

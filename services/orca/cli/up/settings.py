@@ -66,6 +66,7 @@ class UpSettings(ScheduleSettings):
         # super() does not find the class of a record with slots.
         ScheduleSettings.__post_init__(self)
         require(self.port <= 65_535, self, "port", "65535 or less")
+        require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
 
     @property
     def has_keys(self) -> bool:
