@@ -6,20 +6,21 @@ wakes at the worst moment: when the other one has claimed its requests and commi
 late token fits the log and the fence alone keeps it out.
 """
 
+import asyncio
 import contextlib
 import os
-import signal
-import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from checker.faults import PlannedFault
-from checker.kills import inject_all
+from checker.kills import inject, make_injector
 from checker.ports import free_port
 from checker.run import Scene
+from checker.system import wait_for
 
 FREEZES_S = {
     "gateway": 7.0,  # readers have a lease of 5 s, and gRPC's pings an answer within 7
@@ -28,6 +29,7 @@ FREEZES_S = {
     "rank": 8.0,  # rank_silent_s is 5
     "redis": 6.0,  # a call to it has 2 s
 }
+STANDS_BY_WITHIN_S = 90.0
 OWN_FLAGS = ("--listen", "--metrics-listen")
 """Of a scheduler: what two of them on one machine cannot share."""
 
@@ -52,8 +54,12 @@ class Freezes:
             for number in range(self.rounds)
             for role in scene.roles
         ]
-        with _standing_by(scene):
-            await inject_all(scene, planned, settle_s=1.0, is_worst_moment=NewClaims(scene.inject))
+        injector = make_injector(scene, settle_s=1.0, is_worst_moment=NewClaims(scene.inject))
+        for fault in planned:
+            # Only while the other one is frozen: it would hold the seat the next time.
+            standby = standing_by(scene) if fault.roles == ("scheduler",) else contextlib.nullcontext()
+            async with standby:
+                await inject(scene, injector, fault, of=len(planned))
 
 
 class NewClaims:
@@ -70,22 +76,25 @@ class NewClaims:
         return claims > self._before.setdefault(fault, claims)
 
 
-@contextlib.contextmanager
-def _standing_by(scene: Scene) -> Iterator[None]:
-    """A scheduler process of the same group, which waits for the seat; ended with the block."""
+@contextlib.asynccontextmanager
+async def standing_by(scene: Scene) -> AsyncIterator[None]:
+    """A scheduler process of the same group, which waits for the seat; it leaves with the block."""
     first = scene.system.parts()["scheduler-0"]
-    log = scene.system.logs / "scheduler-0-standby.log"
+    log = scene.system.logs / f"scheduler-0-standby-{time.monotonic_ns()}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(standby_command(first.cmdline()), stdout=output, stderr=output, env=_environ(first))
+        process = await asyncio.create_subprocess_exec(
+            *standby_command(first.cmdline()), stdout=output, stderr=output, env=_environ(first)
+        )
     try:
+        await wait_for(lambda: "another process holds the seat" in log.read_text(), STANDS_BY_WITHIN_S, "a stand-by")
         yield
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
+            await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
             process.kill()
-            process.wait()
+            await process.wait()
 
 
 def standby_command(command: list[str]) -> list[str]:

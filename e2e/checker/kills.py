@@ -27,19 +27,17 @@ class Kills:
             freezes=self.freezes,
             tokens_between=self.tokens_between,
         )
-        await inject_all(scene, planned, settle_s=self.settle_s)
+        injector = make_injector(scene, settle_s=self.settle_s)
+        for fault in planned:
+            await inject(scene, injector, fault, of=len(planned))
 
 
-async def inject_all(
-    scene: Scene,
-    planned: list[PlannedFault],
-    *,
-    settle_s: float,
-    is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False,
-) -> None:
-    """One after the other, each at its moment; says what is done and what found no moment."""
+def make_injector(
+    scene: Scene, *, settle_s: float, is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False
+) -> Injector:
+    """The hand that does faults to the system of the scene."""
     client = scene.client
-    injector = Injector(
+    return Injector(
         scene.system,
         scene.history,
         in_flight=client.in_flight,
@@ -47,9 +45,12 @@ async def inject_all(
         settle_s=settle_s,
         is_worst_moment=is_worst_moment,
     )
-    for fault in planned:
-        what = f"{fault.kind} {'+'.join(fault.roles)}"
-        if await injector.inject(fault, limit_s=MOMENT_WITHIN_S):
-            scene.tell(f"fault {injector.done} of {len(planned)}: {what}")
-        else:
-            scene.tell(f"no moment for {what} within {MOMENT_WITHIN_S:g} s")
+
+
+async def inject(scene: Scene, injector: Injector, fault: PlannedFault, *, of: int) -> None:
+    """Do a fault at its moment, and say so; or that it found none."""
+    what = f"{fault.kind} {'+'.join(fault.roles)}"
+    if await injector.inject(fault, limit_s=MOMENT_WITHIN_S):
+        scene.tell(f"fault {injector.done} of {of}: {what}")
+    else:
+        scene.tell(f"no moment for {what} within {MOMENT_WITHIN_S:g} s")

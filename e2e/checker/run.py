@@ -30,11 +30,11 @@ from checker.system_logs import read_deaths, read_iterations, read_logs
 from checker.verdict import Verdict, judge, table, tokenizer_decode
 from checker.workload import PlannedCall, Speech, plan_calls
 
-RETENTION_S = 30
-"""Of ended requests in the runs, so that a run sees them go."""
+RETENTION_S = 60
+"""Of ended requests in the runs: they go before a run ends, and after a client that waits for a gateway came back."""
 
-LOG_WITHIN_S = 20.0
-"""A log has its end so long after its client had: the grace of a client that left, and time to repair."""
+LOG_WITHIN_S = 90.0
+"""A log has its end so long after its client had: the grace of a client that left, and time for repairs in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

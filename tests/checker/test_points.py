@@ -1,17 +1,20 @@
 """What is injected into a system's processes, and the plans of walks, freezes and cuts."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from checker.faults import PlannedFault
-from checker.freezes import NewClaims, standby_command
+from checker.freezes import NewClaims, standby_command, standing_by
 from checker.partitions import plan_partitions
 from checker.points.fault_points import Trigger
 from checker.points.injected import part_of
@@ -130,3 +133,18 @@ def test_a_frozen_scheduler_wakes_when_another_one_has_claimed(tmp_path: Path) -
     record.write_text('{"what": "claimed"}\n{"what": "claimed"}\n')
     assert has_claimed(freeze)
     assert not has_claimed(replace(freeze, roles=("rank",)))
+
+
+async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_with_it(tmp_path: Path) -> None:
+    code = "import time; print('another process holds the seat', flush=True); time.sleep(300)"
+    first = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.DEVNULL)
+    process = psutil.Process(first.pid)
+    scene: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
+    try:
+        async with standing_by(scene):
+            [standby] = [child for child in psutil.Process().children() if child.pid != first.pid]
+            assert standby.cmdline() == process.cmdline()
+        assert not standby.is_running()
+    finally:
+        first.kill()
+        await first.wait()
