@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ import pytest
 from cli_processes import is_running, wait_until_gone
 
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.cli.up.supervisor import Child, Supervisor, SystemFailed
+from orca.cli.up.supervisor import Child, Supervisor, SystemFailed, tail
 from orca.core.leash import leashed
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -101,15 +102,36 @@ async def test_a_process_that_dies_is_reported_with_its_log_and_restarted_under_
 
 
 async def test_a_report_of_a_death_shows_warnings_of_that_life_and_no_lesser_lines(system: System) -> None:
-    said = '{"time":"2026-01-02T03:04:05Z","level":"%s","message":"%s"}'
-    lines = [said % ("info", "fine"), said % ("warning", "slow")]
+    lines = ['{"level":"info","message":"fine"}', '{"level":"warning","message":"slow"}']
     child = system.add("worker", f"print({lines[0]!r}, {lines[1]!r}, sep='\\n', flush=True)")
     child.spec.log.write_text("of an earlier life\n")
     system.start()
     await until(lambda: system.told)
     first, *shown, last = system.told[0].splitlines()
     assert (first, last) == (f"worker exited with code 0; its log is {child.spec.log}", "restarting worker")
-    assert shown == ["    03:04:05Z slow"]
+    assert shown == ["    Z slow"]
+
+
+DIED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def log_of(folder: Path, *lines: str, last_write_s_before_death: float = 1.0) -> Path:
+    log = folder / "log"
+    log.write_text("".join(f"{line}\n" for line in lines))
+    at = DIED.timestamp() - last_write_s_before_death
+    os.utime(log, (at, at))
+    return log
+
+
+def test_what_was_said_long_before_a_death_is_not_shown_as_its_cause(tmp_path: Path) -> None:
+    old, new = (f'{{"time":"2026-01-02T03:0{at}Z","level":"warning","message":"w"}}' for at in ("3:50", "4:01"))
+    assert tail(log_of(tmp_path, "before", old, new, "after"), 0, DIED) == ["    03:04:01Z w", "    after"]
+    assert tail(log_of(tmp_path, new, "x", last_write_s_before_death=11.0), 0, DIED) == []
+
+
+def test_lines_of_redis_have_their_age_too(tmp_path: Path) -> None:
+    old, new = (f"7:M {(DIED - timedelta(seconds=age)).astimezone():%d %b %Y %H:%M:%S}.120 # said" for age in (60, 2))
+    assert tail(log_of(tmp_path, old, new), 0, DIED) == [f"    {new}"]
 
 
 async def test_children_of_a_dead_process_go_with_it(system: System) -> None:

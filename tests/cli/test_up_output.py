@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import traceback
 from pathlib import Path
 
 import grpc
@@ -109,6 +110,23 @@ def test_a_warning_is_readable_and_lesser_lines_are_left_out() -> None:
     assert readable(json.dumps(line)) == "03:04:05Z epoch over (epoch=3)"
     assert readable(json.dumps(line | {"level": "info"})) is None
     assert readable("Fatal Python error: Segmentation fault") == "Fatal Python error: Segmentation fault"
+
+
+def test_a_traceback_is_shown_by_its_last_line() -> None:
+    line = {"time": "2026-01-02T03:04:05.6Z", "level": "error", "message": "it\nbroke"}
+    assert readable(json.dumps(line | {"exception_text": "Traceback\n  x\nOSError: gone\n"})) == (
+        "03:04:05Z it broke (exception_text=OSError: gone)"
+    )
+    try:
+        raise ExceptionGroup("two", [OSError("a"), ValueError("b")]) from KeyError("c")
+    except ExceptionGroup:
+        shown = [text for line in traceback.format_exc().splitlines() if (text := readable(line))]
+    assert [text.strip(" |") for text in shown] == [
+        "KeyError: 'c'",
+        "ExceptionGroup: two (2 sub-exceptions)",
+        "OSError: a",
+        "ValueError: b",
+    ]
 
 
 def test_a_follower_reads_whole_lines_from_where_it_began(tmp_path: Path) -> None:

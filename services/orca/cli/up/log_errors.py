@@ -1,7 +1,9 @@
 """Shows on the terminal what the processes log as errors, and reads out of their logs what else people should know."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ ERRORS = frozenset({"error", "critical"})
 WARNINGS = ERRORS | {"warning"}
 FIELDS = frozenset({"time", "level", "logger", "service", "message", "exception"})
 """Of every record; the others are its `extra`."""
+REDIS_TIME = "%d %b %Y %H:%M:%S.%f"
+INSIDE_TRACEBACK = re.compile(
+    r"(?: *[|+] )?(?:  (?! *[|+] )|(?:Exception Group )?Traceback \(most recent call last\))"
+    r"| *\+-|During handling of the above exception|The above exception was the direct cause"
+)
+"""How its lines begin but the last; those of a group of exceptions have a margin."""
 
 
 async def follow_errors(
@@ -39,7 +47,7 @@ def error_message(line: bytes | str) -> str | None:
     record = _record(line)
     if record is None or record.get("level") not in ERRORS:
         return None
-    exception = str(record.get("exception") or "").strip().rpartition("\n")[2]
+    exception = _last_line(record.get("exception") or "")
     return f"{record.get('message', '')}{f' ({exception})' if exception else ''}"
 
 
@@ -52,15 +60,34 @@ def break_reason(line: bytes | str) -> str | None:
 
 
 def readable(line: str) -> str | None:
-    """A warning or an error as `12:00:01Z message (epoch=3)`, what is no log record as it is; None for the rest."""
+    """A warning or an error as `12:00:01Z message (epoch=3)`, what is no log record as it is; None for the rest.
+
+    Always one line: of a traceback, that of the exception.
+    """
     record = _record(line)
     if record is None:
-        return line.rstrip() or None
+        return None if INSIDE_TRACEBACK.match(line) else line.rstrip() or None
     if record.get("level") not in WARNINGS:
         return None
-    extra = ", ".join(f"{key}={value}" for key, value in record.items() if key not in FIELDS)
-    said = error_message(line) or record.get("message", "")
+    extra = ", ".join(f"{key}={_last_line(value)}" for key, value in record.items() if key not in FIELDS)
+    said = str(error_message(line) or record.get("message", "")).replace("\n", " ")
     return f"{str(record.get('time', ''))[11:19]}Z {said}{f' ({extra})' if extra else ''}"
+
+
+def written_at(line: str) -> datetime | None:
+    """When a line of core.logs or of Redis was written; None when it does not say."""
+    record = _record(line)
+    try:
+        if record is not None:
+            return datetime.fromisoformat(str(record.get("time"))).astimezone()
+        # `7:M 21 Nov 2026 15:11:43.123 * Ready`, by the clock of the machine's own zone.
+        return datetime.strptime(" ".join(line.split()[1:5]), REDIS_TIME).astimezone()
+    except ValueError:
+        return None
+
+
+def _last_line(value: object) -> str:
+    return str(value).strip().rpartition("\n")[2]
 
 
 def _record(line: bytes | str) -> dict[str, Any] | None:

@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from orca.cli.up.log_errors import error_message, readable
+from orca.cli.up.log_errors import error_message, readable, written_at
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.leash import leashed
 
@@ -22,6 +23,7 @@ CRASH_WINDOW_S = 60.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0)
 TAIL_LINES = 5
 TAIL_BYTES = 16_384
+TAIL_AGE = timedelta(seconds=10)
 LINE_CHARACTERS = 200
 
 
@@ -119,7 +121,7 @@ class Supervisor:
                 self._on_death(child.spec)
             if not self.was_up and code > 0:
                 raise SystemFailed(f"{name} did not start: {last_error(log)}\nIts log is {log}", exit_code=code)
-            report = "\n".join([f"{name} {_how(code)}; its log is {log}", *tail(log, log_start)])
+            report = "\n".join([f"{name} {_how(code)}; its log is {log}", *tail(log, log_start, datetime.now(UTC))])
             if len(crashes) > len(self._restart_delays_s):
                 raise SystemFailed(f"{report}\n{name} died {len(crashes)} times in {CRASH_WINDOW_S:.0f} s")
             self._tell(f"{report}\nrestarting {name}")
@@ -178,9 +180,18 @@ class Child:
                 os.killpg(self._process.pid, number)
 
 
-def tail(log: Path, start: int) -> list[str]:
-    """The last warnings and errors of a log from byte `start` on, indented, long ones cut."""
-    said = [text for line in _lines(log, start) if (text := readable(line))]
+def tail(log: Path, start: int, died: datetime) -> list[str]:
+    """The last warnings and errors of a log from byte `start` on, indented, long ones cut.
+
+    Nothing that was written more than TAIL_AGE before the death: it did not die of that.
+    """
+    oldest = died - TAIL_AGE
+    if log.stat().st_mtime < oldest.timestamp():
+        return []
+    lines = _lines(log, start)
+    # A line that does not say its time is as old as the next one that does.
+    recent_from = max((at for at, line in enumerate(lines, 1) if (written_at(line) or died) < oldest), default=0)
+    said = [text for line in lines[recent_from:] if (text := readable(line))]
     return [f"    {text[:LINE_CHARACTERS]}" for text in said[-TAIL_LINES:]]
 
 
