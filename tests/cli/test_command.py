@@ -63,23 +63,23 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--stages", "0"], "setting stages: 0 is not 1 or more"),
-        (["--tensor", "-1"], "setting tensor: -1 is not 1 or more"),
-        (["--replicas", "0"], "setting replicas: 0 is not 1 or more"),
-        (["--max-batch-size", "0"], "setting max_batch_size: 0 is not 1 or more"),
-        (["--slots", "15"], "setting slots: 15 is not 16 or more"),
-        (["--max-batch-tokens", "16"], "setting max_batch_tokens: 16 is not above max_batch_size (16)"),
-        (["--api-keys", " ,"], "setting api_keys: ' ,' is not words, parted by commas"),
-        (["--api-keys", ""], "setting api_keys: '' is not words, parted by commas"),
-        (["--port", "70000"], "setting port: 70000 is not 65535 or less"),
+        (["--stages", "0"], "setting --stages: 0 is not 1 or more"),
+        (["--tensor", "-1"], "setting --tensor: -1 is not 1 or more"),
+        (["--replicas", "0"], "setting --replicas: 0 is not 1 or more"),
+        (["--max-batch-size", "0"], "setting --max-batch-size: 0 is not 1 or more"),
+        (["--slots", "15"], "setting --slots: 15 is not 16 or more"),
+        (["--max-batch-tokens", "16"], "setting --max-batch-tokens: 16 is not above max_batch_size (16)"),
+        (["--api-keys", " ,"], "setting --api-keys: ' ,' is not words, parted by commas"),
+        (["--api-keys", ""], "setting --api-keys: '' is not words, parted by commas"),
+        (["--port", "70000"], "setting --port: 70000 is not 65535 or less"),
         (
             ["--policy", "request_level", "--without-habits", "haste"],
-            f"setting without_habits: ('haste',) is not of {' '.join(HABITS)}",
+            f"setting --without-habits: ('haste',) is not of {' '.join(HABITS)}",
         ),
-        (["--served-name", ""], "setting served_name: '' is not a name"),
-        (["--stages", "two"], "setting stages: 'two' is not a number"),
+        (["--served-name", ""], "setting --served-name: '' is not a name"),
+        (["--stages", "two"], "setting --stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
-        (["--prefetch", "2"], "setting prefetch: 2 is not 0 or 1"),
+        (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
         (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
@@ -99,7 +99,7 @@ def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: 
 
 def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "")
-    assert refused() == "setting api_keys: '' is not words, parted by commas"
+    assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not words, parted by commas"
 
 
 def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:

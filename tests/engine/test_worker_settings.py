@@ -28,13 +28,13 @@ def test_flags_go_before_variables_and_variables_before_defaults() -> None:
         (["--link", "mpi"], "link"),
         (["--link", "nccl"], "link"),
         (["--device", "tpu"], "device"),
-        (["--memory-share", "1.5"], "memory_share"),
-        (["--slots-max", "0"], "slots_max"),
-        (["--rank-silent-s", "0"], "rank_silent_s"),
-        (["--loading-silent-s", "0"], "loading_silent_s"),
+        (["--memory-share", "1.5"], "--memory-share"),
+        (["--slots-max", "0"], "--slots-max"),
+        (["--rank-silent-s", "0"], "--rank-silent-s"),
+        (["--loading-silent-s", "0"], "--loading-silent-s"),
         (["--listen", "7000"], "listen"),
-        (["--delay-ms", "-1"], "delay_ms"),
-        (["--max-model-len", "0"], "max_model_len"),
+        (["--delay-ms", "-1"], "--delay-ms"),
+        (["--max-model-len", "0"], "--max-model-len"),
         (["--unheard-of", "1"], "--unheard-of"),
     ],
 )
@@ -55,7 +55,14 @@ def test_a_stage_without_a_model_does_not_start() -> None:
 
 def test_a_bad_setting_ends_the_service_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "/m", "--stages", "0"]) == 2
-    assert capsys.readouterr().err == "setting stages: 0 is not 1 or more\n"
+    assert capsys.readouterr().err == "setting --stages: 0 is not 1 or more\n"
+
+
+def test_a_bad_variable_is_named_as_it_is_spelt() -> None:
+    with pytest.raises(SettingError, match=r"^setting ORCA_WORKER_STAGES: 0 is not 1 or more$"):
+        parse_settings(["--model", "/m"], {"ORCA_WORKER_STAGES": "0"})
+    with pytest.raises(SettingError, match=r"^setting --stages: -1 is"):
+        parse_settings(["--model", "/m", "--stages", "-1"], {"ORCA_WORKER_STAGES": "0"})
 
 
 def test_every_setting_has_a_line_of_help() -> None:

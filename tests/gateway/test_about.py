@@ -148,9 +148,9 @@ def test_settings_come_from_flags_over_variables_over_defaults() -> None:
         (["--model", "m", "--wrong", "1"], {}, "wrong"),
         (["--model", "m", "--mod", "1"], {}, "mod"),
         (["--model", "m"], {"ORCA_GATEWAY_WRONG": "1"}, "wrong"),
-        (["--model", "m", "--log-level", "loud"], {}, "log_level"),
+        (["--model", "m", "--log-level", "loud"], {}, "--log-level"),
         (["--model", "m", "--dtype", "int8"], {}, "dtype"),
-        (["--model", "m", "--drain-seconds", "-1"], {}, "drain_seconds"),
+        (["--model", "m", "--drain-seconds", "-1"], {}, "--drain-seconds"),
     ],
 )
 def test_a_bad_setting_stops_the_start_with_its_name(argv: list[str], environment: dict[str, str], name: str) -> None:

@@ -6,6 +6,7 @@ OrcaError
 ├── NameTaken           what was submitted under this name before is something else (HTTP 422)
 ├── ModelError          a model folder that cannot be served; says which file and why
 ├── SettingError        a flag, variable or file that stops the start; names the setting
+│   └── BadValue        its value is against the rule
 ├── Overloaded          at the door: nothing was stored, come back later
 │   ├── QueueFull       the queue's bound is reached (HTTP 429)
 │   └── PoolFull        the pool cannot promise the bytes the request may write (HTTP 503)
@@ -41,6 +42,16 @@ class ModelError(OrcaError):
 
 class SettingError(OrcaError):
     """A setting with an unknown name or a bad value."""
+
+
+class BadValue(SettingError):
+    """A value against the rule of its setting."""
+
+    def __init__(self, name: str, complaint: str) -> None:
+        """`name` is that of the field, or the flag or variable that gave the value."""
+        super().__init__(f"setting {name}: {complaint}")
+        self.name = name
+        self.complaint = complaint
 
 
 class Overloaded(OrcaError):

@@ -10,7 +10,8 @@
     settings = read_settings(Settings, argv, environment, prefix="ORCA_GATEWAY_", prog="orca gateway", description="")
 
 `--port 80` and `ORCA_GATEWAY_PORT=80` then say the same. An unknown flag, an unknown variable with the prefix, a
-missing or a bad value stops the start with the setting's name. The dataclass is also the command line's reference.
+missing or a bad value stops the start with the name of the flag or variable. The dataclass is also the command line's
+reference.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from orca.core.errors import SettingError
+from orca.core.errors import BadValue, SettingError
 
 LOG_FORMATS = ("auto", "json", "text")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -55,7 +56,7 @@ def log_level_setting() -> Any:
 
 
 def check_bounds(settings: Any) -> None:
-    """Raises: SettingError naming the first field that is under its `least` or not of its `choices`."""
+    """Raises: BadValue naming the first field that is under its `least` or not of its `choices`."""
     for field in dataclasses.fields(settings):
         value, least, choices = getattr(settings, field.name), field.metadata["least"], field.metadata["choices"]
         require(value is None or least is None or value >= least, settings, field.name, f"{least} or more")
@@ -63,9 +64,9 @@ def check_bounds(settings: Any) -> None:
 
 
 def require(is_good: bool, settings: Any, name: str, rule: str) -> None:
-    """Raises: SettingError "setting NAME: VALUE is not RULE" unless `is_good`."""
+    """Raises: BadValue "setting NAME: VALUE is not RULE" unless `is_good`."""
     if not is_good:
-        raise SettingError(f"setting {name}: {getattr(settings, name)!r} is not {rule}")
+        raise BadValue(name, f"{getattr(settings, name)!r} is not {rule}")
 
 
 def read_settings(
@@ -79,25 +80,26 @@ def read_settings(
 ) -> S:
     """Read flags over variables over defaults.
 
-    Raises: SettingError that names the setting; SystemExit only for --help.
+    Raises: SettingError that names the flag or variable; SystemExit only for --help.
     """
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
     for field in _fields(kind).values():
         parser.add_argument(_flag(field.name), help=_help(field), default=None, **_argument(field))
     flags = {name: text for name, text in vars(parser.parse_args(list(argv))).items() if text is not None}
-    texts = _variables(kind, environment, prefix) | flags
+    variables = _variables(kind, environment, prefix)
+    texts = variables | flags
     for field in _fields(kind).values():
         if field.default is dataclasses.MISSING and not texts.get(field.name):
             raise SettingError(f"setting {field.name}: required ({_flag(field.name)} or {prefix}{field.name.upper()})")
-    return _build(kind, texts)
+    return _build(kind, texts, lambda name: prefix + name.upper() if name in variables.keys() - flags else _flag(name))
 
 
 def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str) -> S:
     """Settings that have no flags: every part of a deployment is given the same variables.
 
-    Raises: SettingError that names the setting.
+    Raises: SettingError that names the variable.
     """
-    return _build(kind, _variables(kind, environment, prefix))
+    return _build(kind, _variables(kind, environment, prefix), lambda name: prefix + name.upper())
 
 
 def is_address(text: str, *, least_port: int = 0) -> bool:
@@ -145,9 +147,13 @@ def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> 
     return found
 
 
-def _build(kind: type[S], texts: Mapping[str, str]) -> S:
+def _build(kind: type[S], texts: Mapping[str, str], source: Callable[[str], str]) -> S:
+    """`source` gives the flag or variable that sets a field: what a person has to mend."""
     fields = _fields(kind)
-    return kind(**{name: _value(fields[name], text) for name, text in texts.items()})
+    try:
+        return kind(**{name: _value(fields[name], text) for name, text in texts.items()})
+    except BadValue as error:
+        raise BadValue(source(error.name), error.complaint) from error
 
 
 def _value(field: "dataclasses.Field[Any]", text: str) -> Any:
@@ -155,7 +161,7 @@ def _value(field: "dataclasses.Field[Any]", text: str) -> Any:
         return _READERS.get(field.type, str)(text)
     except ValueError as error:
         rule = _RULES.get(field.type, "a number")
-        raise SettingError(f"setting {field.name}: {text!r} is not {rule}") from error
+        raise BadValue(field.name, f"{text!r} is not {rule}") from error
 
 
 def _switch(text: str) -> bool:
