@@ -15,8 +15,8 @@ from orca.pool import codec
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, OnDisconnect
 from orca.pool.embedded import EmbeddedRedis
 
-MAXMEMORY = 24 << 20
-BYTES_MAX = MAXMEMORY * 4 // 5  # the most that a part starts with
+MAXMEMORY = 40 << 20
+BYTES_MAX = codec.room_for_requests(MAXMEMORY)  # the most that a part starts with
 TOP_MAX = 20
 LAST_ID = 500_000  # of a vocabulary larger than any in use
 

@@ -211,7 +211,7 @@ async def test_a_server_with_less_memory_than_promised_is_refused(own_redis: Emb
     await own_bed.redis.config_set("maxmemory", 100 << 20)
     with pytest.raises(SettingError, match="bytes_max"):
         await open_redis_pool(own_redis.url, "d", SETTINGS)
-    pool = await open_redis_pool(own_redis.url, "d", with_settings(bytes_max=80 << 20))
+    pool = await open_redis_pool(own_redis.url, "d", with_settings(bytes_max=68 << 20))
     await pool.close()
 
 

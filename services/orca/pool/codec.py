@@ -27,6 +27,9 @@ REQUEST_BYTES = 1_400
 LOG_BYTES = 5_400  # a stream with its first node, which Redis allocates at 4 KiB
 TOKEN_BYTES = 24  # of a log without log probabilities; 14 measured
 _TOKEN_HEAD = 32  # of one with them: mark, id and count, and the stream's own 16 bytes around each entry
+REDIS_BYTES = 12 << 20
+"""Of a Redis without requests: 2 MiB of its own, and 10 MiB that 6.2 takes at once to write its append-only file anew,
+which it leaves out of its count only as far as they are used."""
 _LOGPROB_HEAD = struct.Struct("<IdI")
 _LOGPROB_TOP = struct.Struct("<Id")
 _U32 = struct.Struct("<I")
@@ -125,6 +128,11 @@ def _in_nodes(size: int) -> int:
     """Bytes of memory for large entries: few fit into a node of the stream, its rest is lost, each has its own place
     in the tree above, and the allocator rounds up by a fifth at most."""
     return size * 5 // 4 + 16
+
+
+def room_for_requests(maxmemory: int) -> int:
+    """Bytes that requests may be promised in a Redis of so many: the rest is Redis' own, and what its tables waste."""
+    return max(0, maxmemory * 4 // 5 - REDIS_BYTES)
 
 
 def _logprob_bytes(top: int) -> int:

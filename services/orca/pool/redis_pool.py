@@ -107,11 +107,11 @@ class RedisPool(Pool):
                 "ORCA_POOL_ACCEPTS_LOSS=true serves on it all the same"
             )
         # Without a maxmemory the pool's own bound is the only one, which is as good.
-        room = int(info["maxmemory"]) * 4 // 5
-        if 0 < room < self._settings.bytes_max:
+        room = codec.room_for_requests(int(info["maxmemory"]))
+        if info["maxmemory"] and room < self._settings.bytes_max:
             raise SettingError(
                 f"pool: bytes_max is {self._settings.bytes_max}, but Redis' maxmemory of {info['maxmemory']} leaves "
-                f"{room} (four fifths)"
+                f"{room} (four fifths, less 12 MiB)"
             )
         if schema is not None and int(schema) not in self._schemas:
             ours = f"{self._schemas.oldest} to {self._schemas.newest}"
