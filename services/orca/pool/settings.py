@@ -36,8 +36,8 @@ class PoolSettings:
     """Tokens of the prompts that may wait: what they will cost, as `max_queued` is how many. One alone may pass it."""
 
     bytes_max: int = 1 << 30
-    """Redis memory, in bytes, that requests may be promised; more are refused with PoolFull. Where Redis has a maxmemory,
-    at most `codec.room_for_requests` of it."""
+    """Redis memory, in bytes, that requests may be promised; more are refused with PoolFull. Where Redis has a
+    maxmemory, at most `codec.room_for_requests` of it."""
 
     call_timeout_ms: int = 2_000
     """Wall clock bound of one call to Redis. Below the seat's lease, so that a lost reply does not cost the seat."""
