@@ -45,6 +45,16 @@ async def test_a_stage_tells_what_it_holds_and_runs_nothing_before_its_first_joi
     await client.close()
 
 
+async def test_a_scheduler_of_another_release_is_refused_with_a_sentence(start_controllers: Start) -> None:
+    client = StageClient(await start_controllers("plain"))
+    await client.loaded()
+    request = pb.JoinRequest(epoch=pb.Epoch(number=1, holder="test"), contract=99)
+    with pytest.raises(aio.AioRpcError, match="the scheduler is of another release: it speaks contract 99"):
+        await client.stubs[0].Join(request, timeout=30)
+    assert (await client.status()).epoch.number == 0
+    await client.close()
+
+
 async def test_a_step_passes_through_all_stages_and_comes_back_from_the_last(joined: Start) -> None:
     client = await joined("plain", "plain", "plain")
     stream = client.results()

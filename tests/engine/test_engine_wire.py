@@ -1,12 +1,15 @@
 """orca.core.wire: what goes over the wire comes back equal, every field of it."""
 
 from dataclasses import replace
+from hashlib import sha256
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.core import engine_pb2 as pb
 from orca.core import wire
+from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
 
@@ -93,3 +96,26 @@ def test_stop_strings_stay_with_the_scheduler() -> None:
     step = Step(epoch=Epoch(1, "p"), number=1, new=(new,))
     [arrived] = wire.step_from_wire(wire.step_to_wire(step)).new
     assert arrived.sampling == replace(sampling, stop=())
+
+
+DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "ResultMessage")
+CONTRACTS = {1: "0f215eb45354dfa7"}
+"""What the messages that decide tokens looked like under each number, by digest. Whoever changes one adds a line and
+raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else."""
+
+
+def test_a_change_of_the_messages_that_decide_tokens_raises_the_contract() -> None:
+    messages = [pb.DESCRIPTOR.message_types_by_name[name] for name in DECIDE_TOKENS]
+    fields = [
+        (message.name, field.name, field.number, field.type, field.is_repeated, field.has_presence)
+        for message in messages
+        for field in message.fields
+    ]
+    assert CONTRACTS[wire.CONTRACT] == sha256(repr(fields).encode()).hexdigest()[:16]
+
+
+def test_a_release_that_tells_no_contract_means_the_first() -> None:
+    if wire.CONTRACT == 1:
+        wire.require_same_contract(0, "stage 0")
+    with pytest.raises(EngineError, match=f"stage 0 is of another release: it speaks contract 99 .* {wire.CONTRACT}$"):
+        wire.require_same_contract(99, "stage 0")

@@ -73,6 +73,15 @@ async def test_a_step_is_waited_for_beyond_its_bound_while_a_stage_is_at_work(
     assert asked >= 3  # again while the answer was on its way, where the machine is slow
 
 
+async def test_a_stage_of_another_release_forms_no_group_and_is_not_asked_to_join(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
+    stage.status.contract = 99
+    with pytest.raises(EngineError, match="stage 0 is of another release: it speaks contract 99"):
+        await engine.form(EPOCH)
+    assert stage.joins == []
+
+
 async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeStage, engine: GrpcEngine) -> None:
     await engine.form(EPOCH)
     stage.status.still_ms = 400

@@ -28,7 +28,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms", "cause")
+    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms", "cause", "contract")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[StatusReply.Phase]
@@ -67,6 +67,7 @@ class StatusReply(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     STILL_MS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
     phase: StatusReply.Phase
     detail: str
     stage: int
@@ -83,10 +84,11 @@ class StatusReply(_message.Message):
     max_model_len: int
     still_ms: int
     cause: StatusReply.Cause
-    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ..., cause: _Optional[_Union[StatusReply.Cause, str]] = ...) -> None: ...
+    contract: int
+    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ..., cause: _Optional[_Union[StatusReply.Cause, str]] = ..., contract: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms", "processes")
+    __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms", "processes", "contract")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class JoinRequest(_message.Message):
     FEEDS_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     rendezvous: str
     stages: _containers.RepeatedScalarFieldContainer[str]
@@ -103,7 +106,8 @@ class JoinRequest(_message.Message):
     feeds_tokens: bool
     timeout_ms: int
     processes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rendezvous: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., block_tokens: _Optional[int] = ..., feeds_tokens: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., processes: _Optional[_Iterable[str]] = ...) -> None: ...
+    contract: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rendezvous: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ..., block_tokens: _Optional[int] = ..., feeds_tokens: _Optional[bool] = ..., timeout_ms: _Optional[int] = ..., processes: _Optional[_Iterable[str]] = ..., contract: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("epoch",)

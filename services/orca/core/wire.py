@@ -5,8 +5,26 @@ keeps all tokens is None for us and 0 on the wire.
 """
 
 from orca.core import engine_pb2 as pb
+from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+
+CONTRACT = 1
+"""Number of what the messages of steps and results mean. It rises when one of them changes, also by a new field:
+scheduler and stages of one group must mean the same, so a group of two numbers is not formed."""
+
+
+def require_same_contract(told: int, who: str) -> None:
+    """
+    Args:
+        told: by `who`, a stage or the scheduler; 0 by releases from before the number, which meant 1.
+    Raises: EngineError.
+    """
+    theirs = told or 1
+    if theirs != CONTRACT:
+        raise EngineError(
+            f"{who} is of another release: it speaks contract {theirs} of scheduler and stages, this one {CONTRACT}"
+        )
 
 
 def epoch_to_wire(epoch: Epoch) -> pb.Epoch:

@@ -119,6 +119,7 @@ class GrpcEngine:
             feeds_tokens=self._feeds_tokens,
             timeout_ms=int(self._join_timeout_s * 1000),
             processes=[status.process for status in statuses],
+            contract=wire.CONTRACT,
         )
         await self._join_all(request)
         peers = [Peer(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
@@ -179,6 +180,7 @@ class GrpcEngine:
             await asyncio.sleep(_STATUS_EVERY_S)
 
     def _check_place(self, stage: int, status: pb.StatusReply) -> None:
+        wire.require_same_contract(status.contract, f"stage {stage}")
         if (status.stage, status.stages) != (stage, len(self._addresses)):
             raise EngineError(
                 f"{self._addresses[stage]} serves stage {status.stage} of {status.stages}, "

@@ -129,6 +129,7 @@ class Controller:
         loaded = self._loaded()
         reply = pb.StatusReply(
             detail=self._failure or "; ".join(f"rank {rank.rank}: {rank.beat.doing}" for rank in self._ranks),
+            contract=wire.CONTRACT,
             stage=self._settings.stage,
             stages=self._settings.stages,
             tensor=self._settings.tensor,
@@ -157,6 +158,10 @@ class Controller:
     async def Join(self, request: pb.JoinRequest, context: aio.ServicerContext) -> pb.JoinReply:  # noqa: N802
         epoch = wire.epoch_from_wire(request.epoch)
         place = slice(self._settings.stage, self._settings.stage + 1)
+        try:
+            wire.require_same_contract(request.contract, "the scheduler")
+        except EngineError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         if request.processes and request.processes[place] != [self._process]:
             detail = f"stage {self._settings.stage} is process {self._process}, not {request.processes[place]}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
