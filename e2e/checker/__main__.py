@@ -7,17 +7,21 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from checker.chain_model import make_chain_model
+from checker.checkouts import NoSuchRelease, Releases, export, last_release, working_tree
 from checker.faults import ROLES
 from checker.freezes import Freezes
 from checker.history import Opening, read_history
 from checker.kills import Kills
 from checker.partitions import Partitions
 from checker.points.mutants import MUTANTS
+from checker.releases import RollingUpgrade
 from checker.repair import measure_repairs, repair_table
-from checker.run import Disturb, RunSettings, run_system
+from checker.rolling import RollingSystem
+from checker.run import Disturb, MakeSystem, RunSettings, run_system
 from checker.spread import SpreadSystem, inside_own_network, why_not
 from checker.system import System
 from checker.verdict import judge, table, tokenizer_decode
@@ -35,7 +39,11 @@ def main(argv: Sequence[str]) -> int:
             print(f"partitions: skipped, {reason}")
             return 2
         inside_own_network(argv)
-    return _run(arguments)
+    try:
+        return _run(arguments)
+    except NoSuchRelease as error:
+        print(f"releases: {error}")
+        return 2
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -61,14 +69,27 @@ def _run(arguments: argparse.Namespace) -> int:
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         up=tuple(arguments.up),
         folder=folder,
-        make_system=SpreadSystem if arguments.command == "partitions" else System,
+        make_system=_system(arguments, folder),
         # Stages as slow as those of a real model: a chain's are done before a late commit can come.
         environment={"ORCA_WORKER_DELAY_MS": "40"} if arguments.command == "freezes" else {},
-        injects=arguments.command != "kills" or arguments.mutant is not None,
+        injects=arguments.command not in ("kills", "releases") or arguments.mutant is not None,
         mutant=arguments.mutant,
     )
     verdict = asyncio.run(run_system(settings, lambda line: print(line, flush=True)))
     return 0 if verdict.is_clean else 1
+
+
+def _system(arguments: argparse.Namespace, folder: Path) -> MakeSystem:
+    match arguments.command:
+        case "partitions":
+            return SpreadSystem
+        case "releases":
+            before = arguments.before or last_release()
+            after = working_tree() if arguments.after is None else export(arguments.after, folder / "after")
+            releases = Releases(export(before, folder / "before"), after)
+            print(f"from {before}, schemas {releases.before.schemas}, to {after.revision}, {after.schemas}", flush=True)
+            return partial(RollingSystem, releases=releases)
+    return System
 
 
 def _disturbance(arguments: argparse.Namespace) -> Disturb:
@@ -77,6 +98,8 @@ def _disturbance(arguments: argparse.Namespace) -> Disturb:
             return Freezes(rounds=arguments.rounds)
         case "partitions":
             return Partitions(rounds=arguments.rounds)
+        case "releases":
+            return RollingUpgrade(kills=arguments.kills, has_rollback=not arguments.no_rollback)
         case "points":
             return Walk(only=arguments.only, limit_s=arguments.minutes * 60)
     return Kills(
@@ -114,7 +137,13 @@ def _parser() -> argparse.ArgumentParser:
     points.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=limit)
     partitions = commands.add_parser("partitions", help="cut each link, both ways and one way, and let it heal (root)")
     partitions.add_argument("--rounds", type=int, default=1, metavar="N", help="cuts of each kind (%(default)s)")
-    for command in (kills, freezes, points, partitions):
+    releases = commands.add_parser("releases", help="take a system from the last release to this one and back")
+    add = releases.add_argument
+    add("--before", metavar="REV", help="git revision of the last release (the newest tag, else the last commit)")
+    add("--after", metavar="REV", help="git revision of the one that replaces it (the files beside the checker)")
+    add("--kills", type=int, default=1, metavar="N", help="while each gateway and each group changes (%(default)s)")
+    add("--no-rollback", action="store_true", help="upgrade only")
+    for command in (kills, freezes, points, partitions, releases):
         _add_run(command)
     again = commands.add_parser("judge", help="judge a history that was kept")
     again.add_argument("history", type=Path)

@@ -83,6 +83,10 @@ class Client:
         """Calls whose headers came and whose end did not."""
         return tuple(name for name, journey in self._journeys.items() if journey.request_id is not None)
 
+    def key_of(self, journey: Journey) -> str:
+        """Idempotency-Key of its last attempt: the accepted one, when it was accepted."""
+        return f"{self._key_prefix}-{journey.plan.name}-{journey.attempt}"
+
     async def call(self, plan: PlannedCall) -> Journey:
         """Make one call to its end, whatever that is."""
         journey = self._journeys[plan.name] = Journey(plan, drop_after=plan.drop_after)
@@ -130,7 +134,7 @@ class Client:
         """One HTTP call: the POST until it was answered, the resumption then. Returns: a pause before the next."""
         url, headers = next(self._urls), {"accept": "text/event-stream"}
         if journey.request_id is None or not journey.plan.body.get("stream"):
-            headers["idempotency-key"] = f"{self._key_prefix}-{journey.plan.name}-{journey.attempt}"
+            headers["idempotency-key"] = self.key_of(journey)
             request = self._http.build_request("POST", url + journey.plan.path, json=journey.plan.body, headers=headers)
             return await self._exchange(journey, number, request, cursor=None)
         if not self._can_resume:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from checker.history import Claimed, Expected, Offers, PoolLog, Ran, Record, Resources, SystemEnded
+from checker.history import Checked, Claimed, Expected, Offers, PoolLog, Ran, Record, Resources, SystemEnded
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -50,6 +50,7 @@ class Evidence:
     after: Resources | None = None
     offers: Offers | None = None
     ended: SystemEnded | None = None
+    checked: list[Checked] = field(default_factory=list)  # in time
     decode: Decode | None = None  # token ids -> text; None leaves texts unjudged
 
 
@@ -71,6 +72,8 @@ def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> 
                 evidence.after = record
             case Offers():
                 evidence.offers = record
+            case Checked():
+                evidence.checked.append(record)
             case SystemEnded():
                 evidence.ended = record
     for claims in evidence.claims.values():

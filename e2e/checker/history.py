@@ -174,6 +174,30 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """A part ended politely and began again as another release."""
+
+    at: float
+    part: str
+    release: str  # that it is of now: before | after
+    in_flight: tuple[str, ...]  # calls that were accepted and not over when it was told to end
+    seconds: float  # until it had ended
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A question that a disturbance asked the system by itself, and whether the answer may be."""
+
+    at: float
+    rule: str
+    subject: str
+    expected: str
+    found: str
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SystemEnded:
     """The whole system ended by itself, and its last words."""
 
@@ -197,6 +221,8 @@ Record = (
     | Expected
     | Resources
     | Offers
+    | HandedOver
+    | Checked
     | SystemEnded
 )
 _KINDS: dict[str, Callable[..., Record]] = {
@@ -217,6 +243,8 @@ _KINDS: dict[str, Callable[..., Record]] = {
         Expected,
         Resources,
         Offers,
+        HandedOver,
+        Checked,
         SystemEnded,
     )
 }

@@ -80,6 +80,14 @@ def system_stays(evidence: Evidence) -> Iterator[Violation]:
         yield Violation(rule="system_stays", harm=Harm.LOST, expected="a system that goes on", found=words)
 
 
+def checks_hold(evidence: Evidence) -> Iterator[Violation]:
+    """What a disturbance asked by itself was answered as it must be; the rule's name is that of the question."""
+    for check in evidence.checked:
+        if not check.is_right:
+            expected = f"{check.subject}: {check.expected}"
+            yield Violation(rule=check.rule, harm=Harm.MISSTATED, expected=expected, found=check.found, at=check.at)
+
+
 def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
     """All rules of this file."""
     yield from refused_cost_nothing(calls, evidence)
@@ -87,3 +95,4 @@ def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Vio
     yield from comes_to_rest(evidence)
     yield from stale_work_is_refused(evidence)
     yield from system_stays(evidence)
+    yield from checks_hold(evidence)

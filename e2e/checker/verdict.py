@@ -1,5 +1,6 @@
 """Judges a history: counts, not pass or fail, and a story for each violation. A function of the records alone."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from checker.answers import Call, gather_calls
 from checker.content_rules import CONTENT_RULES, EVIDENCE_RULES
 from checker.evidence import Decode, Evidence, Harm, Violation, gather_evidence
-from checker.history import Event, Fault, Opening, Record, to_line
+from checker.history import Checked, Event, Fault, HandedOver, Opening, Record, to_line
 from checker.stream_rules import STREAM_RULES
 from checker.system_rules import system_violations
 
@@ -33,6 +34,8 @@ class Verdict:
     unproven: tuple[str, ...]  # rules that had nothing to judge by
     harms: dict[str, int]
     offers: dict[str, int]  # what was offered to pool and stages, stale work among it; empty when not recorded
+    handovers: int  # of parts, from one release to another
+    checks: dict[str, int]  # questions that the disturbance asked by itself, by rule
     error_ends: int
     violations: tuple[Violation, ...]
 
@@ -73,6 +76,8 @@ def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
         unproven=_unproven(evidence),
         harms={harm.value: sum(found.count for found in violations if found.harm is harm) for harm in Harm},
         offers={} if evidence.offers is None else evidence.offers.counts,
+        handovers=sum(isinstance(record, HandedOver) for record in records),
+        checks=dict(Counter(record.rule for record in records if isinstance(record, Checked))),
         error_ends=sum(found.rule == "has_no_error" for found in violations),
         violations=tuple(_with_story(found, records) for found in violations),
     )
@@ -89,6 +94,9 @@ def table(verdict: Verdict) -> str:
     ]
     if verdict.offers:
         lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(verdict.offers.items())))
+    if verdict.handovers:
+        asked = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.checks.items()))
+        lines.append(f"  {verdict.handovers} hand-overs between releases; asked: {asked}")
     if verdict.unproven:
         lines.append(f"  nothing to judge by: {', '.join(verdict.unproven)}")
     for found in verdict.violations:

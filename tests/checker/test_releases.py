@@ -1,0 +1,251 @@
+"""Two releases side by side: what is exported, how parts change hands, and what the system is asked meanwhile."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from history_builders import good_call, good_history
+
+from checker.checkouts import NoSuchRelease, Release, Releases, export, last_release
+from checker.client import Journey
+from checker.history import Checked, HandedOver, HistoryWriter
+from checker.layout import GROUPS, PARTS, Layout, parts_of
+from checker.releases import UNITS, NumberInForce, what_forming_came_to
+from checker.retelling import Telling, compare, plan_questions
+from checker.rolling import DEATHS_MAX, RollingSystem
+from checker.system import SystemBroke, wait_for
+from checker.verdict import judge, table
+from checker.workload import PlannedCall, chain
+
+ROOT = Path(__file__).parents[2]
+FILES = ("cli/main", "cli/pool", "gateway/service", "scheduler/service", "worker/service")
+SCHEMAS = "from types import SimpleNamespace\nSCHEMAS = SimpleNamespace(oldest=3, newest=4)\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One commit, in which every part is an empty file."""
+    orca = tmp_path / "repository" / "services" / "orca"
+    for name in (*FILES, "pool/schemas", "../../kernels/orca/kernels/one"):
+        file = orca / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(SCHEMAS if name == "pool/schemas" else "")
+    git(tmp_path / "repository", "init", "-q")
+    commit(tmp_path / "repository")
+    return tmp_path / "repository"
+
+
+def git(root: Path, *words: str) -> None:
+    who = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    subprocess.run(["git", "-C", str(root), *who, *words], check=True, capture_output=True)
+
+
+def commit(root: Path) -> None:
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "test")
+
+
+def test_a_release_is_what_its_revision_held(repository: Path, tmp_path: Path) -> None:
+    (repository / "services" / "orca" / "pool" / "schemas.py").write_text("raise SystemExit('changed since')")
+    release = export("HEAD", tmp_path / "before", repository)
+    assert release.schemas == (3, 4)
+    assert release.environment({"A": "b"})["PYTHONPATH"].startswith(str(tmp_path / "before" / "services"))
+
+
+def test_a_part_that_a_revision_lacks_is_not_taken_from_what_is_installed(repository: Path, tmp_path: Path) -> None:
+    (repository / "services" / "orca" / "cli" / "pool.py").unlink()
+    commit(repository)
+    with pytest.raises(NoSuchRelease, match=r"HEAD lacks .*pool\.py, which came from elsewhere"):
+        export("HEAD", tmp_path / "before", repository)
+
+
+def test_a_revision_that_is_none_says_so(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoSuchRelease, match="v0"):
+        export("v0", tmp_path / "before", repository)
+
+
+def test_the_last_release_is_the_newest_tag_or_the_commit_before(repository: Path) -> None:
+    git(repository, "commit", "-q", "--allow-empty", "-m", "test")
+    first = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD~1"], capture_output=True, text=True).stdout
+    assert first.startswith(last_release(repository))
+    git(repository, "tag", "v1")
+    assert last_release(repository) == "v1"
+
+
+def test_every_part_is_handed_over_once_each_way_and_both_releases_have_a_gateway_and_a_group_half_way() -> None:
+    assert sorted(part for unit in UNITS for part in unit) == sorted(PARTS)
+    assert [*UNITS[0], *UNITS[1]] == ["gateway", *parts_of(0)]
+
+
+def test_a_part_keeps_its_address_and_knows_those_of_its_group(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "model", tmp_path)
+    assert layout.command("gateway") == layout.command("gateway")
+    for group in GROUPS:
+        stages = ",".join(layout.addresses[f"worker-{group}.{stage}"] for stage in (0, 1))
+        assert stages in layout.command(f"scheduler-{group}")
+        assert layout.addresses[f"worker-{group}.1"] in layout.command(f"worker-{group}.1")
+
+
+SLEEPS = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(300)"
+
+
+@dataclass(frozen=True, slots=True)
+class SmallLayout(Layout):
+    """Every part only says of which release it is."""
+
+    def command(self, name: str) -> list[str]:  # noqa: ARG002
+        return [sys.executable, "-c", SLEEPS]
+
+
+class SmallSystem(RollingSystem):
+    def _is_ready(self) -> bool:
+        return len(self.parts()) == len(PARTS) + 1
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> RollingSystem:
+    releases = Releases(Release("one", tmp_path / "one", (1, 1)), Release("two", tmp_path / "two", (1, 2)))
+    system = SmallSystem(tmp_path / "system", ("--model", "m"), releases=releases)
+    system.layout = SmallLayout(Path("m"), system.folder)
+    return system
+
+
+async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(system: RollingSystem) -> None:
+    async with system:
+        first = system.parts()["gateway"]
+        first.kill()
+        await wait_for(lambda: system.parts().get("gateway", first) != first, 60, "the gateway")
+        assert "gateway was killed by SIGKILL; started again" in system.output
+        log = system.log_of("gateway")
+        await wait_for(lambda: len(log.read_text().splitlines()) == 2, 60, "its first words")
+        assert {line.rpartition("/")[0].rpartition("/")[2] for line in log.read_text().splitlines()} == {"one"}
+
+
+async def test_a_part_that_is_handed_over_is_of_the_other_release(system: RollingSystem) -> None:
+    async with system:
+        await system.hand_over("worker-0.1", system.releases.after)
+        log = system.log_of("worker-0.1")
+        await wait_for(lambda: "/two/" in log.read_text(), 60, "its first words")
+        assert system.release_of("worker-0.1") == system.releases.after
+        assert system.release_of("worker-0.0") == system.releases.before
+        assert system.output == ""
+
+
+async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: RollingSystem) -> None:
+    async with system:
+        for number in range(1, DEATHS_MAX + 1):
+            system.parts()["gateway"].kill()
+            await wait_for(lambda number=number: system.output.count("gateway") == number, 60, "its end")  # type: ignore[misc]
+        with pytest.raises(SystemBroke, match=f"gateway died {DEATHS_MAX} times"):
+            system.check_up()
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([], ""),
+        ([{"message": "epoch over", "reason": "the engine failed: a rank died"}], ""),
+        (
+            [{"message": "epoch over", "reason": "stage 1 is of another release"}],
+            "refused: stage 1 is of another release",
+        ),
+        ([{"message": "seat taken"}, {"message": "epoch formed"}], "formed"),
+    ],
+)
+def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[dict[str, str]], outcome: str) -> None:
+    assert what_forming_came_to("\n".join(["no record", *map(json.dumps, lines)])) == outcome
+
+
+def telling(gateway: str = "one", **changes: Any) -> Telling:
+    return Telling(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
+
+
+def journey() -> Journey:
+    return Journey(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
+
+
+def test_gateways_that_tell_the_same_bytes_are_right() -> None:
+    checks = compare(journey(), [telling(), telling("two")])
+    assert {check.rule for check in checks} == {"key_is_one_request", "gateways_tell_alike"}
+    assert all(check.is_right for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "found"),
+    [
+        ({"by_key": b"abX"}, "gateways_tell_alike", "from byte 2 on b'abc' and b'abX'"),
+        ({"by_name": b"more"}, "gateways_tell_alike", "from byte 0 on b'' and b'more'"),
+        ({"request_id": "cmpl-2"}, "key_is_one_request", "cmpl-2 at two"),
+    ],
+)
+def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
+    wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
+    assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
+
+
+def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None:
+    plans = plan_questions(chain("m", 100), seed=1, name="q0", count=6)
+    assert [plan.name for plan in plans] == [f"q0.{place}" for place in range(6)]
+    assert {plan.intent for plan in plans} == {"finish"}
+    assert {"logprobs" in plan.body for plan in plans} == {True, False}
+
+
+async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_parts: bool) -> list[Checked]:
+    """What is noted when the newer release has these numbers and `orca pool schema` says that."""
+
+    class Pool:
+        releases = Releases(Release("one", folder, (1, 1)), Release("two", folder, schemas))
+
+        async def pool(self, *_: object) -> str:
+            return said
+
+    with HistoryWriter(folder / "history") as history:
+        scene = SimpleNamespace(history=history, tell=lambda _: None)
+        numbers = NumberInForce(cast(Any, scene), cast(Any, Pool()))
+        await numbers.ask_raise(has_older_parts=has_older_parts)
+        return [record for record in history.records if isinstance(record, Checked)]
+
+
+@pytest.mark.parametrize(
+    ("said", "schemas", "has_older_parts", "is_right"),
+    [
+        ("schema 1 stays in force: a part that lives cannot", (1, 2), True, True),
+        ("schema 2 is in force, before it was 1", (1, 2), True, False),
+        ("schema 2 is in force, before it was 1", (1, 2), False, True),
+        ("schema 1 stays in force: this release cannot", (1, 1), False, True),
+    ],
+)
+async def test_a_number_is_raised_when_the_older_release_has_left_and_not_before(
+    tmp_path: Path, said: str, schemas: tuple[int, int], has_older_parts: bool, is_right: bool
+) -> None:
+    [check] = await ask(tmp_path, said, schemas, has_older_parts=has_older_parts)
+    assert (check.rule, check.is_right) == ("number_waits_for_all", is_right)
+
+
+def test_a_wrong_answer_to_a_check_is_a_violation_and_handovers_are_counted() -> None:
+    handed = HandedOver(at=2.0, part="gateway", release="after", in_flight=("c0",), seconds=1.0, exit_code=0)
+    wrong = Checked(at=3.0, rule="gateways_tell_alike", subject="q0", expected="equal", found="b", is_right=False)
+    verdict = judge([*good_history(good_call()), handed, wrong])
+    assert (verdict.handovers, verdict.checks, verdict.harms["misstated"]) == (1, {"gateways_tell_alike": 1}, 1)
+    assert "1 hand-overs between releases; asked: gateways_tell_alike 1" in table(verdict)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1500)
+def test_the_last_release_beside_this_one_loses_nothing(tmp_path: Path) -> None:
+    words = ["releases", "--seed", "1", "--kills", "1", "--no-rollback", "--out", str(tmp_path / "run")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "checker", *words],
+        cwd=ROOT / "e2e",
+        capture_output=True,
+        text=True,
+        timeout=1400,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "8 hand-overs" in ran.stdout
