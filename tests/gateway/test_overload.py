@@ -1,6 +1,7 @@
 """More calls than can be served: who is refused, how cheaply, and when they are told to come back."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -10,12 +11,12 @@ from gateway_rig import Rig, error_of, recording, rig, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca.core.errors import PoolUnavailable
+from orca.core.errors import PoolUnavailable, QueueFull
 from orca.core.request import Request
 from orca.gateway.api_keys import ApiKey, Limits, digest, line
-from orca.gateway.overload import EndRate, Overload, retry_after_seconds
+from orca.gateway.overload import ASK_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
-from orca.pool.api import PoolStats
+from orca.pool.api import Parent, PoolStats, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.settings import PoolSettings
 
@@ -37,12 +38,15 @@ class ToldPool(MemoryPool):
         super().__init__(self)
         self.told = told
         self.asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     def wall_ms(self) -> int:
         return 0
 
     async def stats(self) -> PoolStats:
         self.asked += 1
+        await self.may_answer.wait()
         if isinstance(self.told, Exception):
             raise self.told
         return self.told
@@ -55,10 +59,22 @@ class Clock:
         return self.now_s
 
 
+def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
+    return Overload(pool, clock or Clock(), connections_max=100)
+
+
+async def is_refused(overload: Overload) -> bool:
+    try:
+        await overload.check()
+    except QueueFull:
+        return True
+    return False
+
+
 async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
     """What a gateway knows that has looked at the pool for so long."""
     pool, clock = ToldPool(stats()), Clock()
-    overload = Overload(pool, clock)
+    overload = overload_of(pool, clock)
     while clock.now_s < seconds:
         clock.now_s += 0.5
         pool.told = stats(queued=queued, queued_max=10**6, ended_ever=round(clock.now_s * ends_per_second))
@@ -129,7 +145,7 @@ async def test_without_a_measured_rate_no_deadline_is_refused() -> None:
 
 async def test_the_pool_is_asked_four_times_a_second_however_many_call() -> None:
     pool, clock = ToldPool(stats()), Clock()
-    overload = Overload(pool, clock)
+    overload = overload_of(pool, clock)
     for _ in range(10):
         await asyncio.gather(*(overload.check() for _ in range(100)))
         clock.now_s += 0.1
@@ -138,7 +154,7 @@ async def test_the_pool_is_asked_four_times_a_second_however_many_call() -> None
 
 @pytest.mark.parametrize("problem", [PoolUnavailable("away"), TimeoutError()])
 async def test_a_pool_that_says_nothing_is_left_to_submit(problem: Exception) -> None:
-    overload = Overload(ToldPool(problem), Clock())
+    overload = overload_of(ToldPool(problem))
     await overload.check()
     overload.check_deadline(1)
 
@@ -157,13 +173,65 @@ async def test_a_pool_that_says_nothing_is_left_to_submit(problem: Exception) ->
 async def test_a_full_queue_is_known_before_the_pool_is_asked(
     told: PoolStats, queue_percent: int | None, is_refused: bool
 ) -> None:
-    overload = Overload(ToldPool(told), Clock())
+    overload = overload_of(ToldPool(told))
     refused = False
     try:
         await overload.check(queue_percent)
     except Exception as error:
         refused = "wait already" in str(error)
     assert refused == is_refused
+
+
+async def test_no_refusal_waits_for_the_pool() -> None:
+    pool, clock = ToldPool(stats(queued=100)), Clock()
+    overload = overload_of(pool, clock)
+    assert await is_refused(overload)
+    pool.may_answer.clear()
+    clock.now_s = 0.4
+    async with asyncio.timeout(10):
+        assert [await is_refused(overload) for _ in range(100)] == [True] * 100
+    await until(lambda: pool.asked == 2)
+    pool.may_answer.set()
+
+
+async def test_a_place_that_became_free_is_seen_when_the_pool_has_answered() -> None:
+    pool, clock = ToldPool(stats(queued=100)), Clock()
+    overload = overload_of(pool, clock)
+    assert await is_refused(overload)
+    pool.told = stats(queued=99)
+    clock.now_s = 0.3
+    assert await is_refused(overload)
+    async with asyncio.timeout(10):
+        while await is_refused(overload):
+            await asyncio.sleep(0)
+
+
+async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by_what_is_old() -> None:
+    pool, clock = ToldPool(stats(queued=100)), Clock()
+    overload = overload_of(pool, clock)
+    assert await is_refused(overload)
+    pool.told = stats(queued=99)
+    clock.now_s = 0.6
+    assert not await is_refused(overload)
+
+
+async def test_a_pool_that_stops_answering_refuses_nobody_by_what_it_said_before() -> None:
+    pool, clock = ToldPool(stats(queued=100)), Clock()
+    overload = overload_of(pool, clock)
+    assert await is_refused(overload)
+    pool.may_answer.clear()
+    clock.now_s = 0.6
+    assert not await is_refused(overload)
+
+
+async def test_a_refusal_by_the_pool_counts_until_it_says_otherwise() -> None:
+    pool, clock = ToldPool(stats(queued_prompt_tokens=99)), Clock()
+    overload = overload_of(pool, clock)
+    assert not await is_refused(overload)
+    overload.note_full()
+    assert await is_refused(overload)
+    clock.now_s = 0.6
+    assert not await is_refused(overload)
 
 
 async def filled(one: Rig, calls: int) -> list[asyncio.Task[Any]]:
@@ -192,6 +260,53 @@ async def test_refused_calls_cost_no_body_no_tokens_and_no_iteration() -> None:
         assert {(await task).status_code for task in waiting} == {200}
         assert len(ran) == len(waiting)
         scheduling.cancel()
+
+
+class SilentWhenFull(ToldPool):
+    """Says that it is full and must not be asked anything else for a new call."""
+
+    def __init__(self) -> None:
+        super().__init__(stats(queued=100))
+
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:  # noqa: ARG002 - the pool's signature
+        raise AssertionError("a call was submitted")
+
+    async def parent(self, parent: str) -> Parent:  # noqa: ARG002 - likewise
+        raise AssertionError("a call was looked up")
+
+
+async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
+    pool = SilentWhenFull()
+    async with rig(schedules=False, pool=pool) as one:
+        started, before = time.monotonic(), pool.asked
+        for _ in range(50):
+            assert (await one.error(COMPLETIONS, prompt="a"))[0] == 429
+        assert pool.asked - before <= 1 + (time.monotonic() - started) / ASK_SECONDS
+
+
+async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
+    settings = Settings(model="tiny", api_keys=("right",))
+    async with rig(schedules=False, pool=SilentWhenFull(), settings=settings) as one:
+        answers = [
+            await one.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
+            for key in ("wrong", "right")
+        ]
+        assert [answer.status_code for answer in answers] == [401, 429]
+
+
+async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> None:
+    async with rig(schedules=False, settings=Settings(model="tiny", connections_max=3)) as one:
+        waiting = await filled(one, 2)
+        keyed = {"idempotency-key": "k"}
+        waiting.append(asyncio.create_task(one.client.post(COMPLETIONS, json={"prompt": "a"}, headers=keyed)))
+        await until(lambda: one.app.state.gateway.drain.open_answers == 3)
+        status, error = await one.error(COMPLETIONS, prompt="a")
+        assert (status, error["code"]) == (503, "too_many_answers")
+        repeated = await one.client.post(COMPLETIONS, json={"prompt": "b"}, headers=keyed)
+        assert repeated.status_code == 422
+        for parent in list(one.pool.parents):
+            assert (await one.client.delete(f"/v1/requests/{parent}")).status_code == 200
+        await asyncio.gather(*waiting)
 
 
 async def test_a_refusal_by_the_pool_itself_is_remembered() -> None:

@@ -91,7 +91,7 @@ def create_app(
         reading=Reading(tokenizer, frozenset(model_info.eos_token_ids)),
         encoder=Encoder(model_info, tokenizer, settings),
         keys=keys,
-        overload=Overload(pool, time.monotonic),
+        overload=Overload(pool, time.monotonic, settings.connections_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway

@@ -20,6 +20,11 @@ class Drain:
         self.is_cut = False
         self._open: set[Callable[[], None]] = set()
 
+    @property
+    def open_answers(self) -> int:
+        """Accepted calls that this gateway is answering."""
+        return len(self._open)
+
     def begin(self, seconds: float) -> None:
         """Take no more calls, and cut what is still open after so many seconds."""
         if not self.has_begun:

@@ -4,10 +4,11 @@ The parts of the process that calls share are in `Gateway`; nothing of a call ou
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request as HttpRequest
@@ -69,9 +70,9 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
-    is_new = await _check_load(gateway, http)
+    await _check_load(gateway, http)
     body = await receive_body(http, CompletionBody, gateway.settings)
-    if is_new:
+    async with _unless_known(gateway, http):
         gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     prompts = completion_prompts(body, gateway.served, gateway.settings)
@@ -89,9 +90,9 @@ async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     gateway.drain.check()
     started = time.perf_counter()
-    is_new = await _check_load(gateway, http)
+    await _check_load(gateway, http)
     body = await receive_body(http, ChatBody, gateway.settings)
-    if is_new:
+    async with _unless_known(gateway, http):
         gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
     text = chat_prompt(body, gateway.served, gateway.settings)
@@ -139,14 +140,26 @@ async def _generate(
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
 
 
-async def _check_load(gateway: Gateway, http: HttpRequest) -> bool:
-    """Whether the call is a new one. Raises: QueueFull when there is no place for it; ApiError."""
+async def _check_load(gateway: Gateway, http: HttpRequest) -> None:
+    """Raises: QueueFull, ApiError 503 when there is no place for a new call; nothing of it was read."""
+    async with _unless_known(gateway, http):
+        gateway.overload.check_answers(gateway.drain.open_answers)
+        key = key_of(http)
+        await gateway.overload.check(None if key is None else key.limits.queue_percent)
+
+
+@contextlib.asynccontextmanager
+async def _unless_known(gateway: Gateway, http: HttpRequest) -> AsyncIterator[None]:
+    """What refuses new calls for the load: one that repeats an accepted call takes no place, and passes.
+
+    Only a call that would be refused is looked up in the pool.
+    """
     word = idempotency_key(http)
-    if word is not None and await _is_known(gateway.pool, keyed_name(owner_of(http), word)):
-        return False
-    key = key_of(http)
-    await gateway.overload.check(None if key is None else key.limits.queue_percent)
-    return True
+    try:
+        yield
+    except (QueueFull, ApiError):
+        if word is None or not await _is_known(gateway.pool, keyed_name(owner_of(http), word)):
+            raise
 
 
 async def _is_known(pool: Pool, parent: str) -> bool:

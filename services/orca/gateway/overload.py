@@ -1,24 +1,35 @@
 """What a gateway does when more is asked than can be served: refuse early, cheaply, and say when to come back.
 
 The pool decides who is accepted (`submit`). What is here only saves work: while the queue is known to be full, a call
-is refused before its body is read and its prompt encoded. The pool's counts are asked for at most four times a second,
-whatever comes in. All times are estimates from the rate at which requests have ended while others waited.
+is refused before its body is read and its prompt encoded, and without waiting for the pool, whose counts are asked for
+at most four times a second, whatever comes in. All times are estimates from the rate at which requests have ended while
+others waited.
 """
 
 import asyncio
 import collections
 import hashlib
+import logging
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orca.core.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.pool.api import Pool, PoolStats
 
-AGE_MAX_SECONDS = 0.25
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 0.25
 """Counts older than this are asked for anew; an answer that takes longer is not waited for."""
+
+BELIEVE_SECONDS = 0.5
+"""A queue that was full so long ago is taken to be full while the pool is asked anew: no refusal waits for an answer,
+and a place that becomes free is seen so much later at most."""
+
+ANSWERS_SHARE = 0.9
+"""Part of a gateway's connections that new calls may hold open: the others are for probes, cancels and resuming."""
 
 RATE_WINDOW_SECONDS = 30.0
 RATE_LEAST_SECONDS = 3.0
@@ -87,12 +98,14 @@ class EndRate:
 class Overload:
     """The pool's backlog as this process last heard of it."""
 
-    def __init__(self, pool: Pool, clock_s: Callable[[], float]) -> None:
-        """Args: clock_s: any clock that never goes back, in seconds."""
+    def __init__(self, pool: Pool, clock_s: Callable[[], float], connections_max: int) -> None:
+        """Args: clock_s: any clock that never goes back, in seconds; connections_max: of this gateway."""
         self._pool = pool
         self._clock_s = clock_s
+        self._answers_max = math.ceil(connections_max * ANSWERS_SHARE)
         self._stats: PoolStats | None = None
-        self._asked_s = -math.inf
+        self._known_s = -math.inf  # when the pool answered, or failed to
+        self._has_refused = False  # the pool's own refusal of a call since then
         self._asking: asyncio.Task[None] | None = None
         self._rate = EndRate()
 
@@ -101,15 +114,26 @@ class Overload:
 
         Raises: QueueFull when the queue is known to be full; a pool that does not answer is left to `submit`.
         """
-        stats = await self._recent()
-        if stats is None:
-            return
         share = (queue_percent or 100) / 100
-        if stats.queued >= stats.queued_max * share:
-            raise self.refusal(QueueFull(f"{stats.queued} requests wait already"), secrets.token_hex(8))
-        if stats.queued_prompt_tokens >= stats.queued_prompt_tokens_max * share:
-            message = f"requests with {stats.queued_prompt_tokens} prompt tokens wait already"
+        age_s = self._clock_s() - self._known_s
+        if age_s > ASK_SECONDS:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            if age_s > BELIEVE_SECONDS or self._fullness(share) is None:
+                await self._wait_for(self._asking)
+        if message := self._fullness(share):
             raise self.refusal(QueueFull(message), secrets.token_hex(8))
+
+    def check_answers(self, answers: int) -> None:
+        """Raises: ApiError 503 when so many answers are open here that one more would leave no way in for the rest."""
+        if answers >= self._answers_max:
+            raise ApiError(
+                503,
+                f"{answers} answers are open at this gateway already",
+                kind=UNAVAILABLE,
+                code="too_many_answers",
+                retry_after_s=self._retry_after_s(answers, secrets.token_hex(8)),
+            )
 
     def check_deadline(self, deadline_ms: int | None) -> None:
         """Raises: ApiError 429 for a call that would still wait when its deadline comes. Without data none is."""
@@ -119,14 +143,13 @@ class Overload:
         wait_s = wait_seconds(stats.queued, rate)
         if wait_s * DEADLINE_MARGIN * 1000 > deadline_ms:
             message = f"requests wait for about {wait_s:.0f} s at the moment: deadline_ms {deadline_ms} cannot be met"
-            retry_after_s = retry_after_seconds(stats.queued, rate, secrets.token_hex(8))
             raise ApiError(
                 429,
                 message,
                 kind="overloaded_error",
                 param="deadline_ms",
                 code="deadline_unreachable",
-                retry_after_s=retry_after_s,
+                retry_after_s=self._retry_after_s(stats.queued, secrets.token_hex(8)),
             )
 
     def refusal(self, error: Overloaded, word: str) -> Overloaded:
@@ -134,31 +157,41 @@ class Overload:
         if self._stats is not None:
             # Bytes are held by what runs as well.
             others = self._stats.owned if isinstance(error, PoolFull) else 0
-            error.retry_after_s = retry_after_seconds(self._stats.queued + others, self._rate.per_second, word)
+            error.retry_after_s = self._retry_after_s(self._stats.queued + others, word)
         return error
 
     def note_full(self) -> None:
         """The queue had no place for one more: what is counted here is behind."""
-        if self._stats is not None:
-            self._stats = replace(self._stats, queued=max(self._stats.queued, self._stats.queued_max))
+        self._has_refused = True
 
-    async def _recent(self) -> PoolStats | None:
-        """The pool's counts, not older than AGE_MAX_SECONDS; None when it did not give them in time."""
-        if self._clock_s() - self._asked_s > AGE_MAX_SECONDS:
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._ask())
-            # One question for all that wait, whoever of them leaves.
-            await asyncio.shield(self._asking)
-        return self._stats
+    def _retry_after_s(self, waiting: int, word: str) -> float:
+        return retry_after_seconds(waiting, self._rate.per_second, word)
+
+    def _fullness(self, share: float) -> str | None:
+        """Why a call is refused in a queue whose bounds are this part of the pool's; None for one that may try."""
+        stats = self._stats
+        if stats is None:
+            return None
+        if stats.queued >= stats.queued_max * share:
+            return f"{stats.queued} requests wait already"
+        if stats.queued_prompt_tokens >= stats.queued_prompt_tokens_max * share:
+            return f"requests with {stats.queued_prompt_tokens} prompt tokens wait already"
+        return "as many requests wait already as the queue holds" if self._has_refused else None
+
+    async def _wait_for(self, asking: asyncio.Task[None]) -> None:
+        """Wait for the pool's answer to one question, shared by all calls; not for long."""
+        answered, _ = await asyncio.wait((asking,), timeout=ASK_SECONDS)
+        if not answered:
+            self._stats, self._known_s = None, self._clock_s()
 
     async def _ask(self) -> None:
+        stats = None
         try:
-            async with asyncio.timeout(AGE_MAX_SECONDS):
-                self._stats = await self._pool.stats()
-        except (PoolUnavailable, TimeoutError):
-            self._stats = None
-        else:
-            self._rate.note(self._clock_s(), self._stats)
+            stats = await self._pool.stats()
+            self._rate.note(self._clock_s(), stats)
+        except (PoolUnavailable, TimeoutError) as error:
+            log.info("the pool does not say how full it is: %s", error)
         finally:
-            self._asked_s = self._clock_s()
-            self._asking = None
+            # After any failure nothing is known: old counts must not refuse for ever.
+            self._stats, self._has_refused = stats, False
+            self._known_s, self._asking = self._clock_s(), None
