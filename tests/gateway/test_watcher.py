@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orca.core.errors import PoolUnavailable, UnknownRequest
 from orca.core.request import End, FinishReason, Token
 from orca.gateway.readers import Readers
-from orca.gateway.watcher import UNTAKEN_MAX, Follower, LogWatcher
+from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.api import LogSlice
 
 
@@ -120,6 +120,15 @@ async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None
         logs.add("running", 1)
         await asyncio.wait_for(running.next(), 5)
         assert logs.read[0] == {"running"}
+
+
+async def test_however_many_wait_no_call_reads_more_than_so_many_logs() -> None:
+    logs = FakeLogs()
+    names = {f"r{i}" for i in range(2 * READ_MAX + 1)}
+    async with watching(logs) as watcher:
+        watcher.follow(names)
+        await until(lambda: set().union(*logs.read) == names)
+        assert max(map(len, logs.read)) == READ_MAX
 
 
 async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_rest() -> None:

@@ -11,6 +11,9 @@ from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
 
+RENEW_MAX = 256
+"""Entries that one call renews: Redis and this process turn to others in between."""
+
 
 class Readers:
     """The (parent, reader) entries of this process. `run` is one task of the process."""
@@ -37,8 +40,7 @@ class Readers:
         was_away = False
         while True:
             try:
-                if self._open:
-                    await self._pool.renew(list(self._open))
+                await self._renew()
                 await self._pool.sweep()
                 was_away = False
             except PoolUnavailable as error:
@@ -48,6 +50,11 @@ class Readers:
             except Exception:
                 log.exception("a round of renewing readers failed")
             await asyncio.sleep(self._round_seconds)
+
+    async def _renew(self) -> None:
+        entries = list(self._open)
+        for first in range(0, len(entries), RENEW_MAX):
+            await self._pool.renew(entries[first : first + RENEW_MAX])
 
     async def settle(self) -> None:
         """Wait until entries that were removed are out of the pool."""

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 1.0  # what a lost hint may cost
 OUTAGE_SECONDS = 0.2  # between two attempts while the pool is away
 UNSEEN_SECONDS = 0.01  # before tokens that were told of and could not be read are looked for again
+READ_MAX = 256  # logs that one call reads: Redis and this process turn to others in between
 UNTAKEN_MAX = 1024  # tokens read for a connection and not taken by it
 
 
@@ -142,11 +143,19 @@ class LogWatcher:
         starts = {request_id: self._cursors[request_id] for request_id in longer or () if request_id in self._cursors}
         if not starts or is_time_for_all:
             starts, self._all_read = dict(self._cursors), now
-        parts = await self._pool.read_many(starts)
-        self._deliver(parts)
-        if longer and not parts:
+        is_seen = await self._read(starts)
+        if longer and not is_seen:
             # Told of, but not to be seen yet: replicas have not confirmed it.
             await asyncio.sleep(UNSEEN_SECONDS)
+
+    async def _read(self, starts: Mapping[str, int]) -> bool:
+        """Read these logs and deliver what is new; whether anything was."""
+        logs, is_seen = list(starts.items()), False
+        for first in range(0, len(logs), READ_MAX):
+            parts = await self._pool.read_many(dict(logs[first : first + READ_MAX]))
+            self._deliver(parts)
+            is_seen = is_seen or bool(parts)
+        return is_seen
 
     async def _wait_for_news(self) -> frozenset[str] | None:
         """Logs that are longer now, as far as known; None when the set of logs changed meanwhile."""

@@ -27,7 +27,8 @@ class Hints:
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
         self._known: OrderedDict[str, int] = OrderedDict()
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        # Few, with many names each: a gateway waits once for all its streams, however often.
+        self._waiters: dict[asyncio.Future[None], Mapping[str, int]] = {}
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
         """Return when one of the names is known to be past its number, or after `timeout_s` or the poll interval.
@@ -39,16 +40,12 @@ class Hints:
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(min(timeout_s, self._poll_s), _wake, woken)
-        for name in versions:
-            self._waiters.setdefault(name, set()).add(woken)
+        self._waiters[woken] = versions
         try:
             await woken
         finally:
             timer.cancel()
-            for name in versions:
-                self._waiters[name].discard(woken)
-                if not self._waiters[name]:
-                    del self._waiters[name]
+            del self._waiters[woken]
         return self._past(versions)
 
     def _past(self, versions: Mapping[str, int]) -> frozenset[str]:
@@ -61,15 +58,15 @@ class Hints:
             self._known.move_to_end(name)
             if len(self._known) > _KNOWN_MAX:
                 self._known.popitem(last=False)
-        for woken in self._waiters.get(name, ()):
-            _wake(woken)
+        for woken, versions in self._waiters.items():
+            if name in versions:
+                _wake(woken)
 
     def wake_all(self) -> None:
         """Messages may have been missed, and after a fail-over lengths may be less: everybody looks for themselves."""
         self._known.clear()
-        for waiters in self._waiters.values():
-            for woken in waiters:
-                _wake(woken)
+        for woken in self._waiters:
+            _wake(woken)
 
 
 class Subscription:
