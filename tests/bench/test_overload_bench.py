@@ -60,6 +60,13 @@ async def test_a_call_is_tried_so_many_times_and_no_more() -> None:
     assert len(figures.refusal_s) == figures.statuses["503"]
 
 
+async def test_an_accepted_call_without_all_its_tokens_is_shown() -> None:
+    cut_short = HEAD + b"".join(map(chunk, (usage(0), event(b"[DONE]"))))
+    figures = await figures_of(lambda number: cut_short if number > 2 else None)
+    assert len(figures.broken) == figures.accepted - 3
+    assert "ended with all tokens 3" in "\n".join(lines(figures))
+
+
 async def test_a_mistake_is_not_tried_again() -> None:
     figures = await figures_of(lambda number: REFUSAL % (400, b"") if number > 2 else None)
     assert figures.refusal_s == []

@@ -91,7 +91,7 @@ async def _call(target: Target, request: TraceRequest, body: bytes, start_s: flo
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
             await stream.ended
-        error = stream.error or _wrong_count(stream, request.new_tokens)
+        error = stream.error or wrong_count(stream, request.new_tokens)
     except TimeoutError:
         error = f"no end within {target.timeout_s:g} s"
     except OSError as failure:
@@ -111,7 +111,7 @@ async def _call(target: Target, request: TraceRequest, body: bytes, start_s: flo
     )
 
 
-def _wrong_count(stream: "EventStream", wanted: int) -> str | None:
+def wrong_count(stream: "EventStream", wanted: int) -> str | None:
     """Why the answer is not `wanted` tokens; None when it is. Ids are proof, then usage, then the number of events."""
     if stream.usage_tokens is not None and stream.usage_tokens != wanted:
         return "usage.completion_tokens is not max_tokens"

@@ -179,6 +179,8 @@ def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     if options.gateway_process is not None:
         peak = overload.peak_memory_mib(options.gateway_process)
         print(f"most memory of process {options.gateway_process}: {peak:.0f} MiB")
+    if figures.broken:
+        raise BenchFailed(f"{len(figures.broken)} accepted calls did not end whole, the first: {figures.broken[0]}")
 
 
 class BenchFailed(OrcaError):
