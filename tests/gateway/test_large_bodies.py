@@ -1,19 +1,21 @@
 """Bodies of megabytes: parsed beside the event loop, with the same verdicts as small ones."""
 
+import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import pytest
-from gateway_rig import error_of, rig
+from gateway_rig import error_of, rig, until
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
-from orca.gateway.receive import receive_body
+from orca.gateway.receive import Intake, receive_body
 from orca.gateway.settings import Settings
 
 THREADS: list[threading.Thread] = []
@@ -34,7 +36,8 @@ async def received(content: bytes, **settings: Any) -> Noting:
         return {"type": "http.request", "body": content}
 
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    return await receive_body(Request(scope, receive), Noting, Settings(model="tiny", **settings))
+    with Intake(1 << 30).call() as held:
+        return await receive_body(Request(scope, receive), Noting, Settings(model="tiny", **settings), held)
 
 
 @pytest.mark.parametrize(("size", "is_inline"), [(1_000, True), (4_000_000, False)])
@@ -84,3 +87,23 @@ async def test_a_name_that_is_there_twice_is_found_wherever_it_is(pairs: Any) ->
     except ApiError as error:
         refusals.append(error.message)
     assert [message.partition(": is ")[2] for message in refusals] == ["there twice in one object"] * has_twice(pairs)
+
+
+async def test_bodies_beyond_what_there_is_for_all_of_them_are_refused_until_others_leave() -> None:
+    async def half_a_body() -> AsyncIterator[bytes]:
+        yield b"{" + b" " * 599
+        await may_end.wait()
+        yield b"}"
+
+    may_end = asyncio.Event()
+    settings = Settings(model="tiny", body_bytes_max=1_000, bodies_bytes_max=1_000)
+    headers = {"content-type": "application/json"}
+    async with rig(schedules=False, settings=settings) as one:
+        intake = one.app.state.gateway.intake
+        slow = asyncio.create_task(one.client.post("/v1/completions", content=half_a_body(), headers=headers))
+        await until(lambda: intake.held_bytes == 600)
+        refused = await one.client.post("/tokenize", content=b" " * 500, headers=headers)
+        assert (error_of(refused)[0], refused.headers["retry-after"]) == (503, "1")
+        may_end.set()
+        assert (await slow).status_code == 400
+        assert intake.held_bytes == 0

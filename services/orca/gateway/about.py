@@ -99,7 +99,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
-    body = await receive_body(http, TokenizeBody, gateway.settings)
+    with gateway.intake.call() as held:
+        body = await receive_body(http, TokenizeBody, gateway.settings, held)
     check_model(body.model, gateway.served)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
@@ -116,7 +117,8 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
 
 async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
-    body = await receive_body(http, DetokenizeBody, gateway.settings)
+    with gateway.intake.call() as held:
+        body = await receive_body(http, DetokenizeBody, gateway.settings, held)
     check_model(body.model, gateway.served)
     limit = gateway.served.info.vocab_size
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:

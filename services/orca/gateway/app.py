@@ -36,6 +36,7 @@ from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
 from orca.gateway.overload import Overload
 from orca.gateway.playground import playground
 from orca.gateway.readers import Readers
+from orca.gateway.receive import Intake
 from orca.gateway.render import Reading
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
@@ -92,6 +93,7 @@ def create_app(
         encoder=Encoder(model_info, tokenizer, settings),
         keys=keys,
         overload=Overload(pool, time.monotonic, settings.connections_max),
+        intake=Intake(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway

@@ -5,7 +5,9 @@ its prompt to be refused by its number of tokens.
 """
 
 import asyncio
-from functools import cached_property
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 
 from orca.core.model import ModelInfo
 from orca.core.text import Tokenizer
@@ -20,6 +22,9 @@ class Encoder:
         self._context = info.max_model_len
         self._tokenizer = tokenizer
         self._settings = settings
+        # Half of the processors: the loop, whose streams go on meanwhile, needs one.
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     async def prompt(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises: ApiError 400 when the text cannot fit into the model's context."""
@@ -43,7 +48,8 @@ class Encoder:
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) > self._settings.inline_characters_max:
-            return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         # A call may bring many texts: streams go on between them.
         await asyncio.sleep(0)

@@ -29,7 +29,7 @@ from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.overload import Overload
 from orca.gateway.readers import Readers
-from orca.gateway.receive import receive_body
+from orca.gateway.receive import Held, Intake, receive_body
 from orca.gateway.render import Reading, Rendering
 from orca.gateway.settings import Settings
 from orca.gateway.state import describe, state_answer
@@ -60,6 +60,7 @@ class Gateway:
     encoder: Encoder
     keys: KeyRing
     overload: Overload
+    intake: Intake
     drain: Drain = field(default_factory=Drain)
     # Promised by the first group of our revision that was formed; None until then, and never None again.
     slots: int | None = None
@@ -68,10 +69,15 @@ class Gateway:
 
 async def complete(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
+    with gateway.intake.call() as held:
+        return await _complete(gateway, http, held)
+
+
+async def _complete(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
     gateway.drain.check()
     started = time.perf_counter()
     await _check_load(gateway, http)
-    body = await receive_body(http, CompletionBody, gateway.settings)
+    body = await receive_body(http, CompletionBody, gateway.settings, held)
     async with _unless_known(gateway, http):
         gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)
@@ -88,10 +94,15 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Response:
 
 async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
+    with gateway.intake.call() as held:
+        return await _chat(gateway, http, held)
+
+
+async def _chat(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
     gateway.drain.check()
     started = time.perf_counter()
     await _check_load(gateway, http)
-    body = await receive_body(http, ChatBody, gateway.settings)
+    body = await receive_body(http, ChatBody, gateway.settings, held)
     async with _unless_known(gateway, http):
         gateway.overload.check_deadline(body.deadline_ms)
     check_model(body.model, gateway.served)

@@ -1,12 +1,14 @@
 """Takes a JSON body off the wire: bounded in bytes, time and depth, then checked against its model.
 
-Starlette and uvicorn bound none of these. All that can be wrong comes out as an ApiError: 400, 408, 413 or 415.
+Starlette and uvicorn bound none of these. All that can be wrong comes out as an ApiError: 400, 408, 413, 415 or 503.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import orjson
@@ -14,16 +16,53 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.settings import Settings
 
 BodyType = TypeVar("BodyType", bound=BaseModel)
 
 
-async def receive_body(request: Request, model: type[BodyType], settings: Settings) -> BodyType:
+class Intake:
+    """The bytes of all bodies that a process holds at a time, bounded: many calls may send theirs slowly at once."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.held_bytes = 0
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator["Held"]:
+        """What a call receives in it is held until it leaves."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self.held_bytes -= held.total_bytes
+
+    def take(self, count: int) -> None:
+        """Raises: ApiError 503 when there is no room for so many bytes more."""
+        if self.held_bytes + count > self._bytes_max:
+            message = f"the bodies of other calls fill the {self._bytes_max} bytes that there are for them"
+            raise ApiError(503, message, kind=UNAVAILABLE, code="too_many_bodies", retry_after_s=1, closes=True)
+        self.held_bytes += count
+
+
+class Held:
+    """The bytes that one call holds of an intake."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.total_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Raises: ApiError 503."""
+        self._intake.take(count)
+        self.total_bytes += count
+
+
+async def receive_body(request: Request, model: type[BodyType], settings: Settings, held: Held) -> BodyType:
     """Raises: ApiError; starlette's ClientDisconnect when the client went away."""
     _check_headers(request)
-    raw = await _read(request, settings)
+    raw = await _read(request, settings, held)
     if len(raw) > settings.inline_body_bytes_max:
         return await asyncio.to_thread(_checked, raw, model, settings)
     return _checked(raw, model, settings)
@@ -55,7 +94,7 @@ def _check_headers(request: Request) -> None:
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
 
 
-async def _read(request: Request, settings: Settings) -> bytes:
+async def _read(request: Request, settings: Settings, held: Held) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > settings.body_bytes_max:
         raise _too_large(settings)
@@ -63,9 +102,10 @@ async def _read(request: Request, settings: Settings) -> bytes:
     try:
         async with asyncio.timeout(settings.body_seconds_max):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > settings.body_bytes_max:
+                if len(body) + len(chunk) > settings.body_bytes_max:
                     raise _too_large(settings)
+                held.take(len(chunk))
+                body += chunk
     except TimeoutError as error:
         message = f"the body did not arrive within {settings.body_seconds_max:g} seconds"
         raise ApiError(408, message, kind="timeout_error", code="body_timeout", closes=True) from error

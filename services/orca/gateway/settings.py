@@ -57,6 +57,12 @@ class Settings:
     header_count_max: int = setting(100, "headers of a request", least=1)
     # 4 MiB are some million tokens of prompt, more than any context.
     body_bytes_max: int = setting(4 << 20, "largest body of a call", least=1)
+    # Without it slow senders could hold the largest body on each of thousands of connections.
+    bodies_bytes_max: int = setting(
+        256 << 20,
+        "bytes of all bodies that are read, or wait to be encoded, at a time; beyond it calls get 503",
+        least=1,
+    )
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
     nesting_max: int = setting(32, "levels of JSON in a body", least=2)
@@ -89,6 +95,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_bounds(self)
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
+        require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
