@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from checker.answers import Call, Choice, Said, max_tokens_of
-from checker.evidence import Evidence, Harm, Violation
+from checker.answers import WHOLE, Call, Choice, Said, max_tokens_of
+from checker.evidence import Evidence, Harm, Violation, violation_in
 from checker.stream_rules import CallRule
 
 EvidenceRule = Callable[[Call, Evidence], Iterator[Violation]]
@@ -25,16 +25,8 @@ def reason_fits(call: Call) -> Iterator[Violation]:
         if count is not None and limit is not None:
             if end.finish_reason == "length" and count != limit:
                 harm = Harm.SKIPPED if count < limit else Harm.REPEATED
-                yield _told(
-                    "reason_fits",
-                    harm,
-                    call,
-                    choice,
-                    f"{limit} tokens",
-                    f"length after {count}",
-                    end,
-                    abs(limit - count),
-                )
+                found, amiss = f"length after {count}", abs(limit - count)
+                yield violation_in("reason_fits", harm, call, choice, f"{limit} tokens", found, count=amiss, at=end)
             if end.finish_reason == "stop" and count > limit:
                 yield _misstated("reason_fits", call, choice, f"at most {limit} tokens", f"{count}", end)
         if end.stop_reason is not None and end.stop_reason not in _asked_stops(call.body):
@@ -97,11 +89,11 @@ def equals_log(call: Call, evidence: Evidence) -> Iterator[Violation]:
         name = f"{call.request_id}.{choice.number}"
         log = evidence.logs.get(name)
         if log is None:
-            yield _told("equals_log", Harm.LOST, call, choice, f"a log of {name}", "none", choice.end)
+            yield violation_in("equals_log", Harm.LOST, call, choice, f"a log of {name}", "none", at=choice.end)
             continue
         if log.reason is None or not log.is_dense or log.count != len(log.tokens):
             found = f"reason {log.reason}, count {log.count}, {len(log.tokens)} tokens, dense: {log.is_dense}"
-            yield _told("equals_log", Harm.LOST, call, choice, "a dense log with its end", found, choice.end)
+            yield violation_in("equals_log", Harm.LOST, call, choice, "a dense log with its end", found, at=choice.end)
         yield from _against("equals_log", Harm.REVISED, call, choice, log.tokens, log.reason)
 
 
@@ -125,7 +117,7 @@ def _against(
     for index, said in sorted(choice.tokens.items()):
         if said.token_ids is not None and said.token_ids != tuple(tokens[index : index + 1]):
             wanted = f"token {index} is {tokens[index]}" if index < len(tokens) else f"{len(tokens)} tokens"
-            yield _told(rule, harm, call, choice, wanted, f"{said.token_ids}", said)
+            yield violation_in(rule, harm, call, choice, wanted, f"{said.token_ids}", at=said)
             return
     if end is None or end.error is not None:
         return
@@ -133,14 +125,14 @@ def _against(
     if count is not None and count != len(tokens):
         found, missing = f"an end after {count}", abs(len(tokens) - count)
         harm = Harm.SKIPPED if count < len(tokens) else Harm.REPEATED
-        yield _told(rule, harm, call, choice, f"{len(tokens)} tokens", found, end, missing)
+        yield violation_in(rule, harm, call, choice, f"{len(tokens)} tokens", found, count=missing, at=end)
     if reason is not None and end.finish_reason != reason:
         yield _misstated(rule, call, choice, f"end by {reason}", f"by {end.finish_reason}", end)
 
 
 def _count(choice: Choice) -> int | None:
     """Tokens that the choice was told; None for a whole answer without ids."""
-    is_uncounted = choice.end is not None and choice.end.event.id == "whole" and not choice.tokens
+    is_uncounted = choice.end is not None and choice.end.event.id == WHOLE and not choice.tokens
     return None if is_uncounted else len(choice.tokens)
 
 
@@ -160,26 +152,4 @@ def _prompt_tokens(body: dict[str, Any]) -> int | None:
 
 
 def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: Said) -> Violation:
-    return _told(rule, Harm.MISSTATED, call, choice, expected, found, at)
-
-
-def _told(
-    rule: str,
-    harm: Harm,
-    call: Call,
-    choice: Choice | None,
-    expected: str,
-    found: str,
-    at: Said | None,
-    count: int = 1,
-) -> Violation:
-    return Violation(
-        rule=rule,
-        harm=harm,
-        call=call.name,
-        choice=None if choice is None else choice.number,
-        expected=expected,
-        found=found,
-        count=count,
-        at=None if at is None else at.event.at,
-    )
+    return violation_in(rule, Harm.MISSTATED, call, choice, expected, found, at=at)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from checker.answers import Call, Choice, Said
 from checker.history import Checked, Claimed, Expected, Offers, PoolLog, Ran, Record, Resources, SystemEnded
 
 Decode = Callable[[Sequence[int]], str]
@@ -36,6 +37,30 @@ class Violation:
     count: int = 1  # tokens, requests or things
     at: float | None = None  # of the event that shows it
     story: tuple[str, ...] = ()
+
+
+def violation_in(
+    rule: str,
+    harm: Harm,
+    call: Call,
+    choice: Choice | None,
+    expected: str,
+    found: str,
+    *,
+    count: int = 1,
+    at: Said | None = None,
+) -> Violation:
+    """Of a call or one of its choices. Args: at: the event that shows it."""
+    return Violation(
+        rule=rule,
+        harm=harm,
+        call=call.name,
+        choice=None if choice is None else choice.number,
+        expected=expected,
+        found=found,
+        count=count,
+        at=None if at is None else at.event.at,
+    )
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ A rule reads one thing and is silent about what another rule reports, so that a 
 
 from collections.abc import Callable, Iterator
 
-from checker.answers import Call, Choice, Connection, Said
-from checker.evidence import Harm, Violation
+from checker.answers import WHOLE, Call, Choice, Connection, Said
+from checker.evidence import Harm, Violation, violation_in
 
 CallRule = Callable[[Call], Iterator[Violation]]
 
@@ -19,12 +19,12 @@ def ends_once(call: Call) -> Iterator[Violation]:
     for choice in call.choices():
         if choice.end is None and not _may_stay_open(call):
             found = f"{len(choice.tokens)} tokens and no end{_why_left(call)}"
-            yield _violation("ends_once", Harm.LOST, call, choice, "one end", found)
+            yield violation_in("ends_once", Harm.LOST, call, choice, "one end", found)
         for connection in call.connections.values():
             ends = [said for said in choice.ends if said.event.connection == connection.number]
             told = len(ends) + (choice.number in connection.cursor and connection.cursor[choice.number] is None)
             if ends and told > 1:
-                yield _violation("ends_once", Harm.REPEATED, call, choice, "one end", f"{told} ends", at=ends[-1])
+                yield violation_in("ends_once", Harm.REPEATED, call, choice, "one end", f"{told} ends", at=ends[-1])
             yield from _behind_end(call, choice, connection)
 
 
@@ -35,7 +35,7 @@ def _behind_end(call: Call, choice: Choice, connection: Connection) -> Iterator[
             continue
         if is_over and said.index is not None:
             expected, found = "nothing behind the end", f"token {said.index}"
-            yield _violation("ends_once", Harm.REPEATED, call, choice, expected, found, at=said)
+            yield violation_in("ends_once", Harm.REPEATED, call, choice, expected, found, at=said)
         is_over = is_over or said.is_end
 
 
@@ -59,7 +59,7 @@ def _unexpected_index(call: Call, said: Said, *, wanted: int, index: int) -> Vio
     harm, count = (Harm.SKIPPED, index - wanted) if index > wanted else (Harm.REPEATED, 1)
     expected = f"token {wanted} on connection {said.event.connection}"
     found = f"the end behind {index} tokens" if said.is_end else f"token {index}"
-    return _violation("index_rises", harm, call, Choice(said.choice or 0), expected, found, count=count, at=said)
+    return violation_in("index_rises", harm, call, Choice(said.choice or 0), expected, found, count=count, at=said)
 
 
 def union_is_whole(call: Call) -> Iterator[Violation]:
@@ -69,19 +69,19 @@ def union_is_whole(call: Call) -> Iterator[Violation]:
         if missing:
             expected = f"tokens 0 to {max(choice.tokens)}"
             found = f"none at {missing[0]}"
-            yield _violation("union_is_whole", Harm.SKIPPED, call, choice, expected, found, count=len(missing))
+            yield violation_in("union_is_whole", Harm.SKIPPED, call, choice, expected, found, count=len(missing))
 
 
 def retelling_is_equal(call: Call) -> Iterator[Violation]:
     """An event told twice has equal bytes."""
     first: dict[str, Said] = {}
     for said in call.said:
-        if said.event.id is None or said.event.id == "whole":
+        if said.event.id is None or said.event.id == WHOLE:
             continue
         known = first.setdefault(said.event.id, said)
         if known.event.data != said.event.data:
             choice = None if said.choice is None else Choice(said.choice)
-            yield _violation(
+            yield violation_in(
                 "retelling_is_equal", Harm.REVISED, call, choice, known.event.data, said.event.data, at=said
             )
 
@@ -101,7 +101,7 @@ def is_of_own_request(call: Call) -> Iterator[Violation]:
 
 def _crossed(call: Call, expected: str, found: str, said: Said | None) -> Violation:
     choice = None if said is None or said.choice is None else Choice(said.choice)
-    return _violation("is_of_own_request", Harm.CROSSED, call, choice, expected, found, at=said)
+    return violation_in("is_of_own_request", Harm.CROSSED, call, choice, expected, found, at=said)
 
 
 def has_no_error(call: Call) -> Iterator[Violation]:
@@ -110,7 +110,7 @@ def has_no_error(call: Call) -> Iterator[Violation]:
         if said.error is None or _is_excused(call, said):
             continue
         choice = None if said.choice is None else Choice(said.choice)
-        yield _violation("has_no_error", Harm.LOST, call, choice, "an end of its own", f"error {said.error}", at=said)
+        yield violation_in("has_no_error", Harm.LOST, call, choice, "an end of its own", f"error {said.error}", at=said)
 
 
 def _is_excused(call: Call, said: Said) -> bool:
@@ -126,7 +126,7 @@ def done_is_last(call: Call) -> Iterator[Violation]:
     is_whole = all(choice.end for choice in choices) and not any(said.error for said in call.said)
     dones = [said for said in call.said if said.is_done]
     if is_whole and not dones and call.left is None:
-        yield _violation("done_is_last", Harm.MISSTATED, call, None, "[DONE] behind the last end", "none")
+        yield violation_in("done_is_last", Harm.MISSTATED, call, None, "[DONE] behind the last end", "none")
     for done in dones:
         connection = call.connections[done.event.connection]
         # What this connection told, and what its cursor says was told before.
@@ -135,12 +135,12 @@ def done_is_last(call: Call) -> Iterator[Violation]:
         ended |= {number for number, last in connection.cursor.items() if last is None}
         if missing := {choice.number for choice in choices} - ended:
             found = f"[DONE] before the end of choice {min(missing)}"
-            yield _violation("done_is_last", Harm.MISSTATED, call, None, "all ends first", found, at=done)
+            yield violation_in("done_is_last", Harm.MISSTATED, call, None, "all ends first", found, at=done)
         if any(said.error for said in connection.said):
-            yield _violation("done_is_last", Harm.MISSTATED, call, None, "no [DONE] with an error", "[DONE]", at=done)
+            yield violation_in("done_is_last", Harm.MISSTATED, call, None, "no [DONE] with an error", "[DONE]", at=done)
         if place + 1 < len(connection.said):
             found = f"{len(connection.said) - place - 1} more"
-            yield _violation("done_is_last", Harm.MISSTATED, call, None, "nothing behind [DONE]", found, at=done)
+            yield violation_in("done_is_last", Harm.MISSTATED, call, None, "nothing behind [DONE]", found, at=done)
 
 
 STREAM_RULES: tuple[CallRule, ...] = (
@@ -162,26 +162,3 @@ def _may_stay_open(call: Call) -> bool:
 
 def _why_left(call: Call) -> str:
     return f"; the client gave up: {call.left.reason}" if call.left else ""
-
-
-def _violation(
-    rule: str,
-    harm: Harm,
-    call: Call,
-    choice: Choice | None,
-    expected: str,
-    found: str,
-    *,
-    count: int = 1,
-    at: Said | None = None,
-) -> Violation:
-    return Violation(
-        rule=rule,
-        harm=harm,
-        call=call.name,
-        choice=None if choice is None else choice.number,
-        expected=expected,
-        found=found,
-        count=count,
-        at=None if at is None else at.event.at,
-    )
