@@ -87,6 +87,7 @@ async def test_metrics_count_what_happened() -> None:
         assert values["orca_http_requests_total", "/v1/completions", "200", "POST"] == 2
         assert values["orca_http_requests_total", "/v1/completions", "400", "POST"] == 1
         assert values["orca_http_requests_total", "404", "GET", "other"] == 1
+        assert values["orca_asyncio_tasks",] >= 1
         assert values["orca_pool_up",] == 1
         assert values["orca_pool_groups",] == 1
         assert values["orca_pool_requests_waiting",] == 0

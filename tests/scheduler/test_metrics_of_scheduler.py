@@ -1,5 +1,6 @@
 """What a scrape of the scheduler shows after known work."""
 
+import asyncio
 from urllib.request import urlopen
 
 from scheduler_world import World, a_request, by_index
@@ -52,6 +53,15 @@ def test_answers_to_commits_are_counted_by_kind() -> None:
         for answer in ("applied", "not yours")
     }
     assert found == {"applied": 2, "not yours": 1}
+
+
+async def test_the_tasks_of_the_loop_are_shown() -> None:
+    metrics = Metrics("g0", wall_ms=lambda: 0)
+    metrics.watch(lambda: Load(), asyncio.get_running_loop())
+    tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+    assert metrics.registry.get_sample_value("orca_asyncio_tasks", {"group": "g0"}) == 1 + len(tasks)
+    for task in tasks:
+        task.cancel()
 
 
 def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:

@@ -53,6 +53,7 @@ async def metrics(gateway: Gateway, http: Request) -> Response:
         raise ApiError(404, "metrics are on another port of this gateway")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
     gateway.metrics.set_pool(await _stats(gateway))
+    gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

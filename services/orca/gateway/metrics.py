@@ -54,6 +54,11 @@ class Metrics:
         self.open_connections = Gauge(
             "orca_open_generations", "Connections that wait for tokens.", registry=self.registry
         )
+        self.asyncio_tasks = Gauge(
+            "orca_asyncio_tasks",
+            "Tasks of this process's event loop that have not ended, that of the scrape among them.",
+            registry=self.registry,
+        )
         self.disconnects = Counter(
             "orca_client_disconnects", "Clients that left before their answer was whole.", registry=self.registry
         )

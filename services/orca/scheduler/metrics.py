@@ -3,6 +3,7 @@
 Gauges are computed when they are scraped, so that a step costs two counters and two histograms.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from wsgiref.simple_server import WSGIServer
 
@@ -61,8 +62,8 @@ class Metrics(Observer):
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
 
-    def watch(self, load: Callable[[], Load]) -> None:
-        """Show the load at each scrape."""
+    def watch(self, load: Callable[[], Load], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Show the load at each scrape, and with a loop how many tasks it has."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, ["group"], registry=self.registry).labels(self._group).set_function(value)
@@ -73,6 +74,10 @@ class Metrics(Observer):
         gauge("orca_kv_cache_usage_perc", "Share of the slots that is reserved, 0 to 1.", lambda: _usage(load()))
         gauge("orca_kv_slots", "KV slots of the group; 0 while it is not formed.", lambda: load().slots)
         gauge("orca_requests_uncommitted", "Requests with tokens on their way to the pool.", lambda: load().uncommitted)
+
+        if loop is not None:
+            text = "Tasks of this process's event loop that have not ended."
+            gauge("orca_asyncio_tasks", text, lambda: len(asyncio.all_tasks(loop)))
 
     def serve(self, address: str) -> tuple[WSGIServer, str]:
         """Serve /metrics in a thread. Returns: the server, and the address it has (port 0 takes a free one)."""

@@ -99,7 +99,7 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
             make_output_text=output_texts(tokenizer),
         )
         scheduler = Scheduler(seams, settings.make_choices())
-        metrics.watch(scheduler.load)
+        metrics.watch(scheduler.load, asyncio.get_running_loop())
         if settings.metrics_listen is not None:
             server, address = metrics.serve(settings.metrics_listen)
             stack.callback(server.server_close)
