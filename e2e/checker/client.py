@@ -1,6 +1,7 @@
 """A client that records: sends calls, waits out refusals, resumes broken streams, and notes all that it was told."""
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -78,6 +79,11 @@ class Client:
         self._clock = clock
         self._journeys: dict[str, Journey] = {}
         self.tokens_heard = 0
+
+    @property
+    def calls_open(self) -> int:
+        """Calls that were begun and are not over."""
+        return len(self._journeys)
 
     def in_flight(self) -> tuple[str, ...]:
         """Calls whose headers came and whose end did not."""
@@ -207,6 +213,7 @@ class Client:
             for event in cutter.feed(chunk):
                 self._note(journey, number, event)
                 if journey.plan.leave_after is not None and journey.heard >= journey.plan.leave_after:
+                    await self._cancel(journey)
                     self._leave(journey, "cancel")
                 if journey.is_over:
                     return
@@ -230,6 +237,12 @@ class Client:
         has_all_ends = len(journey.ended) == choices_asked(journey.plan.body)
         is_end_without_done = journey.has_failed and (has_all_ends or (is_error and not place))
         journey.is_over = event.data == DONE or is_end_without_done
+
+    async def _cancel(self, journey: Journey) -> None:
+        """Said once: a cancel that is lost is a client that went without a word."""
+        if journey.plan.says_cancel:
+            with contextlib.suppress(httpx.HTTPError):
+                await self._http.delete(f"{next(self._urls)}/v1/requests/{journey.request_id}")
 
     def _leave(self, journey: Journey, reason: str) -> None:
         self._history.add(Left(at=self._clock(), call=journey.plan.name, reason=reason))

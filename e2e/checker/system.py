@@ -17,7 +17,7 @@ import psutil
 from checker.pool_log import READER_ACL
 from checker.processes import find_parts, is_running, role_of
 
-READY_WITHIN_S = 180.0
+READY_WITHIN_S = 600.0
 ENDS_WITHIN_S = 60.0
 POLL_S = 0.1
 

@@ -44,6 +44,7 @@ class PlannedCall:
     body: dict[str, Any]
     intent: str = "finish"
     leave_after: int | None = None  # events heard before a client with intent `cancel` goes
+    says_cancel: bool = False  # it sends a cancel before it goes; else it goes without a word
     drop_after: int | None = None  # events heard before the client hangs up and comes back
     rewind: int = 0  # tokens that it asks to be told again when it comes back
 
@@ -102,7 +103,15 @@ def _with_intent(
         return PlannedCall(name=name, due_s=due_s, path=path, body=body, intent="deadline")
     if draw < 0.08 and body.get("stream"):
         leave_after = chance.randint(1, 5)
-        return PlannedCall(name=name, due_s=due_s, path=path, body=body, intent="cancel", leave_after=leave_after)
+        return PlannedCall(
+            name=name,
+            due_s=due_s,
+            path=path,
+            body=body,
+            intent="cancel",
+            leave_after=leave_after,
+            says_cancel=chance.random() < 0.5,
+        )
     drop_after = chance.randint(1, 20) if drops and body.get("stream") and chance.random() < 0.2 else None
     rewind = chance.choice((0, 0, 1, 3))
     return PlannedCall(name=name, due_s=due_s, path=path, body=body, drop_after=drop_after, rewind=rewind)

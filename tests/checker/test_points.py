@@ -16,10 +16,10 @@ import pytest
 from checker.faults import PlannedFault
 from checker.freezes import NewClaims, standby_command, standing_by
 from checker.partitions import plan_partitions
-from checker.points.fault_points import Trigger
+from checker.points.fault_points import LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.mutants import MUTANTS
-from checker.points.names import DROP_REPLY, KILL_AFTER, KILL_BEFORE, POINTS
+from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE, LATE_POINTS, POINTS
 from checker.spread import Cut
 from checker.walk import plan_walk
 
@@ -87,12 +87,26 @@ def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path
 
 
 def test_the_walk_comes_to_each_point_with_each_action_and_spares_who_must_not_die() -> None:
-    assert len(plan_walk(("gateway", "scheduler", "stage"))) == 3 * len(POINTS)
+    assert len(plan_walk(("gateway", "scheduler", "stage"))) == 3 * len(POINTS) + len(LATE_POINTS)
     without = plan_walk(("scheduler", "stage"))
     assert {stop.action for stop in without if stop.point.part == "gateway"} == {DROP_REPLY}
     assert [stop.name for stop in plan_walk(("scheduler",), only="redis.commit: kill after")] == [
         f"scheduler redis.commit: {KILL_AFTER}"
     ]
+
+
+async def test_what_is_late_comes_once_and_its_failure_is_nobodys(tmp_path: Path) -> None:
+    late, came = LateCalls(tmp_path), []
+
+    async def step() -> None:
+        came.append("step")
+        raise ConnectionError("whoever asked has gone")
+
+    late.hold(step)
+    await late.come()
+    await late.come()
+    assert came == ["step"]
+    assert (tmp_path / CAME_LATE).exists()
 
 
 def test_parts_are_known_by_their_command_line() -> None:

@@ -44,12 +44,31 @@ class Trigger:
         return str(wanted["action"])
 
 
+class LateCalls:
+    """Calls that come once more behind the next join."""
+
+    def __init__(self, folder: Path) -> None:
+        self._told = folder / names.CAME_LATE
+        self._held: list[Callable[[], Awaitable[Any]]] = []
+
+    def hold(self, call: Callable[[], Awaitable[Any]]) -> None:
+        self._held.append(call)
+
+    async def come(self) -> None:
+        """Whatever becomes of them concerns nobody: who made them has long gone."""
+        held, self._held = self._held, []
+        for call in held:
+            await asyncio.gather(call(), return_exceptions=True)
+            self._told.touch()
+
+
 def install(folder: Path, part: str) -> None:
     trigger = Trigger(folder, part)
     after_import("orca.pool.redis_link", lambda module: _wrap_redis(module, trigger))
     after_import("orca.core.links", lambda module: _wrap_stubs(module, trigger))
+    late = LateCalls(folder)
     for module_name, class_name in SERVED.items():
-        after_import(module_name, lambda module, name=class_name: _wrap_service(getattr(module, name), trigger))  # type: ignore[misc]
+        after_import(module_name, lambda module, name=class_name: _wrap_service(getattr(module, name), trigger, late))  # type: ignore[misc]
 
 
 def _die() -> None:
@@ -80,16 +99,22 @@ def _wrap_redis(module: Any, trigger: Trigger) -> None:
     module.RedisLink.run = wrapped
 
 
-def _wrap_service(served: Any, trigger: Trigger) -> None:
+def _wrap_service(served: Any, trigger: Trigger, late: LateCalls) -> None:
     """The answering end: a reply that is lost there is a call that was cut by the server."""
     for name in METHODS:
         if hasattr(served, name):
-            setattr(served, name, _served(getattr(served, name), f"serve.{name}", trigger))
+            setattr(served, name, _served(getattr(served, name), f"serve.{name}", trigger, late))
 
 
-def _served(method: Any, call: str, trigger: Trigger) -> Any:
+def _served(method: Any, call: str, trigger: Trigger, late: LateCalls) -> Any:
     async def wrapped(self: Any, request: Any, context: Any) -> Any:
-        return await _at(trigger.action(call), lambda: method(self, request, context), _unavailable)
+        action = trigger.action(call)
+        if action == names.COME_LATE:
+            late.hold(lambda: method(self, request, context))
+        answer = await _at(action, lambda: method(self, request, context), _unavailable)
+        if call == "serve.Join":
+            await late.come()
+        return answer
 
     return wrapped
 

@@ -9,6 +9,9 @@ from checker.points.patching import after_import
 NEIGHBOUR_EVERY = 40
 """Calls of a rank's cache between two that answer with a neighbour's slots."""
 
+KEPT_BYTES = 1 << 19
+"""Of each call, by a gateway that remembers all of them."""
+
 
 def install(name: str) -> None:
     """Raises: KeyError for a name that is none."""
@@ -80,10 +83,22 @@ def _ignore_claims(module: Any) -> None:
     module._Script.__init__ = mutant
 
 
+def _remember_calls(module: Any) -> None:
+    """A gateway keeps something of each call it ever answered."""
+    start, kept = module.Delivery.__init__, []
+
+    def mutant(self: Any, *args: Any) -> None:
+        start(self, *args)
+        kept.append(b"x" * KEPT_BYTES)
+
+    module.Delivery.__init__ = mutant
+
+
 MUTANTS = {
     "token left out": ("orca.scheduler.state", _leave_out_a_token),
     "neighbour's slots": ("orca.worker.kv_cache", _use_a_neighbours_slots),
     "step twice": ("orca.worker.order", _run_steps_again),
     "epochs ignored": ("orca.worker.order", _ignore_epochs),
+    "calls remembered": ("orca.gateway.delivery", _remember_calls),
     "claims ignored": ("orca.pool.redis_link", _ignore_claims),
 }

@@ -9,6 +9,12 @@ KILL_BEFORE = "kill before"  # the call is not made
 KILL_AFTER = "kill after"  # it was made, and nobody has used its answer
 DROP_REPLY = "drop reply"  # it was made, and the caller is told that no answer came
 ACTIONS = (KILL_BEFORE, KILL_AFTER, DROP_REPLY)
+COME_LATE = "come late"  # it was made, and comes once more behind the next join, as if it had been held up on its way
+
+CAME_LATE = "late"
+"""File that says so."""
+
+TOKENS, FORMING, CANCEL = "tokens", "forming", "cancel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +23,7 @@ class Point:
 
     part: str  # gateway | scheduler | worker
     call: str  # `redis.commit`, `grpc.Run`, `serve.Run`
-    is_of_forming: bool = False  # made when a group forms; else while tokens flow
+    made_for: str = TOKENS  # made while tokens flow, when a group forms, or for a cancel
 
     @property
     def name(self) -> str:
@@ -25,14 +31,18 @@ class Point:
 
 
 POINTS = (
-    *(Point("gateway", f"redis.{name}") for name in ("submit", "read", "renew", "attach", "detach", "cancel", "sweep")),
+    *(Point("gateway", f"redis.{name}") for name in ("submit", "read", "renew", "attach", "detach", "sweep")),
+    Point("gateway", "redis.cancel", CANCEL),
     *(Point("scheduler", f"redis.{name}") for name in ("claim", "commit", "heartbeat", "sweep")),
-    *(Point("scheduler", f"redis.{name}", True) for name in ("enter", "promise_slots", "set_revision")),
+    *(Point("scheduler", f"redis.{name}", FORMING) for name in ("enter", "promise_slots", "set_revision")),
     Point("scheduler", "grpc.Run"),
     Point("scheduler", "grpc.Results"),
-    *(Point("scheduler", f"grpc.{name}", True) for name in ("Status", "Join")),
-    *(Point("scheduler", f"serve.{name}", True) for name in ("Set", "Get", "Add")),
+    *(Point("scheduler", f"grpc.{name}", FORMING) for name in ("Status", "Join")),
+    # No rank ever calls Add, which torch asks of every store.
+    *(Point("scheduler", f"serve.{name}", FORMING) for name in ("Set", "Get")),
     Point("worker", "grpc.Run"),
     Point("worker", "serve.Run"),
-    *(Point("worker", f"serve.{name}", True) for name in ("Status", "Join")),
+    *(Point("worker", f"serve.{name}", FORMING) for name in ("Status", "Join")),
 )
+LATE_POINTS = (Point("worker", "serve.Run"),)
+"""What comes here late is a step of an epoch that is over."""
