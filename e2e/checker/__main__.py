@@ -22,11 +22,18 @@ from checker.releases import RollingUpgrade
 from checker.repair import measure_repairs, repair_table
 from checker.rolling import RollingSystem
 from checker.run import Disturb, MakeSystem, RunSettings, run_system
+from checker.soak import QUEUE_MAX, Soak
 from checker.spread import SpreadSystem, inside_own_network, why_not
 from checker.system import System
 from checker.verdict import judge, table, tokenizer_decode
 from checker.walk import Walk
 from checker.workload import chain, english
+
+ENVIRONMENTS = {
+    # Stages as slow as those of a real model: a chain's are done before a late commit can come.
+    "freezes": {"ORCA_WORKER_DELAY_MS": "40"},
+    "soak": {"ORCA_POOL_MAX_QUEUED": str(QUEUE_MAX)},
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,14 +72,15 @@ def _run(arguments: argparse.Namespace) -> int:
         roles=arguments.faults,
         disturb=_disturbance(arguments),
         rate=arguments.rate,
+        open_max=arguments.open,
         distinct=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         up=tuple(arguments.up),
         folder=folder,
         make_system=_system(arguments, folder),
-        # Stages as slow as those of a real model: a chain's are done before a late commit can come.
-        environment={"ORCA_WORKER_DELAY_MS": "40"} if arguments.command == "freezes" else {},
-        injects=arguments.command not in ("kills", "releases") or arguments.mutant is not None,
+        environment=ENVIRONMENTS.get(arguments.command, {}),
+        least_life_s=arguments.least_life * 60 if arguments.command == "soak" else None,
+        injects=arguments.command not in ("kills", "releases", "soak") or arguments.mutant is not None,
         mutant=arguments.mutant,
     )
     verdict = asyncio.run(run_system(settings, lambda line: print(line, flush=True)))
@@ -100,6 +108,8 @@ def _disturbance(arguments: argparse.Namespace) -> Disturb:
             return Partitions(rounds=arguments.rounds)
         case "releases":
             return RollingUpgrade(kills=arguments.kills, has_rollback=not arguments.no_rollback)
+        case "soak":
+            return Soak(minutes=arguments.minutes, quiet_s=arguments.quiet)
         case "points":
             return Walk(only=arguments.only, limit_s=arguments.minutes * 60)
     return Kills(
@@ -135,6 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     points.add_argument("--only", default="", metavar="WORDS", help="points with these words in their names")
     limit = "go to no further point after so long (all points)"
     points.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=limit)
+    soak = commands.add_parser("soak", help="minutes of everything, judged as it goes; does anything grow?")
+    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="of cycles (%(default)s)")
+    quiet = "of a cycle in which nothing is done to the system and growth shows (%(default)s)"
+    soak.add_argument("--quiet", type=float, default=240.0, metavar="S", help=quiet)
+    least = "growth is judged of processes with so many steady minutes (%(default)s)"
+    soak.add_argument("--least-life", type=float, default=10.0, metavar="M", help=least)
     partitions = commands.add_parser("partitions", help="cut each link, both ways and one way, and let it heal (root)")
     partitions.add_argument("--rounds", type=int, default=1, metavar="N", help="cuts of each kind (%(default)s)")
     releases = commands.add_parser("releases", help="take a system from the last release to this one and back")
@@ -143,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--after", metavar="REV", help="git revision of the one that replaces it (the files beside the checker)")
     add("--kills", type=int, default=1, metavar="N", help="while each gateway and each group changes (%(default)s)")
     add("--no-rollback", action="store_true", help="upgrade only")
-    for command in (kills, freezes, points, partitions, releases):
+    for command in (kills, freezes, points, soak, partitions, releases):
         _add_run(command)
     again = commands.add_parser("judge", help="judge a history that was kept")
     again.add_argument("history", type=Path)
@@ -159,6 +175,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"of {', '.join(ROLES)} (all that can be survived)")
     add("--rate", type=float, default=2.0, metavar="R", help="calls per second (%(default)s)")
+    add("--open", type=int, default=24, metavar="N", help="most calls open at a time (%(default)s)")
     add("--calls", type=int, default=60, metavar="N", help="calls that differ; they come again and again (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")

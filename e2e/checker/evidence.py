@@ -5,7 +5,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from checker.answers import Call, Choice, Said
-from checker.history import Checked, Claimed, Expected, Offers, PoolLog, Ran, Record, Resources, SystemEnded
+from checker.history import (
+    Checked,
+    Claimed,
+    Expected,
+    Offers,
+    Opening,
+    PoolLog,
+    Ran,
+    Record,
+    Resources,
+    Sample,
+    SystemEnded,
+)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -76,6 +88,8 @@ class Evidence:
     offers: Offers | None = None
     ended: SystemEnded | None = None
     checked: list[Checked] = field(default_factory=list)  # in time
+    samples: list[Sample] = field(default_factory=list)  # in time
+    least_life_s: float = 0.0  # of a process whose growth is judged
     decode: Decode | None = None  # token ids -> text; None leaves texts unjudged
 
 
@@ -83,6 +97,10 @@ def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> 
     evidence = Evidence(decode=decode)
     for record in records:
         match record:
+            case Opening():
+                evidence.least_life_s = record.settings.get("least_life_s", 0.0)
+            case Sample():
+                evidence.samples.append(record)
             case PoolLog():
                 evidence.logs[record.request] = record
             case Expected():

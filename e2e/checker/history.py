@@ -165,6 +165,17 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one part holds at a moment of a soak."""
+
+    at: float
+    part: str
+    pid: int
+    is_steady: bool  # no fault was being done, and the process was warm
+    held: dict[str, float]  # by what is counted (growth.BOUNDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offers:
     """What the processes offered to the pool and the stages, and which stale work of it was taken (offers.py)."""
 
@@ -220,6 +231,7 @@ Record = (
     | PoolLog
     | Expected
     | Resources
+    | Sample
     | Offers
     | HandedOver
     | Checked
@@ -242,6 +254,7 @@ _KINDS: dict[str, Callable[..., Record]] = {
         PoolLog,
         Expected,
         Resources,
+        Sample,
         Offers,
         HandedOver,
         Checked,
@@ -269,7 +282,19 @@ class HistoryWriter:
     def add(self, record: Record) -> None:
         assert self._file is not None, "records are added inside `with`"
         self._file.write(to_line(record) + "\n")
+        self.keep(record)
+
+    def keep(self, record: Record) -> None:
+        """In memory, beside the file."""
         self.records.append(record)
+
+    def finish(self, call: str) -> None:
+        """No more records of this call will come."""
+
+    @property
+    def standing(self) -> str:
+        """How things are, in a line."""
+        return f"{len(self.records)} records"
 
 
 def to_line(record: Record) -> str:

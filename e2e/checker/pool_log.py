@@ -52,6 +52,12 @@ async def count_keys(pool: redis.asyncio.Redis) -> dict[str, float]:
     return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING}
 
 
+async def sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
+    """Keys of all kinds, and bytes in use. Raises: redis.RedisError."""
+    memory = await pool.info("memory")
+    return {"keys": float(await pool.dbsize()), "used_memory_bytes": float(memory["used_memory"])}
+
+
 def _token(value: bytes) -> int:
     """A token's id as the log holds it: in decimal, or packed beside its log probabilities."""
     return int(struct.unpack_from("<I", value, 1)[0]) if value[:1] == b"L" else int(value)

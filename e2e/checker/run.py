@@ -25,6 +25,7 @@ from checker.points.names import FOLDER_VARIABLE, MUTANT_VARIABLE
 from checker.pool_log import connect, read_log
 from checker.repair import measure_repairs, repair_table
 from checker.rest import resources
+from checker.standing import JudgingHistory
 from checker.system import System, SystemBroke, can_repeat, can_resume, poll
 from checker.system_logs import read_deaths, read_iterations, read_logs
 from checker.verdict import Verdict, judge, table, tokenizer_decode
@@ -48,12 +49,14 @@ class RunSettings:
     roles: tuple[str, ...]  # to do faults to, as far as the server's clients can survive them
     disturb: "Disturb"
     rate: float  # calls per second
+    open_max: int  # calls open at a time; whoever would be one more waits, so that a slow machine gathers no crowd
     distinct: int  # calls that differ; they come again and again until the faults are done
     max_tokens: tuple[int, int]
     up: tuple[str, ...]  # more words for `orca up`
     folder: Path  # of everything that the run writes
     make_system: "MakeSystem" = System
     environment: Mapping[str, str] = field(default_factory=dict)
+    least_life_s: float | None = None  # each call is judged when it is over, and growth of processes that lived so long
     injects: bool = False  # points and recorder inside the processes
     mutant: str | None = None  # a name of points.mutants
 
@@ -66,6 +69,10 @@ class Scene:
     system: System
     history: HistoryWriter
     client: Client
+    http: httpx.AsyncClient
+    pool: redis.asyncio.Redis
+    plans: Sequence[PlannedCall]
+    follow: Callable[[PlannedCall], Awaitable[None]]  # makes a call, with all that belongs to it in the history
     roles: tuple[str, ...]  # parts that clients can survive the loss of
     inject: Path  # the folder that joins us with what is injected
     tell: Callable[[str], None]
@@ -78,12 +85,17 @@ MakeSystem = Callable[..., System]
 async def run_system(settings: RunSettings, tell: Callable[[str], None]) -> Verdict:
     """Start a system, disturb it, judge. Raises: SystemBroke when it does not come up."""
     retention = str(RETENTION_S * 1000)
-    environment = {"ORCA_POOL_RETENTION_MS": retention, "ORCA_POOL_RETENTION_LEAST_MS": retention}
+    environment = {
+        "ORCA_POOL_RETENTION_MS": retention,
+        "ORCA_POOL_RETENTION_LEAST_MS": retention,
+        # On a machine that many share a rank may take minutes to import torch.
+        "ORCA_WORKER_LOADING_SILENT_S": "600",
+    }
     environment |= settings.environment
     if settings.injects:
         environment |= _injection(settings)
     flags = ("--model", str(settings.model), "--dtype", "float32", *settings.up)
-    with HistoryWriter(settings.folder / "history.jsonl") as history:
+    with _make_history(settings) as history:
         async with (
             settings.make_system(settings.folder / "system", flags, environment=environment) as system,
             _http_client() as http,
@@ -95,6 +107,13 @@ async def run_system(settings: RunSettings, tell: Callable[[str], None]) -> Verd
             finally:
                 await pool.aclose()
     return _conclude(settings, history, tell)
+
+
+def _make_history(settings: RunSettings) -> HistoryWriter:
+    path = settings.folder / "history.jsonl"
+    if settings.least_life_s is None:
+        return HistoryWriter(path)
+    return JudgingHistory(path, tokenizer_decode(settings.model / "tokenizer.json"))
 
 
 def _injection(settings: RunSettings) -> dict[str, str]:
@@ -141,7 +160,8 @@ class _Run:
             at=time.monotonic(),
             seed=settings.seed,
             wall_s=time.time(),
-            settings={"roles": settings.roles, "model": settings.model.name, "mutant": settings.mutant},
+            settings={"roles": settings.roles, "model": settings.model.name, "mutant": settings.mutant}
+            | ({} if settings.least_life_s is None else {"least_life_s": settings.least_life_s}),
             tokenizer=str(settings.model / "tokenizer.json"),
         )
         history.add(opening)
@@ -206,6 +226,10 @@ class _Run:
             system=self._system,
             history=self._history,
             client=client,
+            http=self._http,
+            pool=self._pool,
+            plans=plans,
+            follow=lambda plan: self._follow(client, plan),
             roles=roles,
             inject=settings.folder / "inject",
             tell=self._tell,
@@ -223,20 +247,25 @@ class _Run:
         began = time.monotonic()
         async with asyncio.TaskGroup() as calls:
             for plan in _rounds(plans):
-                while time.monotonic() < began + plan.due_s and not self._load_is_over:
+                while self._is_early(client, began + plan.due_s) and not self._load_is_over:
                     await asyncio.sleep(0.02)
                 if self._load_is_over:
                     return
                 calls.create_task(self._follow(client, plan))
+
+    def _is_early(self, client: Client, due: float) -> bool:
+        return time.monotonic() < due or client.calls_open >= self._settings.open_max
 
     async def _follow(self, client: Client, plan: PlannedCall) -> None:
         for expected in self._expected.get(plan.name.partition("~")[0], ()):
             self._history.add(replace(expected, call=plan.name))
         journey = await client.call(plan)
         if journey.request_id is None:
+            self._history.finish(plan.name)
             return
         for choice in range(choices_asked(plan.body)):
             await self._read_log(f"{journey.request_id}.{choice}")
+        self._history.finish(plan.name)
 
     async def _read_log(self, request: str) -> None:
         """Note the log when it has its end, or as it is when the time for that is over."""
@@ -290,7 +319,10 @@ def _should_be_none(name: str) -> bool:
 
 
 def _conclude(settings: RunSettings, history: HistoryWriter, tell: Callable[[str], None]) -> Verdict:
-    verdict = judge(history.records, tokenizer_decode(settings.model / "tokenizer.json"))
+    if isinstance(history, JudgingHistory):
+        verdict = history.verdict()
+    else:
+        verdict = judge(history.records, tokenizer_decode(settings.model / "tokenizer.json"))
     repairs = measure_repairs(history.records)
     path = settings.folder / "verdict.json"
     document = {"verdict": verdict.as_json(), "repairs": [asdict(repair) for repair in repairs]}

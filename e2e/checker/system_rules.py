@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from checker.answers import Call
 from checker.evidence import Evidence, Harm, Violation
+from checker.growth import does_not_grow
 
 ROOM = {"open_files": 32.0}
 """How much more a system at rest may hold than before the load. Files: each process keeps the connections to Redis that
@@ -96,3 +97,4 @@ def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Vio
     yield from stale_work_is_refused(evidence)
     yield from system_stays(evidence)
     yield from checks_hold(evidence)
+    yield from does_not_grow(evidence)

@@ -58,6 +58,48 @@ def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
     accepted = [call for call in calls if call.is_accepted or _has_failed(call)]
     violations = [found for call in accepted for found in _of_call(call, evidence)]
     violations += system_violations(calls, evidence)
+    return _verdict(calls, accepted, violations, evidence, records)
+
+
+def judge_system(calls: Sequence[Call], records: Sequence[Record]) -> Verdict:
+    """The rules over the whole system alone; it counts no requests.
+
+    Args:
+        calls: all of the history; what they were told may be left out.
+        records: those that belong to no call.
+    """
+    evidence = gather_evidence(records)
+    return _verdict([], [], list(system_violations(calls, evidence)), evidence, records)
+
+
+def together(first: Verdict, second: Verdict) -> Verdict:
+    """Of two histories that have no call in common, or of one's calls and its system."""
+    return Verdict(
+        seed=second.seed if first.seed is None else first.seed,
+        requests=first.requests + second.requests,
+        tokens=first.tokens + second.tokens,
+        refused=first.refused + second.refused,
+        unaccepted=first.unaccepted + second.unaccepted,
+        resumed=first.resumed + second.resumed,
+        faults=first.faults + second.faults,
+        unaimed=first.unaimed + second.unaimed,
+        unproven=tuple(rule for rule in first.unproven if rule in second.unproven),
+        harms={name: count + second.harms[name] for name, count in first.harms.items()},
+        offers=first.offers or second.offers,
+        handovers=first.handovers + second.handovers,
+        checks=dict(Counter(first.checks) + Counter(second.checks)),
+        error_ends=first.error_ends + second.error_ends,
+        violations=(*first.violations, *second.violations),
+    )
+
+
+def _verdict(
+    calls: Sequence[Call],
+    accepted: Sequence[Call],
+    violations: Sequence[Violation],
+    evidence: Evidence,
+    records: Sequence[Record],
+) -> Verdict:
     faults = [record for record in records if isinstance(record, Fault)]
     choices = [choice for call in accepted for choice in call.choices()]
     return Verdict(
@@ -134,6 +176,7 @@ def _unproven(evidence: Evidence) -> tuple[str, ...]:
         "refused_cost_nothing": evidence.ran,
         "comes_to_rest": evidence.before and evidence.after,
         "stale_work_is_refused": evidence.offers,
+        "does_not_grow": evidence.samples,
         "text_is_join": evidence.decode,
     }
     return tuple(rule for rule, what in seen.items() if not what)

@@ -11,6 +11,8 @@ E2E = Path(__file__).parents[2] / "e2e"
 KILL = ("kills", "--kills", "1", "--faults", "scheduler", "--no-freezes")
 FREEZE = ("freezes", "--rounds", "1", "--faults", "scheduler")
 LOSE_REPLY = ("points", "--only", "scheduler grpc.Run: drop reply")
+SOAK = ("soak", "--minutes", "5", "--quiet", "80", "--least-life", "2", "--faults", "rank")
+COME_LATE = ("points", "--only", "worker serve.Run: come late")
 
 
 @pytest.mark.prove
@@ -21,8 +23,9 @@ LOSE_REPLY = ("points", "--only", "scheduler grpc.Run: drop reply")
         ("token left out", "equals_oracle", KILL),
         ("neighbour's slots", "equals_oracle", KILL),
         ("step twice", "stale_work_is_refused", LOSE_REPLY),
-        ("epochs ignored", "stale_work_is_refused", FREEZE),
+        ("epochs ignored", "stale_work_is_refused", COME_LATE),
         ("claims ignored", "stale_work_is_refused", FREEZE),
+        ("calls remembered", "does_not_grow", SOAK),
     ],
 )
 def test_a_mutant_of_the_system_is_found_by_the_right_rule(

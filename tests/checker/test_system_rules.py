@@ -69,6 +69,7 @@ def test_a_verdict_says_which_rules_had_nothing_to_judge_by() -> None:
         "refused_cost_nothing",
         "comes_to_rest",
         "stale_work_is_refused",
+        "does_not_grow",
         "text_is_join",
     )
 
