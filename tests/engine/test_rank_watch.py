@@ -1,12 +1,15 @@
 """worker.watch and worker.progress: which rank has hung, and which only takes long."""
 
+import os
 import re
+import time
 
 import pytest
 from engine_builders import new_request
 
 from orca.core.step import Epoch, Row, Step
 from orca.worker.progress import Progress
+from orca.worker.rank_process import RankProcess, processor_time_s
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s
 
@@ -44,6 +47,29 @@ def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) 
 )
 def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Signs, reason: str) -> None:
     assert re.search(reason, overdue(hung, SETTINGS) or "lives")
+
+
+def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_little() -> None:
+    told = {"now": 0.0, "computed_s": 0.0}
+    rank = RankProcess(
+        0,
+        clock=lambda: told["now"],
+        on_result=print,
+        on_broken=print,
+        on_death=print,
+        processor_time_s=lambda _: told["computed_s"],
+    )
+    for now, computed_s, still_s in ((50.0, 0.4, 50.0), (60.0, 0.9, 0.0), (115.0, 0.95, 55.0), (121.0, 1.0, 61.0)):
+        told.update(now=now, computed_s=computed_s)
+        assert rank.signs.still_s == still_s
+
+
+def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:
+    before = processor_time_s(os.getpid())
+    while processor_time_s(os.getpid()) < before + 0.05:
+        pass
+    assert before <= time.process_time()
+    assert processor_time_s(None) == 0.0
 
 
 def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_one_works() -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -24,6 +25,19 @@ log = logging.getLogger(__name__)
 
 RANK_COMMAND = (sys.executable, "-m", "orca.worker.rank")
 
+_COMPUTED_S = 0.5
+"""Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""
+
+
+def processor_time_s(pid: int | None) -> float:
+    """What a process has computed so far, in seconds; 0 when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
 
 class RankProcess:
     """One life of a rank process. A restarted rank is another object."""
@@ -35,6 +49,7 @@ class RankProcess:
         on_result: Callable[[bytes], None],
         on_broken: Callable[[int, str, Cause], None],
         on_death: Callable[["RankProcess", str, Cause], None],
+        processor_time_s: Callable[[int | None], float] = processor_time_s,
     ) -> None:
         """
         Args:
@@ -42,6 +57,7 @@ class RankProcess:
             on_result: gets ResultMessage bytes.
             on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
             on_death: gets this object, how the process ended and whose doing that was.
+            processor_time_s: what the process with a pid has computed so far.
         """
         self.rank = rank
         self.loaded: Loaded | None = None  # None again when the process is gone
@@ -53,7 +69,9 @@ class RankProcess:
         self._on_result = on_result
         self._on_broken = on_broken
         self._on_death = on_death
-        self._heard = self._moved = clock()  # when it was last heard, and when its mark last moved
+        self._heard = self._moved = clock()  # when it was last heard, and when its work last got on
+        self._computed_s = 0.0  # processor time when that was last taken for a move
+        self._processor_time_s = processor_time_s
         self._condemned: str | None = None  # why the controller kills it
         self._kills_before = out_of_memory_kills()
         self._left: dict[int, asyncio.Future[None]] = {}
@@ -94,6 +112,8 @@ class RankProcess:
     def signs(self) -> Signs:
         """Its signs of life as of now."""
         now = self._clock()
+        if self.loaded is None:
+            self._look_at_processor_time(now)
         return Signs(
             is_loaded=self.loaded is not None,
             silent_s=now - self._heard,
@@ -185,6 +205,13 @@ class RankProcess:
             detail = f"rank {self.rank}: {said['detail']}"
             self._fail(said["epoch"], detail)
             self._on_broken(said["epoch"], detail, Cause.LINK if said["is_link"] else Cause.INSIDE)
+
+    def _look_at_processor_time(self, now: float) -> None:
+        """A rank that computes gets on, though it has no mark to move yet: on a machine that others keep busy the
+        imports alone may take longer than the bound on silence."""
+        computed_s = self._processor_time_s(self.pid)
+        if computed_s - self._computed_s >= _COMPUTED_S:
+            self._computed_s, self._moved = computed_s, now
 
     def _cause_of_death(self, status: int) -> Cause:
         if self._condemned is not None:

@@ -68,8 +68,8 @@ class WorkerSettings:
     )
     loading_silent_s: float = setting(
         60.0,
-        "a rank that loads is killed and restarted when it has not read another tensor for so long, seconds; loading as"
-        " a whole may take any time",
+        "a rank that loads is killed and restarted when it has neither computed nor read another tensor for so long,"
+        " seconds; loading as a whole may take any time",
         least=0.001,
     )
     iteration_log: str | None = setting(None, "file that gets one JSON line per step with its times; unset writes none")

@@ -31,7 +31,7 @@ class Signs:
 
     is_loaded: bool
     silent_s: float  # since any word of it
-    still_s: float  # since its mark moved
+    still_s: float  # since its mark moved; while it loads, or since it computed
     is_waiting: bool  # for another rank or for orders
     units: int  # times the bound that a piece of its present work may take
     doing: str
@@ -40,8 +40,8 @@ class Signs:
 def overdue(signs: Signs, settings: WorkerSettings) -> str | None:
     """Why the rank has to be killed; None while it may live.
 
-    While it loads only its mark counts: it may take hours, but no single tensor may. Later it must be heard, and while
-    it is at work it must also move.
+    While it loads only getting on counts: it may take hours, but no single tensor may. Later it must be heard, and
+    while it is at work it must also move.
     """
     if not signs.is_loaded:
         is_over = signs.still_s > settings.loading_silent_s
