@@ -4,23 +4,30 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
-from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, load_config
+from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import StepContext
+from orca.worker.models.family import Family
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
 from orca.worker.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
 
 log = logging.getLogger(__name__)
+
+_FAMILIES: dict[type[ModelConfig], Family] = {
+    GPT2Config: gpt2.FAMILY,
+    OPTConfig: opt.FAMILY,
+    LlamaConfig: llama.FAMILY,
+    ChainConfig: chain.FAMILY,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +82,7 @@ def load_stage(
     place = torch.device(device)
     kind: torch.dtype = getattr(torch, dtype or info.dtype)
     config = load_config(info.folder)
-    family = _family(config)
+    family = _FAMILIES[type(config)]
     checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
     packing = Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
     weights = Weights(checkpoint, shard, packing)
@@ -114,62 +121,7 @@ def load_stage(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """The parts of a building plan, and how its checkpoints name them."""
-
-    embedding: Callable[..., Any]
-    layer: Callable[..., Any]
-    head: Callable[..., Any]
-    prefixes: tuple[str, ...]  # in front of all names but the head's
-    probe: str  # a tensor that every checkpoint has
-    layers: str  # in front of the layer's number
-    ignored: tuple[str, ...]  # endings of tensors that carry no weights
-
-
-def _family(config: ModelConfig) -> _Family:
-    if isinstance(config, GPT2Config):
-        return _Family(
-            embedding=gpt2.GPT2Embedding,
-            layer=gpt2.GPT2Layer,
-            head=gpt2.GPT2Head,
-            prefixes=gpt2.PREFIXES,
-            probe="wte.weight",
-            layers="h",
-            ignored=gpt2.IGNORED,
-        )
-    if isinstance(config, LlamaConfig):
-        return _Family(
-            embedding=llama.LlamaEmbedding,
-            layer=llama.LlamaLayer,
-            head=llama.LlamaHead,
-            prefixes=llama.PREFIXES,
-            probe="embed_tokens.weight",
-            layers="layers",
-            ignored=llama.IGNORED,
-        )
-    if isinstance(config, ChainConfig):
-        return _Family(
-            embedding=chain.ChainEmbedding,
-            layer=chain.ChainLayer,
-            head=chain.ChainHead,
-            prefixes=chain.PREFIXES,
-            probe="embed.salt",
-            layers="layers",
-            ignored=chain.IGNORED,
-        )
-    return _Family(
-        embedding=opt.OPTEmbedding,
-        layer=opt.OPTLayer,
-        head=opt.OPTHead,
-        prefixes=opt.PREFIXES,
-        probe="embed_tokens.weight",
-        layers="layers",
-        ignored=opt.IGNORED,
-    )
-
-
-def _expected_bytes(checkpoint: Checkpoint, family: _Family, prefix: str, shard: Shard, numbers: range) -> int:
+def _expected_bytes(checkpoint: Checkpoint, family: Family, prefix: str, shard: Shard, numbers: range) -> int:
     """About what this rank reads: its layers and the vocabulary matrices of its ends, divided by the ranks."""
     names = [f"{prefix}{family.layers}.{number}." for number in numbers]
     if shard.is_first or shard.is_last:

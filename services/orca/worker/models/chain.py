@@ -33,11 +33,9 @@ from torch import Tensor
 from orca.core.errors import ModelError
 from orca.worker.config import CHAIN_CHOICES, ChainConfig
 from orca.worker.models.blocks import StepContext, scaled
+from orca.worker.models.family import Family
 from orca.worker.models.weights import Weights
 from orca.worker.shard import heads_of
-
-PREFIXES = ("",)
-IGNORED = ()
 
 _PRIME = 2**31 - 1
 _HALF_BITS = 16
@@ -128,3 +126,13 @@ def _whole_numbers(weights: Weights, name: str, size: int, taken: tuple[int, int
     if tensor.dtype != torch.float32:
         raise ModelError(f"orca_chain computes whole numbers, which only float32 holds; dtype is {tensor.dtype}")
     return tensor.long()
+
+
+FAMILY = Family(
+    embedding=ChainEmbedding,
+    layer=ChainLayer,
+    head=ChainHead,
+    prefixes=("",),
+    probe="embed.salt",
+    layers="layers",
+)

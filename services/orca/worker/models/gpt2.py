@@ -4,11 +4,9 @@ from torch import Tensor
 
 from orca.worker.config import GPT2Config
 from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
 from orca.worker.shard import heads_of
-
-PREFIXES = ("transformer.", "")
-IGNORED = ("attn.bias", "attn.masked_bias")  # causal masks that old checkpoints carry
 
 
 class GPT2Embedding:
@@ -71,3 +69,14 @@ def _norm(weights: Weights, config: GPT2Config, name: str) -> LayerNorm:
     size = config.hidden_size
     weight, bias = weights.tensor(f"{name}.weight", (size,)), weights.tensor(f"{name}.bias", (size,))
     return LayerNorm(weight, bias, size, config.norm_eps)
+
+
+FAMILY = Family(
+    embedding=GPT2Embedding,
+    layer=GPT2Layer,
+    head=GPT2Head,
+    prefixes=("transformer.", ""),
+    probe="wte.weight",
+    layers="h",
+    ignored=("attn.bias", "attn.masked_bias"),  # causal masks that old checkpoints carry
+)

@@ -5,11 +5,9 @@ from torch import Tensor
 
 from orca.worker.config import LlamaConfig
 from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, RMSNorm, StepContext, scaled
+from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
 from orca.worker.shard import heads_of
-
-PREFIXES = ("model.", "")
-IGNORED = ("rotary_emb.inv_freq",)
 
 
 class LlamaEmbedding:
@@ -83,3 +81,14 @@ class LlamaHead:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm(x), step)
+
+
+FAMILY = Family(
+    embedding=LlamaEmbedding,
+    layer=LlamaLayer,
+    head=LlamaHead,
+    prefixes=("model.", ""),
+    probe="embed_tokens.weight",
+    layers="layers",
+    ignored=("rotary_emb.inv_freq",),
+)

@@ -5,11 +5,9 @@ from torch import Tensor
 from orca.worker.config import OPTConfig
 from orca.worker.linear import Linear
 from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
 from orca.worker.shard import heads_of
-
-PREFIXES = ("model.decoder.", "decoder.", "")
-IGNORED = ()
 
 _OFFSET = 2  # the first two rows of the position table belonged to padding in training
 
@@ -90,3 +88,13 @@ def _projection(weights: Weights, config: OPTConfig, name: str, inputs: int, out
     if config.embedding_dim == config.hidden_size:
         return None
     return weights.columns([Columns(name, outputs, (0, outputs))], inputs, has_bias=False)
+
+
+FAMILY = Family(
+    embedding=OPTEmbedding,
+    layer=OPTLayer,
+    head=OPTHead,
+    prefixes=("model.decoder.", "decoder.", ""),
+    probe="embed_tokens.weight",
+    layers="layers",
+)
