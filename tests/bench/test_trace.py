@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from orca.cli.bench.trace import PRESETS, Range, TraceSpec, at_rate, generate
+from orca.cli.bench.trace import PRESETS, Range, TraceSpec, generate
 
 
 def spec(**changes: object) -> TraceSpec:
@@ -46,8 +46,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another_one() -> No
 
 
 def test_another_rate_keeps_the_requests_and_scales_their_arrivals() -> None:
-    slow = generate(spec(requests=50))
-    fast = at_rate(slow, 50.0)
+    slow, fast = generate(spec(requests=50)), generate(spec(requests=50, rate=50.0))
     for before, after in zip(slow.requests, fast.requests, strict=True):
         assert (before.prompt_tokens, before.new_tokens) == (after.prompt_tokens, after.new_tokens)
         assert before.arrival_s == pytest.approx(10 * after.arrival_s)

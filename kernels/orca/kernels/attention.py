@@ -49,7 +49,6 @@ class RaggedAttention:
         device: torch.device,
     ) -> None:
         self._heads = len(kv_of_query)
-        self._kv_heads = kv_heads
         # One KV head per query head in order needs no map.
         is_plain = list(kv_of_query) == list(range(kv_heads))
         self._head_map = None if is_plain else torch.tensor(kv_of_query, device=device)
@@ -188,9 +187,8 @@ class _GatheredDecode:
     def __init__(
         self, segments: _Segments, kv_of_query: Sequence[int], kv_heads: int, cache_slots: int, device: torch.device
     ) -> None:
-        del cache_slots
+        del kv_heads, cache_slots
         self._segments = segments
-        self._kv_heads = kv_heads
         self._head_map = torch.tensor(kv_of_query, device=device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:

@@ -203,9 +203,6 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
-
     def _make_special(self, texts: Any) -> None:
         """Mark the named tokens of the vocabulary as special where tokenizer.json did not."""
         known = {token.content for token in self._inner.get_added_tokens_decoder().values() if token.special}

@@ -51,10 +51,6 @@ class Tracing:
 
         return cls(OTLPSpanExporter())
 
-    @property
-    def is_exporting(self) -> bool:
-        return self._provider is not None
-
     def start(self, name: str, headers: Mapping[str, str]) -> CallSpan:
         """Begin a call's span under the caller's, if its headers name one."""
         given = headers.get("traceparent")

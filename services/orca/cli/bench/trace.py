@@ -6,7 +6,7 @@ arrival times differ by a factor.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
@@ -109,8 +109,3 @@ def generate(spec: TraceSpec) -> Trace:
         new_tokens = lengths.randint(spec.new_tokens.low, spec.new_tokens.high)
         requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
     return Trace(spec, tuple(requests))
-
-
-def at_rate(trace: Trace, rate: float | None) -> Trace:
-    """The same requests at another arrival rate."""
-    return generate(replace(trace.spec, rate=rate))
