@@ -140,7 +140,7 @@ class Client:
         """One HTTP call: the POST until it was answered, the resumption then. Returns: a pause before the next."""
         url, headers = next(self._urls), {"accept": "text/event-stream"}
         if journey.request_id is None or not journey.plan.body.get("stream"):
-            headers["idempotency-key"] = self.key_of(journey)
+            headers |= {"idempotency-key": self.key_of(journey), **journey.plan.headers}
             request = self._http.build_request("POST", url + journey.plan.path, json=journey.plan.body, headers=headers)
             return await self._exchange(journey, number, request, cursor=None)
         if not self._can_resume:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 COMPLETIONS = "/v1/completions"
@@ -42,6 +42,7 @@ class PlannedCall:
     due_s: float  # after the start of the load
     path: str
     body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict)  # beside those that every call has
     intent: str = "finish"
     leave_after: int | None = None  # events heard before a client with intent `cancel` goes
     says_cancel: bool = False  # it sends a cancel before it goes; else it goes without a word

@@ -8,15 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from history_builders import good_call, good_history
 
 from checker.checkouts import NoSuchRelease, Release, Releases, export, last_release
-from checker.client import Journey
+from checker.client import Client, Journey
 from checker.history import Checked, HandedOver, HistoryWriter
 from checker.layout import GROUPS, PARTS, Layout, parts_of
 from checker.releases import UNITS, NumberInForce, what_forming_came_to
-from checker.retelling import Telling, compare, plan_questions
+from checker.retelling import Telling, compare, plan_questions, retell
 from checker.rolling import DEATHS_MAX, RollingSystem
 from checker.system import SystemBroke, wait_for
 from checker.verdict import judge, table
@@ -175,6 +176,27 @@ def test_gateways_that_tell_the_same_bytes_are_right() -> None:
     assert all(check.is_right for check in checks)
 
 
+def events(*, has_ids: bool) -> list[bytes]:
+    """Two tokens of choice 0, one of choice 1, and what comes behind all of them."""
+    places = ((0, 0), (0, 1), (1, 0))
+    ids = [f"id: {choice}.{index}\n" if has_ids else "" for choice, index in places]
+    parts = [
+        json.dumps({"choices": [{"index": choice, "text": index}]}, separators=(",", ":")) for choice, index in places
+    ]
+    told = [f"{name}data: {part}\n\n" for name, part in zip(ids, parts, strict=True)]
+    return [event.encode() for event in (*told, "data: [DONE]\n\n")]
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has_ids: bool) -> None:
+    first, second, other, done = events(has_ids=has_ids)
+    one = telling(by_name=first + second + other + done)
+    assert all(check.is_right for check in compare(journey(), [one, telling(by_name=other + first + second + done)]))
+    assert not all(
+        check.is_right for check in compare(journey(), [one, telling(by_name=second + first + other + done)])
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "rule", "found"),
     [
@@ -186,6 +208,32 @@ def test_gateways_that_tell_the_same_bytes_are_right() -> None:
 def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
     wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
     assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
+
+
+async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path) -> None:
+    answers = iter([httpx.Response(503), httpx.Response(500, content=b"broken")])
+    with HistoryWriter(tmp_path / "history") as history:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
+            client = Client(["http://one"], http, history, seed=1, can_resume=True)
+            told = await retell(http, "http://one", client, journey())
+    assert told == Telling("http://one", None, b"broken", b"")
+
+
+async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
+    heard: list[httpx.Headers] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        heard.append(request.headers)
+        return httpx.Response(200, headers={"x-request-id": "cmpl-1"}, content=b"all")
+
+    plan = PlannedCall(name="q0", due_s=0.0, path="/", body={"stream": True}, headers={"x-slo-ttft-ms": "5"})
+    with HistoryWriter(tmp_path / "history") as history:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            client = Client(["http://one"], http, history, seed=1, can_resume=True)
+            told = await retell(http, "http://one", client, Journey(plan, request_id="cmpl-1"))
+            assert heard[0]["idempotency-key"] == client.key_of(Journey(plan))
+    assert told == Telling("http://one", "cmpl-1", b"all", b"all")
+    assert heard[0]["x-slo-ttft-ms"] == "5"
 
 
 def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None:
