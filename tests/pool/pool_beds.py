@@ -156,7 +156,10 @@ class RedisBed(Bed):
         # Nobody can move Redis' own clock, so the deadlines come nearer.
         for name, deadline in await self.redis.zrange(self.keys.single("deadlines"), 0, -1, withscores=True):
             await self.redis.zadd(self.keys.single("deadlines"), {name: deadline - ms})
-            await self.redis.hincrby(self.keys.named("req", name.decode()), "deadline", -ms)
+            record = self.keys.named("req", name.decode())
+            await self.redis.hincrby(record, "deadline", -ms)
+            if await self.redis.hget(record, "deadline_later"):
+                await self.redis.hincrby(record, "deadline_later", -ms)
 
     async def wall_ms(self) -> int:
         seconds, micros = await self.redis.time()

@@ -190,11 +190,13 @@ class World:
         # A long prompt is what makes a request too big for the small groups.
         prompt = (len(self.clients) + 1,) * (size if size == 70 else 3)
         gateway, revision = self.random.choice("xy"), self.pool.revision
-        client = Client(f"{parent}.0", parent, gateway, has_deadline=deadline is not None)
+        # Without a draw of its own, which would make other walks of all seeds.
+        kind = "first_token_deadline_ms" if len(self.clients) % 2 else "deadline_ms"
+        client = Client(f"{parent}.0", parent, gateway, deadline=kind if deadline is not None else None)
         submission = Submission(
             parent=parent,
             requests=(
-                request(parent, prompt=prompt, max_new_tokens=min(size, 8), deadline_ms=deadline, revision=revision),
+                request(parent, prompt=prompt, max_new_tokens=min(size, 8), revision=revision, **{kind: deadline}),
             ),
             reader=client.reader,
             on_disconnect=OnDisconnect.CANCEL,

@@ -28,7 +28,7 @@ class Client:
     away_since: int = 0
     is_cancel_asked: bool = False
     is_gone: bool = False  # will not come back
-    has_deadline: bool = False
+    deadline: str | None = None  # the field of its request that has one
 
     @property
     def reader(self) -> str:
@@ -120,8 +120,9 @@ class Promises:
             raise Violation(f"{client.request_id} ended before its revision was retired")
         if end.reason is FinishReason.ERROR and client.request_id not in self.world.poisoned:
             raise Violation(f"{client.request_id} ended as poison and is innocent")
-        if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.has_deadline:
-            raise Violation(f"{client.request_id} has no deadline")
+        deadlines = ("deadline_ms",) if tokens else ("deadline_ms", "first_token_deadline_ms")
+        if end.reason is FinishReason.DEADLINE_EXCEEDED and client.deadline not in deadlines:
+            raise Violation(f"{client.request_id} ended by a deadline that does not hold for it")
 
     def _is_retired(self, client: Client) -> bool:
         pool = self.world.pool

@@ -29,6 +29,7 @@ requests = st.builds(
     max_new_tokens=st.integers(1, 10**6),
     sampling=samplings,
     deadline_ms=st.none() | st.integers(0, 2**50),
+    first_token_deadline_ms=st.none() | st.integers(0, 2**50),
     traceparent=st.none() | st.text("0123456789abcdef-"),
     arrival=st.integers(1, 2**40),
     submitted_ms=st.integers(1, 2**50),

@@ -34,6 +34,28 @@ async def test_an_end_may_come_without_a_token(bed: Bed) -> None:
     assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.STOP, 0)
 
 
+async def test_the_pool_keeps_when_the_first_token_and_the_end_came(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    status = await bed.pool.status("a.0")
+    assert (status.first_token_ms, status.ended_ms) == (None, None)
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    first = (await bed.pool.status("a.0")).first_token_ms
+    await bed.freeze(1000)
+    await bed.pool.commit([entry(owned["a.0"], 1, 6)])
+    await bed.pool.commit([entry(owned["a.0"], 2, 7, end=FinishReason.STOP)])
+    status = await bed.pool.status("a.0")
+    assert status.first_token_ms == first
+    assert status.request.submitted_ms <= first <= status.ended_ms <= await bed.wall_ms()
+
+
+async def test_an_end_from_outside_has_its_time_and_no_first_token(bed: Bed) -> None:
+    await started(bed, "a")
+    await bed.pool.cancel("a")
+    status = await bed.pool.status("a.0")
+    assert status.first_token_ms is None
+    assert status.request.submitted_ms <= status.ended_ms <= await bed.wall_ms()
+
+
 async def test_the_same_entry_again_is_already_there(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     step = [entry(owned["a.0"], 0, 5, 6)]

@@ -147,6 +147,11 @@ class EndsAreNotFinal(MemoryPool):
         return super()._commit_entry(entry)
 
 
+class FirstTokensLiftNoDeadline(MemoryPool):
+    def _note_first_token(self, record: Record) -> None:
+        pass
+
+
 class ReadersAreNotRenewed(MemoryPool):
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
         self._begin()
@@ -232,6 +237,7 @@ POOL_RULES = [
     AppendsBehindGaps,
     SweepLeavesDeadGroupsTheirRequests,
     EndsAreNotFinal,
+    FirstTokensLiftNoDeadline,
     ReadersAreNotRenewed,
     SubmitStoresAgain,
 ]

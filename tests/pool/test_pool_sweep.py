@@ -163,6 +163,39 @@ async def test_what_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
     assert (await bed.pool.read("late.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
 
 
+async def test_a_request_without_a_token_ends_at_the_deadline_of_its_first(bed: Bed) -> None:
+    _, owned = await started(bed, "runs", first_token_deadline_ms=60_000, deadline_ms=600_000)
+    await bed.pool.submit(submission("waits", first_token_deadline_ms=60_000))
+    await bed.pass_deadlines(60_000)
+    await bed.pool.sweep()
+    for request_id in ("runs.0", "waits.0"):
+        assert (await bed.pool.read(request_id, 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
+    assert await bed.pool.commit([entry(owned["runs.0"], 0, 5)]) == [CommitAnswer.ENDED]
+    await bed.recount()
+
+
+@pytest.mark.parametrize("deadline_ms", [None, 600_000])
+async def test_from_the_first_token_on_only_the_deadline_of_the_end_holds(bed: Bed, deadline_ms: int | None) -> None:
+    _, owned = await started(bed, "a", first_token_deadline_ms=60_000, deadline_ms=deadline_ms)
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    await bed.pass_deadlines(60_000)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.OWNED
+    await bed.pass_deadlines(540_000)
+    await bed.pool.sweep()
+    exceeded = End(FinishReason.DEADLINE_EXCEEDED, 1)
+    assert (await bed.pool.read("a.0", 0)).end == (None if deadline_ms is None else exceeded)
+    await bed.recount()
+
+
+async def test_a_request_with_a_token_is_claimed_again_after_the_deadline_of_its_first(bed: Bed) -> None:
+    scheduler, owned = await started(bed, "a", first_token_deadline_ms=60_000)
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    await bed.pool.give_back({"a.0": owned["a.0"].claim})
+    await bed.pass_deadlines(60_000)
+    assert list(await scheduler.take()) == ["a.0"]
+
+
 async def test_requests_of_a_replaced_revision_end_when_its_time_is_over(bed: Bed) -> None:
     scheduler, _ = await started(bed, "run", on_disconnect=OnDisconnect.KEEP)
     await bed.pool.submit(submission("wait", on_disconnect=OnDisconnect.KEEP))

@@ -65,6 +65,7 @@ class Request:
     max_new_tokens: int  # >= 1
     sampling: SamplingParams
     deadline_ms: int | None = None  # from `submitted_ms` to its end, finished or not; None has no deadline
+    first_token_deadline_ms: int | None = None  # from `submitted_ms` to its end if it has no token by then
     traceparent: str | None = None  # W3C trace context of the call that made it
     arrival: int = 0
     submitted_ms: int = 0  # wall clock of the pool at submit, Unix milliseconds
@@ -77,6 +78,12 @@ class Request:
     def deadline_wall_ms(self) -> int | None:
         """When it must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
         return None if self.deadline_ms is None else self.submitted_ms + self.deadline_ms
+
+    @property
+    def first_deadline_wall_ms(self) -> int | None:
+        """The same while it has no token: whichever of its deadlines comes first."""
+        deadlines = [ms for ms in (self.deadline_ms, self.first_token_deadline_ms) if ms is not None]
+        return self.submitted_ms + min(deadlines) if deadlines else None
 
     @property
     def max_total_tokens(self) -> int:

@@ -43,24 +43,27 @@ def pack_body(request: Request) -> bytes:
         for field in fields(SamplingParams)
         if (value := getattr(request.sampling, field.name)) != getattr(_DEFAULT_SAMPLING, field.name)
     }
-    header = orjson.dumps(
-        [
-            request.parent,
-            request.choice,
-            request.revision,
-            request.max_new_tokens,
-            sampling,
-            request.deadline_ms,
-            request.traceparent,
-        ]
-    )
+    fields_of_header = [
+        request.parent,
+        request.choice,
+        request.revision,
+        request.max_new_tokens,
+        sampling,
+        request.deadline_ms,
+        request.traceparent,
+    ]
+    if request.first_token_deadline_ms is not None:
+        # Last and only where there is one, so that bodies without it are what they were before there were any.
+        fields_of_header.append(request.first_token_deadline_ms)
+    header = orjson.dumps(fields_of_header)
     return _U32.pack(len(header)) + header + _pack_u32s(request.prompt)
 
 
 def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
     """The request that `pack_body` was given, with what the pool added."""
     header_end = 4 + _U32.unpack_from(body)[0]
-    parent, choice, revision, max_new_tokens, sampling, deadline_ms, traceparent = orjson.loads(body[4:header_end])
+    header = orjson.loads(body[4:header_end])
+    parent, choice, revision, max_new_tokens, sampling, deadline_ms, traceparent, *first_token_deadline_ms = header
     return Request(
         parent=parent,
         choice=choice,
@@ -69,6 +72,7 @@ def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
         max_new_tokens=max_new_tokens,
         sampling=_unpack_sampling(sampling),
         deadline_ms=deadline_ms,
+        first_token_deadline_ms=first_token_deadline_ms[0] if first_token_deadline_ms else None,
         traceparent=traceparent,
         arrival=arrival,
         submitted_ms=submitted_ms,

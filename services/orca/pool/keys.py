@@ -21,7 +21,7 @@ seat:<group>        hash    holder, epoch, last calls and answers (fields below)
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
 closed              set     processes that have left and may never own anything again      for ever, a word per drain
 watch               zset    parent -> awake ms at which it counts as unread                until ended; not for `keep`
-deadlines           zset    request -> deadline, wall clock ms                             until ended
+deadlines           zset    request -> deadline in force, wall clock ms                    until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
 retired             zset    revision -> awake ms at which its requests end                 until they have
 parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end of its lease  while the lease lives
@@ -35,10 +35,12 @@ meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME 
     when, awake), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
 req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
-    max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (if it has one),
-    number and call (claim; call is empty while queued and stays as it was after the end), group and process (owner),
-    first_claimed_ms, mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first
-    commit, else empty) and failures (in a row; both in poison.py, absent means none).
+    max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (the one in force,
+    wall clock ms, if there is one), deadline_later (only while it has no token and the first one changes its deadline:
+    what it will be, or empty for none), number and call (claim; call is empty while queued and stays as it was after
+    the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
+    mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, else
+    empty) and failures (in a row; both in poison.py, absent means none).
 par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
     calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer

@@ -75,8 +75,8 @@ class MemoryPool(MemoryScheduler, Pool):
             request = stored(request, self._arrival, self._wall)
             self.records[request.id] = Record(request, size, codec.token_bytes(request.sampling), self.schema)
             self._queue(request.revision).append((request.arrival, request.id))
-            if request.deadline_wall_ms is not None:
-                self._deadlines.set(request.id, request.deadline_wall_ms)
+            if request.first_deadline_wall_ms is not None:
+                self._deadlines.set(request.id, request.first_deadline_wall_ms)
             self.bytes_reserved += size
             self.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
@@ -130,6 +130,8 @@ class MemoryPool(MemoryScheduler, Pool):
             tokens=len(record.log),
             end=record.end,
             first_claimed_ms=record.first_claimed_ms,
+            first_token_ms=record.first_token_ms,
+            ended_ms=record.ended_ms,
         )
 
     async def cancel(self, parent: str) -> None:

@@ -137,7 +137,7 @@ class MemoryScheduler(MemoryState):
 
     def _is_expired(self, record: Record) -> bool:
         """Its time is over: the sweep ends it, and nothing of it is computed until then."""
-        deadline = record.request.deadline_wall_ms
+        deadline = self._deadlines.get(record.request.id)
         return deadline is not None and deadline <= self._wall
 
     def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
@@ -185,12 +185,22 @@ class MemoryScheduler(MemoryState):
             self._take_back(record)
             return CommitAnswer.NOT_YOURS
         record.log += entry.tokens
+        if entry.index == 0 and entry.tokens:
+            self._note_first_token(record)
         self._acquit(record)
         if entry.end is not None:
             self._end(record, entry.end)
         else:
             self._tell(entry.request_id)
         return CommitAnswer.APPLIED
+
+    def _note_first_token(self, record: Record) -> None:
+        """When token 0 came, and the deadline that holds from now on: that of the end."""
+        record.first_token_ms = self._wall
+        if record.request.deadline_wall_ms is None:
+            self._deadlines.drop(record.request.id)
+        else:
+            self._deadlines.set(record.request.id, record.request.deadline_wall_ms)
 
     def _acquit(self, record: Record) -> None:
         """The first commit of a claim: the request has run, and did the group no harm."""

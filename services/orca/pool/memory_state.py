@@ -41,6 +41,8 @@ class Record:
     group: str = ""
     process: str = ""
     first_claimed_ms: int | None = None
+    first_token_ms: int | None = None
+    ended_ms: int | None = None
     mark: tuple[int, str] | None = None  # epoch and group of the seat that it is reserved for
     is_on_trial: bool = False  # claimed, and nothing was committed since
     failures: int = 0  # trials in a row that ended with the group's engine failing from inside
@@ -136,7 +138,7 @@ class MemoryState:
         self._generation = 0
         self._arrival = 0
         self._watch = Schedule()  # parent -> when it counts as unread
-        self._deadlines = Schedule()  # request -> deadline, wall clock
+        self._deadlines = Schedule()  # request -> deadline in force, wall clock
         self._ended = Schedule()  # parent -> when its last request ended
         self._retired = Schedule()  # revision -> when its requests end
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -191,7 +193,7 @@ class MemoryState:
             self._unqueue(record)
         else:
             del self.own[record.group][record.request.id]
-        record.state, record.end = RequestState.ENDED, end
+        record.state, record.end, record.ended_ms = RequestState.ENDED, end, self._wall
         record.group = record.process = ""
         self._deadlines.drop(record.request.id)
         unused = (record.request.max_new_tokens - len(record.log)) * record.token_bytes

@@ -56,6 +56,7 @@ _COMMIT_ANSWERS = {
 }
 _SWEEP_MOST = 100  # of each kind in one script: some milliseconds of Redis
 _SWEEP_CALLS_MAX = 40
+_TIMES = ("first_claimed_ms", "first_token_ms", "ended_ms")  # of a record, wall clock, absent until they come
 
 
 async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> "RedisPool":
@@ -155,6 +156,7 @@ class RedisPool(Pool):
             args += [
                 codec.token_bytes(request.sampling),
                 "" if request.deadline_ms is None else request.deadline_ms,
+                "" if request.first_token_deadline_ms is None else request.first_token_deadline_ms,
                 body,
             ]
         try:
@@ -212,7 +214,7 @@ class RedisPool(Pool):
         await self._hints.wait({f"+{revision}": 0}, timeout_s)
 
     async def status(self, request_id: str) -> RequestStatus:
-        fields = ("state", "process", "number", "call", "arrival", "submitted_ms", "first_claimed_ms")
+        fields = ("state", "process", "number", "call", "arrival", "submitted_ms", *_TIMES)
         record, body, length, last = await self._link.pipeline(
             ("HMGET", self._keys.named("req", request_id), *fields),
             ("GET", self._keys.named("body", request_id)),
@@ -233,7 +235,7 @@ class RedisPool(Pool):
             claim=Claim(int(record[2]), record[3].decode()) if is_owned else None,
             tokens=length if end is None else end.count,
             end=end,
-            first_claimed_ms=None if record[6] is None else int(record[6]),
+            **{name: None if ms is None else int(ms) for name, ms in zip(_TIMES, record[6:], strict=True)},
         )
 
     async def cancel(self, parent: str) -> None:

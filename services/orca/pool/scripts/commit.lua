@@ -17,6 +17,20 @@ local function is_there(id, index, tokens, reason, stop)
   return reason == '' or (last[1] == 'end' and last[2] == reason and (last[6] or '') == stop)
 end
 
+-- Token 0 is there: when it came, and the deadline that holds from now on.
+local function note_first_token(id)
+  call('HSET', req_key(id), 'first_token_ms', wall)
+  local later = call('HGET', req_key(id), 'deadline_later')
+  if not later then return end
+  call('HDEL', req_key(id), 'deadline_later', 'deadline')
+  if later == '' then
+    call('ZREM', DEADLINES, id)
+  else
+    call('HSET', req_key(id), 'deadline', later)
+    call('ZADD', DEADLINES, later, id)
+  end
+end
+
 local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   -- Only these five, which stand first in the record: the rest is needed when a request ends or goes back.
   local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
@@ -39,6 +53,7 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   for i, token in ipairs(tokens) do
     call('XADD', log_key(id), (index + i) .. '-0', 'token', token)
   end
+  if index == 0 and #tokens > 0 then note_first_token(id) end
   -- The first commit of a claim acquits: the request has run, and did the group no harm.
   if r[5] == '1' then call('HSET', req_key(id), 'trial', '', 'failures', 0) end
   if reason ~= '' then

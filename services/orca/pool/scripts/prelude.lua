@@ -104,7 +104,9 @@ local function end_request(r, reason, stop)
   end
   if r.deadline then call('ZREM', DEADLINES, r.id) end
   local unused = (r.max_new - length) * r.token_bytes
-  call('HSET', req_key(r.id), 'state', 'ended', 'group', '', 'process', '', 'bytes', r.bytes - unused)
+  call(
+    'HSET', req_key(r.id), 'state', 'ended', 'group', '', 'process', '', 'bytes', r.bytes - unused, 'ended_ms', wall
+  )
   count('bytes', -unused)
   count('ended', 1)
   count('ended_ever', 1)

@@ -2,7 +2,7 @@
 -- the reader's entry only.
 -- ARGV: parent, revision, reader, on_disconnect, render, reader_lease_ms, grace_ms, max_queued, bytes_max, bytes, choices,
 --       max_queued_prompt_tokens, owner, digest, then per request: need, prompt_tokens, max_new, bytes, token_bytes,
---       deadline_ms or '', body.
+--       deadline_ms or '', first_token_deadline_ms or '', body.
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
 --         'taken', what there is}.
 begin(true)
@@ -11,7 +11,7 @@ local reader_lease_ms, grace_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
 local max_queued, bytes_max, bytes, choices =
   tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local max_queued_prompt_tokens, owner, digest = tonumber(ARGV[12]), ARGV[13], ARGV[14]
-local WIDTH = 7
+local WIDTH = 8
 local function arg(choice, i) return ARGV[14 + choice * WIDTH + i] end
 
 if call('EXISTS', par_key(parent)) == 1 then
@@ -39,6 +39,15 @@ if tonumber(meta[3] or 0) + bytes > bytes_max then
   return { 'bytes', bytes_max }
 end
 
+-- While there is no token the sooner deadline is in force, from the first one on (commit) that of the end alone.
+local function set_deadlines(id, to_end, to_first_token)
+  local sooner = math.min(to_end or math.huge, to_first_token or math.huge)
+  if sooner == math.huge then return end
+  call('HSET', req_key(id), 'deadline', wall + sooner)
+  call('ZADD', DEADLINES, wall + sooner, id)
+  if to_first_token then call('HSET', req_key(id), 'deadline_later', to_end and wall + to_end or '') end
+end
+
 local arrival = tonumber(meta[4] or 0)
 for choice = 0, choices - 1 do
   local id = parent .. '.' .. choice
@@ -48,12 +57,9 @@ for choice = 0, choices - 1 do
     'arrival', arrival + choice + 1, 'submitted_ms', wall, 'need', arg(choice, 1), 'prompt_tokens', arg(choice, 2),
     'max_new', arg(choice, 3), 'bytes', arg(choice, 4), 'token_bytes', arg(choice, 5)
   )
-  call('SET', body_key(id), arg(choice, 7))
+  call('SET', body_key(id), arg(choice, 8))
   call('ZADD', q_key(revision), arrival + choice + 1, id)
-  if arg(choice, 6) ~= '' then
-    call('HSET', req_key(id), 'deadline', wall + arg(choice, 6))
-    call('ZADD', DEADLINES, wall + arg(choice, 6), id)
-  end
+  set_deadlines(id, tonumber(arg(choice, 6)), tonumber(arg(choice, 7)))
 end
 call(
   'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect,
