@@ -119,6 +119,12 @@ def test_gateways_are_named_and_reached_apart_and_share_all_else() -> None:
     assert differing == {"--port"}
 
 
+def test_the_gateway_enforces_latency_goals_only_where_asked() -> None:
+    [soft] = [spec for spec in planned() if spec.role is Role.GATEWAY]
+    [hard] = [spec for spec in planned("--slo-enforce", "true") if spec.role is Role.GATEWAY]
+    assert ("--slo-enforce" in flags_of(soft), flags_of(hard)["--slo-enforce"]) == (False, "true")
+
+
 def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
     [gateway] = [spec for spec in planned("--host", "0.0.0.0") if spec.role is Role.GATEWAY]
     assert flags_of(gateway)["--host"] == "0.0.0.0"

@@ -261,7 +261,7 @@ async def rig(
         try:
             # The gateway's first round has told the pool its revision.
             if runs_tasks:
-                await until(lambda: pool.revision and (app.state.gateway.slots or not schedules))
+                await until(lambda: pool.revision and (app.state.gateway.max_total_tokens or not schedules))
             yield Rig(app, pool, scheduler, client)
         finally:
             if task is not None:

@@ -205,7 +205,7 @@ async def test_ready_says_503_until_a_group_was_formed_and_200_from_then_on(monk
         assert (answer.status_code, answer.json()["pool"], answer.json()["groups"]) == (503, "ok", [])
         await one.rig.pool.promise_slots("r1", 64)
         answer = await client.get("/ready")
-        assert (answer.status_code, answer.json()["slots"]) == (200, 64)
+        assert (answer.status_code, answer.json()["max_total_tokens"]) == (200, 64)
         monkeypatch.setattr(one.rig.pool, "stats", away)
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["pool"]) == (200, "away")

@@ -69,7 +69,7 @@ async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://o") as client,
         ):
-            await until(lambda: app.state.gateway.slots)
+            await until(lambda: app.state.gateway.max_total_tokens)
             with running(FakeScheduler(pool)):
                 statuses = await call_with_keys_everywhere(client)
             # A file that holds a key where its hash belongs.

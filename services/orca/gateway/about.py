@@ -27,12 +27,13 @@ async def ready(gateway: Gateway) -> Response:
     """200 once a first call would be served: a group of our revision has been formed at least once.
 
     From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
-    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are.
+    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are,
+    and in `max_total_tokens` the longest request that fits, prompt and output; null before a group has formed.
     Only a gateway that drains says 503 again.
     """
-    stats = await look_for_slots(gateway)
+    stats = await learn_longest_request(gateway)
     revision = gateway.served.info.revision
-    is_ready = gateway.slots is not None and not gateway.drain.has_begun
+    is_ready = gateway.max_total_tokens is not None and not gateway.drain.has_begun
     answer = {
         "ready": is_ready,
         "draining": gateway.drain.has_begun,
@@ -40,7 +41,7 @@ async def ready(gateway: Gateway) -> Response:
         "revision": revision,
         "pool": "away" if stats is None else "ok",
         "groups": [] if stats is None else list(stats.groups),
-        "slots": gateway.slots,
+        "max_total_tokens": gateway.max_total_tokens,
         "waiting": None if stats is None else stats.queued,
         "running": None if stats is None else stats.owned,
     }
@@ -57,11 +58,11 @@ async def metrics(gateway: Gateway, http: Request) -> Response:
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def look_for_slots(gateway: Gateway) -> PoolStats | None:
-    """The pool's counts, None when it does not answer in time; takes note when our revision's slots are in them."""
+async def learn_longest_request(gateway: Gateway) -> PoolStats | None:
+    """The pool's counts, None when it does not answer in time; takes note of what they promise our revision."""
     stats = await _stats(gateway)
     if stats is not None and stats.revision == gateway.served.info.revision and stats.promised_slots is not None:
-        gateway.slots = stats.promised_slots
+        gateway.max_total_tokens = stats.promised_slots
     return stats
 
 

@@ -14,6 +14,7 @@ from orca.core.text import Tokenizer
 from orca.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.errors import ApiError
+from orca.gateway.goals import NO_GOALS, Goals
 from orca.gateway.render import Kind, Rendering
 from orca.gateway.settings import Settings
 from orca.gateway.unbuilt import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
@@ -43,12 +44,13 @@ class Call:
     reader: str
     now_ms: int  # wall clock, Unix milliseconds
     seed: int  # used where the body has none, [0, 2^63)
-    slots: int | None = None  # what a request may need at most, where known
+    max_total_tokens: int | None = None  # of the longest request that fits, where known
     event_ids: bool = False
     owner: str = ""
     digest: str = ""  # of the body, where the call may be repeated
     is_kept: bool = False  # unless the body says otherwise, it goes on when nobody reads it
     traceparent: str | None = None
+    goals: Goals = NO_GOALS
 
 
 def check_model(name: str | None, served: Served) -> None:
@@ -110,22 +112,24 @@ def submission(
     sampling = _sampling(body, served, settings)
     choices = body.n or 1
     seed = call.seed if body.seed is None else body.seed
+    limits = [max_new_tokens(body, len(prompt), served, settings, call.max_total_tokens) for prompt in prompts]
     requests = [
         Request(
             parent=call.parent,
             choice=i * choices + choice,
             revision=served.info.revision,
             prompt=tuple(prompt),
-            max_new_tokens=max_new_tokens(body, len(prompt), served, settings, call.slots),
+            max_new_tokens=limits[i],
             # Every prompt gets the seeds that it would get alone.
             sampling=SamplingParams(**sampling, seed=(seed + choice) % SEEDS),
-            deadline_ms=body.deadline_ms,
+            deadline_ms=call.goals.deadline_ms(body.deadline_ms, limits[i]),
+            first_token_deadline_ms=call.goals.first_token_deadline_ms,
             traceparent=call.traceparent,
         )
         for i, prompt in enumerate(prompts)
         for choice in range(choices)
     ]
-    least = min(request.max_new_tokens for request in requests)
+    least = min(limits)
     if sampling["min_tokens"] > least:
         raise InvalidRequest(f"min_tokens {sampling['min_tokens']} is more than max_tokens {least}", param="min_tokens")
     return Submission(
@@ -140,9 +144,13 @@ def submission(
 
 
 def max_new_tokens(
-    body: CompletionBody | ChatBody, prompt_length: int, served: Served, settings: Settings, slots: int | None = None
+    body: CompletionBody | ChatBody,
+    prompt_length: int,
+    served: Served,
+    settings: Settings,
+    max_total_tokens: int | None = None,
 ) -> int:
-    """Tokens that the body asks for; a default, cut to the context and to the slots, where it asks for none.
+    """Tokens that the body asks for; a default, cut to the context and to what fits, where it asks for none.
 
     Raises: InvalidRequest when they do not fit into the model's context.
     """
@@ -156,8 +164,8 @@ def max_new_tokens(
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
     if asked is None:
-        # A prompt that fills the slots alone is left to the pool to refuse.
-        return max(1, min(default, limit - prompt_length, (slots or limit) - prompt_length))
+        # A prompt that leaves no room beside it is left to the pool to refuse.
+        return max(1, min(default, limit - prompt_length, (max_total_tokens or limit) - prompt_length))
     if prompt_length + asked > limit:
         message = (
             f"{prompt_length + asked} tokens ({prompt_length} of the prompt and {param} {asked}) "
@@ -215,6 +223,7 @@ def _rendering(body: CompletionBody | ChatBody, served: Served, call: Call) -> R
         continuous_usage=continuous,
         return_token_ids=bool(body.return_token_ids),
         event_ids=call.event_ids,
+        goals=call.goals,
     )
 
 

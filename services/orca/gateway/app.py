@@ -30,6 +30,7 @@ from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to
 from orca.gateway.generation import Gateway, wall_clock_ms
+from orca.gateway.goals import header_parameters
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
@@ -54,6 +55,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+GENERATIONS = ("/v1/completions", "/v1/chat/completions")
 
 
 def create_app(
@@ -223,18 +225,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _introduce(gateway: Gateway) -> None:
     """Make ours the revision of a pool that has none, so that calls are accepted before a group is formed.
 
-    Ends when the pool says how many slots the first group of our revision has.
+    Ends when the pool says how long a request the first group of our revision can hold.
     """
-    while gateway.slots is None:
+    while gateway.max_total_tokens is None:
         try:
             # Generation 0 is below whatever a rollout states.
             await gateway.pool.set_revision(gateway.served.info.revision, 0)
-            await about.look_for_slots(gateway)
+            await about.learn_longest_request(gateway)
         except PoolUnavailable:
             log.info("the pool does not know this gateway yet: away")
         except Exception:
             log.exception("stating the revision failed")
-        if gateway.slots is None:
+        if gateway.max_total_tokens is None:
             await asyncio.sleep(gateway.settings.round_seconds)
 
 
@@ -281,7 +283,7 @@ def _answer(error: ApiError, headers: Any = None) -> Response:
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document and the bodies, which it does not read itself (see receive.py)."""
+    """FastAPI's document, and what it does not read itself: bodies (see receive.py) and headers of generations."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version="1", routes=app.routes)
         template = "#/components/schemas/{model}"
@@ -291,5 +293,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             schema = {"$ref": f"#/components/schemas/{body.__name__}"}
             content = {"application/json": {"schema": schema}}
             document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+        for path in GENERATIONS:
+            document["paths"][path]["post"]["parameters"] = header_parameters()
         app.openapi_schema = document
     return app.openapi_schema

@@ -47,7 +47,8 @@ class Accepted:
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
     is_resumed: bool = False  # the call itself was made by an earlier connection
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
-    finished: Callable[["Accepted", Sequence[End]], None] = field(default=lambda _accepted, _ends: None)
+    # Told when the connection is over, with the ends that went out, by request.
+    closed: Callable[["Accepted", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
 
     @property
     def parent(self) -> str:
@@ -116,6 +117,7 @@ class Delivery(Response):
     def _record(self) -> None:
         """Count and log how the call ended for its client."""
         accepted = self._accepted
+        accepted.closed(accepted, self._ends)
         if len(self._ends) < len(accepted.requests):
             self._metrics.disconnects.inc()
             log.info(
@@ -133,7 +135,6 @@ class Delivery(Response):
             "call ended",
             extra={"request_id": accepted.parent, "reasons": reasons, "tokens": tokens, "seconds": round(seconds, 3)},
         )
-        accepted.finished(accepted, ends)
 
 
 class StreamDelivery(Delivery):

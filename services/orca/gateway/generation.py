@@ -8,7 +8,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request as HttpRequest
@@ -24,6 +24,7 @@ from orca.gateway.delivery import Accepted, StreamDelivery, Timing, WholeDeliver
 from orca.gateway.drain import Drain
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.goals import TTFT_HEADER, Goal, Goals, judge, read_goals, summary
 from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
@@ -35,7 +36,7 @@ from orca.gateway.settings import Settings
 from orca.gateway.state import describe, state_answer
 from orca.gateway.tracing import CallSpan, Tracing
 from orca.gateway.watcher import LogWatcher
-from orca.pool.api import Pool, Submission
+from orca.pool.api import Pool, RequestStatus, Submission
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,18 @@ class Gateway:
     overload: Overload
     intake: Intake
     drain: Drain = field(default_factory=Drain)
-    # Promised by the first group of our revision that was formed; None until then, and never None again.
-    slots: int | None = None
+    # Of the longest request that fits, prompt and output, as the first group of our revision that was formed promised;
+    # None until then, and never None again.
+    max_total_tokens: int | None = None
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is known of a call before its body."""
+
+    started: float  # on the clock of `time.perf_counter`
+    goals: Goals
 
 
 async def complete(gateway: Gateway, http: HttpRequest) -> Response:
@@ -74,12 +84,10 @@ async def complete(gateway: Gateway, http: HttpRequest) -> Response:
 
 
 async def _complete(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
-    gateway.drain.check()
-    started = time.perf_counter()
-    await _check_load(gateway, http)
+    opened = await _open(gateway, http)
     body = await receive_body(http, CompletionBody, gateway.settings, held)
     async with _unless_known(gateway, http):
-        gateway.overload.check_deadline(body.deadline_ms)
+        _check_deadlines(gateway, opened, body)
     check_model(body.model, gateway.served)
     prompts = completion_prompts(body, gateway.served, gateway.settings)
     add_special_tokens = body.add_special_tokens is not False
@@ -89,7 +97,7 @@ async def _complete(gateway: Gateway, http: HttpRequest, held: Held) -> Response
         else await gateway.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
         for prompt in prompts
     ]
-    return await _generate(gateway, http, body, ids, started, prefix="cmpl")
+    return await _generate(gateway, http, body, ids, opened, prefix="cmpl")
 
 
 async def chat(gateway: Gateway, http: HttpRequest) -> Response:
@@ -99,18 +107,30 @@ async def chat(gateway: Gateway, http: HttpRequest) -> Response:
 
 
 async def _chat(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
-    gateway.drain.check()
-    started = time.perf_counter()
-    await _check_load(gateway, http)
+    opened = await _open(gateway, http)
     body = await receive_body(http, ChatBody, gateway.settings, held)
     async with _unless_known(gateway, http):
-        gateway.overload.check_deadline(body.deadline_ms)
+        _check_deadlines(gateway, opened, body)
     check_model(body.model, gateway.served)
     text = chat_prompt(body, gateway.served, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
     ids = await gateway.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)
-    return await _generate(gateway, http, body, [ids], started, prefix="chatcmpl")
+    return await _generate(gateway, http, body, [ids], opened, prefix="chatcmpl")
+
+
+async def _open(gateway: Gateway, http: HttpRequest) -> Opened:
+    """Raises: ApiError, QueueFull, InvalidRequest, without having read the body."""
+    gateway.drain.check()
+    started = time.perf_counter()
+    await _check_load(gateway, http)
+    return Opened(started=started, goals=read_goals(http.headers, is_enforced=gateway.settings.slo_enforce))
+
+
+def _check_deadlines(gateway: Gateway, opened: Opened, body: CompletionBody | ChatBody) -> None:
+    """Raises: ApiError 429 for what could not be met anyhow."""
+    gateway.overload.check_deadline(body.deadline_ms)
+    gateway.overload.check_deadline(opened.goals.first_token_deadline_ms, TTFT_HEADER)
 
 
 async def _generate(
@@ -118,14 +138,14 @@ async def _generate(
     http: HttpRequest,
     body: CompletionBody | ChatBody,
     prompts: Sequence[Sequence[int]],
-    started: float,
+    opened: Opened,
     *,
     prefix: str,
 ) -> Response:
     """Submit, and only when the record is durable return the response that will answer."""
     span = gateway.tracing.start(f"POST {http.url.path}", http.headers)
     is_background = bool(body.background) or _asks_for_async(http)
-    call = _call(gateway, http, body, span, prefix=prefix, is_background=is_background)
+    call = _call(gateway, http, body, opened, span, prefix=prefix, is_background=is_background)
     wanted = submission(body, prompts, gateway.served, gateway.settings, call)
     requests = await _submit(gateway, wanted)
     rendering = Rendering.from_json(wanted.render)
@@ -143,9 +163,9 @@ async def _generate(
         requests=requests,
         rendering=replace(rendering, event_ids=call.event_ids),
         follower=gateway.watcher.follow(request.id for request in requests),
-        timing=Timing(started),
+        timing=Timing(opened.started),
         leave=lambda: gateway.readers.remove(call.parent, call.reader),
-        finished=lambda done, ends: _finish_span(gateway, span, done, ends),
+        closed=lambda done, ends: note_closed(gateway, done, ends, span),
     )
     kind = StreamDelivery if body.stream else WholeDelivery
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
@@ -185,6 +205,7 @@ def _call(
     gateway: Gateway,
     http: HttpRequest,
     body: CompletionBody | ChatBody,
+    opened: Opened,
     span: CallSpan,
     *,
     prefix: str,
@@ -196,12 +217,13 @@ def _call(
         reader=secrets.token_hex(8),
         now_ms=gateway.clock_ms(),
         seed=secrets.randbelow(SEEDS),
-        slots=gateway.slots,
+        max_total_tokens=gateway.max_total_tokens,
         event_ids="text/event-stream" in http.headers.get("accept", ""),
         owner=owner,
         digest="" if key is None else body_digest(http.url.path, body),
         is_kept=is_background or key is not None,
         traceparent=span.traceparent,
+        goals=opened.goals,
     )
 
 
@@ -246,23 +268,56 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
         raise ApiError(503, str(error), kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1) from error
 
 
-def _finish_span(gateway: Gateway, span: CallSpan, accepted: Accepted, ends: Sequence[End]) -> None:
-    if span.span is None:
+def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None = None) -> None:
+    """A connection is over: judge the goals that are its to judge, and export the call's span.
+
+    Args: ends: those that went out, by request; a client that left has not seen them all.
+    """
+    is_whole = len(ends) == len(accepted.requests)
+    traced = span if span is not None and span.span is not None and is_whole else None
+    if traced is None and not accepted.rendering.goals.named:
         return
-    task = asyncio.create_task(_export_span(gateway, span, accepted, ends))
+    task = asyncio.create_task(_look_back(gateway, accepted, dict(ends), traced))
     gateway.finishing.add(task)
     task.add_done_callback(gateway.finishing.discard)
 
 
-async def _export_span(gateway: Gateway, span: CallSpan, accepted: Accepted, ends: Sequence[End]) -> None:
+async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None) -> None:
+    """Tell what only the pool has: when requests were claimed, had their first token, and ended."""
+    waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
+    goals = accepted.rendering.goals
+    asked = accepted.requests if goals.named else accepted.requests[:1]
     try:
-        first_claimed_ms = (await gateway.pool.status(accepted.requests[0].id)).first_claimed_ms
+        found = await asyncio.gather(*(gateway.pool.status(request.id) for request in asked))
     except Exception:
-        log.info("no claim time for a span", extra={"request_id": accepted.parent})
-        first_claimed_ms = None
-    attributes: dict[str, str | int] = {
-        "orca.request_id": accepted.parent,
-        "gen_ai.request.model": accepted.rendering.model,
-        "gen_ai.usage.output_tokens": sum(end.count for end in ends),
-    }
-    gateway.tracing.finish(span, accepted.timing, attributes, first_claimed_ms)
+        log.info("no times of a call", extra={"request_id": accepted.parent})
+        found = []
+    statuses = {status.request.id: status for status in found}
+    for status in statuses.values():
+        _count_goals(gateway, accepted, ends, status, waited_ms)
+    said = summary(goals, statuses)
+    if said:
+        log.info("goals judged", extra={"request_id": accepted.parent, **said})
+    if span is not None:
+        attributes: dict[str, str | int | float] = {
+            "orca.request_id": accepted.parent,
+            "gen_ai.request.model": accepted.rendering.model,
+            "gen_ai.usage.output_tokens": sum(end.count for end in ends.values()),
+            **{f"orca.{name}": value for name, value in said.items()},
+        }
+        first_claimed_ms = found[0].first_claimed_ms if found else None
+        gateway.tracing.finish(span, accepted.timing, attributes, first_claimed_ms)
+
+
+def _count_goals(
+    gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
+) -> None:
+    """Once for a request: the first token by the connection that made the call, the rest by the one that saw the end.
+
+    A client that leaves before its first token would otherwise be missed out, and those leave that wait longest.
+    """
+    request_id = status.request.id
+    for goal, outcome in judge(accepted.rendering.goals, status, waited_ms).items():
+        saw_end = request_id in ends and request_id not in accepted.ended_before
+        if not accepted.is_resumed if goal is Goal.TTFT else saw_end:
+            gateway.metrics.count_goal(goal, outcome)

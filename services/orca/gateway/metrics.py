@@ -1,7 +1,10 @@
 """Prometheus metrics of a gateway. Names follow those in common use for LLM servers, with our prefix."""
 
+import itertools
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from orca.gateway.goals import Goal, Outcome
 from orca.pool.api import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -37,6 +40,15 @@ class Metrics:
         self._success = Counter(
             "orca_request_success", "Requests ended.", ["model_name", "finished_reason"], registry=self.registry
         )
+        self._goals = Counter(
+            "orca_request_slo",
+            "Requests that met or missed a latency goal of their call.",
+            ["model_name", "goal", "outcome"],
+            registry=self.registry,
+        )
+        for goal, outcome in itertools.product(Goal, Outcome):
+            # There from the start, so that a rate of misses can be told from the first one on.
+            self._goals.labels(model, goal, outcome)
         self._http = Counter(
             "orca_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
         )
@@ -78,6 +90,9 @@ class Metrics:
 
     def count_end(self, reason: str) -> None:
         self._success.labels(self._model, reason).inc()
+
+    def count_goal(self, goal: Goal, outcome: Outcome) -> None:
+        self._goals.labels(self._model, goal, outcome).inc()
 
     def count_http(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, str(status)).inc()

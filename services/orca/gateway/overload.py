@@ -135,19 +135,22 @@ class Overload:
                 retry_after_s=self._retry_after_s(answers, secrets.token_hex(8)),
             )
 
-    def check_deadline(self, deadline_ms: int | None) -> None:
-        """Raises: ApiError 429 for a call that would still wait when its deadline comes. Without data none is."""
+    def check_deadline(self, deadline_ms: int | None, param: str = "deadline_ms") -> None:
+        """Raises: ApiError 429 for a call that would still wait when its deadline comes. Without data none is.
+
+        Args: param: the field or header that asks for it.
+        """
         rate, stats = self._rate.per_second, self._stats
         if deadline_ms is None or rate is None or stats is None:
             return
         wait_s = wait_seconds(stats.queued, rate)
         if wait_s * DEADLINE_MARGIN * 1000 > deadline_ms:
-            message = f"requests wait for about {wait_s:.0f} s at the moment: deadline_ms {deadline_ms} cannot be met"
+            message = f"requests wait for about {wait_s:.0f} s at the moment: {param} {deadline_ms} cannot be met"
             raise ApiError(
                 429,
                 message,
                 kind="overloaded_error",
-                param="deadline_ms",
+                param=param,
                 code="deadline_unreachable",
                 retry_after_s=self._retry_after_s(stats.queued, secrets.token_hex(8)),
             )

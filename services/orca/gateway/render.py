@@ -29,6 +29,7 @@ import orjson
 from orca.core.request import End, FinishReason, Request, Token
 from orca.core.text import OutputText, Tokenizer
 from orca.gateway.errors import answer_to_end
+from orca.gateway.goals import NO_GOALS, Goals
 from orca.gateway.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 
 
@@ -51,14 +52,19 @@ class Rendering:
     continuous_usage: bool = False  # usage so far in each chunk
     return_token_ids: bool = False
     event_ids: bool = False
+    goals: Goals = NO_GOALS  # change no byte; they are kept here because this is what gateways tell each other
 
     def to_json(self) -> str:
-        return orjson.dumps(asdict(self)).decode()
+        stored = asdict(self)
+        if not self.goals.named:
+            # The gateways of the release before this one read it too, and know no such field.
+            del stored["goals"]
+        return orjson.dumps(stored).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Rendering":
         fields = orjson.loads(text)
-        return cls(**{**fields, "kind": Kind(fields["kind"])})
+        return cls(**{**fields, "kind": Kind(fields["kind"]), "goals": Goals(**fields.get("goals", {}))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from orca.gateway.auth import owner_of
 from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
 from orca.gateway.delivery import Accepted, StreamDelivery, Timing
 from orca.gateway.errors import answer_to_end
-from orca.gateway.generation import Gateway, check_revision
+from orca.gateway.generation import Gateway, check_revision, note_closed
 from orca.gateway.render import Rendering, whole_answer
 from orca.gateway.state import describe, read_logs, state_answer
 from orca.pool.api import Parent
@@ -53,6 +53,7 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
         cursor=cursor,
         is_resumed=True,
         ended_before=frozenset(status.request.id for status in statuses if status.end is not None),
+        closed=lambda done, ends: note_closed(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
     return StreamDelivery(accepted, gateway.reading, gateway.metrics, gateway.drain)

@@ -85,6 +85,10 @@ class Settings:
     tokenize_bytes_max: int = setting(
         256 << 10, "longest text of /tokenize, where the bound for prompts is not above it", least=1
     )
+    # Off while the release before runs beside this one: it takes the deadline of a first token for that of the end.
+    slo_enforce: bool = setting(
+        False, "end a request that has missed the latency goals of its x-slo headers; else they are judged and counted"
+    )
     round_seconds: float = setting(0.5, "between two rounds of renewing reader entries and sweeping", least=0.001)
     drain_seconds: float = setting(
         300.0, "open answers may take so long to end after SIGTERM; a second signal cuts them at once", least=0

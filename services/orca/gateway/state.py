@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import Request
+from orca.gateway.goals import judge, latency_of
 from orca.gateway.render import Reading, Rendering, text_so_far
-from orca.pool.api import LogSlice, Parent, Pool, RequestState
+from orca.pool.api import LogSlice, Parent, Pool, RequestState, RequestStatus
 
 _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
 
@@ -30,13 +31,11 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
 async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, Any]:
     """The document of a parent. Raises: UnknownRequest, PoolUnavailable."""
     # The logs are read last and decide: an end may have come in between.
-    states = [status.state for status in await asyncio.gather(*(pool.status(one.id) for one in parent.requests))]
+    statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
     logs = await read_logs(pool, parent.requests)
     rendering = Rendering.from_json(parent.render)
-    choices = [
-        _choice(request, state, logs, rendering, reading)
-        for request, state in zip(parent.requests, states, strict=True)
-    ]
+    choices = [_choice(status, logs, rendering, reading) for status in statuses]
+    goals = rendering.goals
     found = {choice["status"] for choice in choices}
     path = f"/v1/requests/{parent.parent}"
     return {
@@ -46,6 +45,7 @@ async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, An
         "status": found.pop() if len(found) == 1 else "running",
         "created": rendering.created,
         "deadline_unix_ms": parent.requests[0].deadline_wall_ms,
+        "slo": {"ttft_ms": goals.ttft_ms, "tpot_ms": goals.tpot_ms, "enforced": goals.is_enforced},
         "on_disconnect": parent.on_disconnect,
         "choices": choices,
         "urls": {"state": path, "events": f"{path}/events", "result": f"{path}/result"},
@@ -53,16 +53,21 @@ async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, An
 
 
 def _choice(
-    request: Request, state: RequestState, logs: Mapping[str, LogSlice], rendering: Rendering, reading: Reading
+    status: RequestStatus, logs: Mapping[str, LogSlice], rendering: Rendering, reading: Reading
 ) -> dict[str, Any]:
+    request = status.request
     log = logs.get(request.id, LogSlice(0, (), None))
+    latency, outcomes = latency_of(status), judge(rendering.goals, status)
     return {
         "index": request.choice,
-        "status": _WORDS[RequestState.ENDED if log.end else state],
+        "status": _WORDS[RequestState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
         "text": text_so_far(request, rendering, log.tokens, log.end, reading),
         "finish_reason": log.end and log.end.reason,
         "stop_reason": log.end and log.end.stop,
+        "ttft_ms": latency.ttft_ms,
+        "tpot_ms": latency.tpot_ms,
+        "slo": {goal.value: outcomes.get(goal) for goal in rendering.goals.named},
     }
 
 

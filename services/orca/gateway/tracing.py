@@ -65,7 +65,7 @@ class Tracing:
         return CallSpan(span, carrier.get("traceparent"))
 
     def finish(
-        self, call: CallSpan, timing: Timing, attributes: Mapping[str, str | int], first_claimed_ms: int | None
+        self, call: CallSpan, timing: Timing, attributes: Mapping[str, str | int | float], first_claimed_ms: int | None
     ) -> None:
         """End a call's span, with one child per phase that it came to.
 

@@ -82,6 +82,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, numbe
         "pool": around.redis_url,
         "deployment": DEPLOYMENT,
         "drain_seconds": DRAIN_S,
+        "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
         # Who gives --host means it; the display says what that opens.
         "open_to_network": None if settings.has_keys or is_loopback(settings.host) else "true",

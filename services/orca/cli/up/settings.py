@@ -48,6 +48,9 @@ class UpSettings(ScheduleSettings):
     api_keys_file: str | None = setting(
         None, "file of hashed keys with their limits, a line each (`orca keys make`), followed when it changes"
     )
+    slo_enforce: bool = setting(
+        False, "end a request that has missed the latency goals of its x-slo headers; else they are judged and counted"
+    )
     data: str | None = setting(None, "folder of Redis data and logs; unset takes ~/.local/state/orca/PORT")
     redis_url: str | None = setting(None, "a Redis that runs already; unset starts one")
     redis_fsync: str = setting(

@@ -1,0 +1,189 @@
+"""Latency goals of a call: the headers `x-slo-ttft-ms` and `x-slo-tpot-ms`, as benchmark clients send them.
+
+ttft    from the submission of a request until its first token is committed
+tpot    mean time of the tokens behind the first: (last token - first token) / (tokens - 1)
+
+Both are told by the pool's clock, so that every gateway judges alike; a time as long as the goal meets it. The gap
+between two single tokens (ITL) is another goal, for which no client has a header and the pool keeps no times.
+
+Goals are soft: a request is judged by them, which its state, the log, spans and metrics tell, and they end nothing.
+They never show in an answer's bytes, which any gateway must write alike.
+
+With the setting `slo_enforce` they become deadlines of the pool, which ends a request as `deadline_exceeded`:
+
+- one with a ttft goal, when it has no token by then;
+- one with both goals, when it has not ended after ttft + (max_new_tokens - 1) x tpot. Only then is a goal missed for
+  certain: until that moment the tokens that are left might still come fast enough. So what is ended has missed a goal,
+  and not all that misses one is ended: an answer may be slow and short.
+
+A tpot goal alone bounds nothing, since it does not say when the first token is to come.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from orca.core.errors import InvalidRequest
+from orca.core.request import FinishReason
+from orca.pool.api import RequestStatus
+
+TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+MS_MAX = 2**31
+_NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")
+_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Goal(StrEnum):
+    TTFT = "ttft"
+    TPOT = "tpot"
+
+
+class Outcome(StrEnum):
+    MET = "met"
+    MISSED = "missed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What a call asks of its requests, each by itself, in milliseconds; None asks nothing."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    is_enforced: bool = False
+
+    @property
+    def named(self) -> dict[Goal, float]:
+        """The goals that there are."""
+        goals = {Goal.TTFT: self.ttft_ms, Goal.TPOT: self.tpot_ms}
+        return {goal: ms for goal, ms in goals.items() if ms is not None}
+
+    @property
+    def first_token_deadline_ms(self) -> int | None:
+        """Of each request, from its submission."""
+        return math.ceil(self.ttft_ms) if self.is_enforced and self.ttft_ms is not None else None
+
+    def deadline_ms(self, asked_ms: int | None, max_new_tokens: int) -> int | None:
+        """The sooner of the deadline that the call asks for and the bound of both goals, from submission."""
+        if not self.is_enforced or self.ttft_ms is None or self.tpot_ms is None:
+            return asked_ms
+        bound_ms = math.ceil(self.ttft_ms + (max_new_tokens - 1) * self.tpot_ms)
+        return bound_ms if asked_ms is None else min(asked_ms, bound_ms)
+
+
+NO_GOALS = Goals()
+
+
+def read_goals(headers: Headers, *, is_enforced: bool) -> Goals:
+    """The goals that a call's headers ask for. Raises: InvalidRequest that names the header."""
+    return Goals(
+        ttft_ms=_milliseconds(headers, TTFT_HEADER),
+        tpot_ms=_milliseconds(headers, TPOT_HEADER),
+        is_enforced=is_enforced,
+    )
+
+
+def _milliseconds(headers: Headers, name: str) -> float | None:
+    values = headers.getlist(name)
+    if not values:
+        return None
+    text = ", ".join(values)
+    number = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not 0 < number <= MS_MAX:
+        raise InvalidRequest(f"the {name} header must be milliseconds above 0, up to {MS_MAX}", param=name)
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What the pool's times say of a request, in milliseconds; None while it cannot be told, or never can."""
+
+    ttft_ms: int | None
+    tpot_ms: float | None
+
+
+def latency_of(status: RequestStatus) -> Latency:
+    """A mean needs two tokens and an end that came with the last: one from outside comes later."""
+    first, end = status.first_token_ms, status.end
+    if first is None:
+        return Latency(None, None)
+    # The wall clock may have been set back.
+    ttft_ms = max(0, first - status.request.submitted_ms)
+    if end is None or status.ended_ms is None or end.reason not in _BY_ITSELF or end.count < 2:
+        return Latency(ttft_ms, None)
+    return Latency(ttft_ms, max(0, status.ended_ms - first) / (end.count - 1))
+
+
+def judge(goals: Goals, status: RequestStatus, waited_ms: float = 0) -> dict[Goal, Outcome]:
+    """The goals of a request that are decided.
+
+    What was cut off is judged only where going on could not have changed it: a client that cancels before its goals are
+    missed leaves them undecided.
+
+    Args: waited_ms: how long it is known to have waited, for one that is not waited for any more.
+    """
+    found: dict[Goal, Outcome] = {}
+    latency = latency_of(status)
+    if goals.ttft_ms is not None:
+        if latency.ttft_ms is not None:
+            found[Goal.TTFT] = _compare(latency.ttft_ms, goals.ttft_ms)
+        elif _is_without_first_token(status, goals.ttft_ms, waited_ms):
+            found[Goal.TTFT] = Outcome.MISSED
+    if goals.tpot_ms is not None:
+        if latency.tpot_ms is not None:
+            found[Goal.TPOT] = _compare(latency.tpot_ms, goals.tpot_ms)
+        elif _is_too_slow_for_all_tokens(status, goals.tpot_ms):
+            found[Goal.TPOT] = Outcome.MISSED
+    return found
+
+
+def _compare(ms: float, goal_ms: float) -> Outcome:
+    return Outcome.MET if ms <= goal_ms else Outcome.MISSED
+
+
+def _is_without_first_token(status: RequestStatus, goal_ms: float, waited_ms: float) -> bool:
+    """Has it waited longer than the goal, or ended by a failure of the service before its first token?"""
+    if status.end is None or status.ended_ms is None:
+        return waited_ms > goal_ms
+    if status.end.reason in (FinishReason.CANCELLED, *_BY_ITSELF):
+        return status.ended_ms - status.request.submitted_ms > goal_ms
+    return True
+
+
+def _is_too_slow_for_all_tokens(status: RequestStatus, goal_ms: float) -> bool:
+    """Was it cut off after a time in which all tokens that it may have should have come?"""
+    if status.end is None or status.end.reason in _BY_ITSELF or None in (status.first_token_ms, status.ended_ms):
+        return False
+    assert status.first_token_ms is not None
+    assert status.ended_ms is not None
+    return status.ended_ms - status.first_token_ms >= (status.request.max_new_tokens - 1) * goal_ms
+
+
+def summary(goals: Goals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
+    """Of a call's requests, for a log line or a span: each goal, the slowest time, and how many missed it."""
+    said: dict[str, int | float] = {}
+    for goal, goal_ms in goals.named.items():
+        times = [getattr(latency_of(status), f"{goal}_ms") for status in statuses.values()]
+        told = [ms for ms in times if ms is not None]
+        outcomes = [judge(goals, status).get(goal) for status in statuses.values()]
+        said |= {f"slo_{goal}_ms": goal_ms, f"slo_{goal}_missed": outcomes.count(Outcome.MISSED)}
+        said |= {f"{goal}_ms": round(max(told), 3)} if told else {}
+    return said
+
+
+def header_parameters() -> list[dict[str, Any]]:
+    """The headers as an OpenAPI document has them."""
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
+    soft = "A soft goal: judged and counted, ends nothing unless the deployment enforces it."
+    texts = {
+        TTFT_HEADER: "Milliseconds until the first token of each choice.",
+        TPOT_HEADER: "Mean milliseconds of each token behind the first.",
+    }
+    return [
+        {"name": name, "in": "header", "required": False, "schema": number, "description": f"{text} {soft}"}
+        for name, text in texts.items()
+    ]
