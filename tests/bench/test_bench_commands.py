@@ -139,8 +139,11 @@ async def test_a_system_that_does_not_start_is_reported_with_its_words(tmp_path:
             raise AssertionError("it started")
 
 
-def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plot_without_matplotlib_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = ["--rates", "1", *SHORT, "--plot", str(tmp_path / "x.png")]
-    with pytest.raises(SettingError, match=r"orca-serving\[bench\]"):
+    with pytest.raises(SettingError, match=r"--plot: it needs matplotlib: pip install 'orca-serving\[bench\]'"):
         simulate(line)
+    assert not capsys.readouterr().out

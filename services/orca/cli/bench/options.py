@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -82,7 +83,7 @@ def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
-    """Where results go besides the terminal; a file that cannot be written is refused before a long run, not after."""
+    """Where results go besides the terminal; what cannot be written is refused before a long run, not after."""
     add = parser.add_argument_group("output").add_argument
     add("--json", type=_output_file, metavar="FILE", help="write all figures to FILE")
     if can_plot:
@@ -104,6 +105,8 @@ def _output_file(text: str) -> Path:
 def _picture_file(text: str) -> Path:
     if Path(text).suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("it needs matplotlib: pip install 'orca-serving[bench]'")
     return _output_file(text)
 
 

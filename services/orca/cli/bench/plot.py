@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from orca.cli.bench.curve import Point
-from orca.core.errors import SettingError
 
 LINE_STYLES = {"iteration": "-o", "request_level": "--s"}
 
@@ -17,9 +15,10 @@ def plot_curves(points: Sequence[Point], file: Path, *, is_normalised: bool) -> 
 
     Args:
         file: its suffix chooses the format: .png, .svg, .pdf.
-    Raises: SettingError when matplotlib is not installed.
     """
-    pyplot = _pyplot()
+    matplotlib = import_module("matplotlib")
+    matplotlib.use("agg")
+    pyplot = import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for label, curve in groupby(points, key=lambda point: point.curve):
         runs = list(curve)
@@ -34,12 +33,3 @@ def plot_curves(points: Sequence[Point], file: Path, *, is_normalised: bool) -> 
     axes.legend()
     figure.savefig(file)
     pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    try:
-        matplotlib = import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise SettingError("--plot needs matplotlib: pip install 'orca-serving[bench]'") from error
-    matplotlib.use("agg")
-    return import_module("matplotlib.pyplot")
