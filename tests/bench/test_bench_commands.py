@@ -11,8 +11,9 @@ from fake_completions import HEAD, chunk, event, serving, token
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.simulate import main as simulate
 from orca.cli.bench.sweep import baseline_flags
-from orca.cli.bench.system import SystemFailed, free_port, running_system
+from orca.cli.bench.system import SystemFailed, running_system
 from orca.core.errors import SettingError
+from orca.core.ports import free_port
 from orca.scheduler.request_level import Habits, RequestLevel
 
 SHORT = ["--requests", "5", "--preset", "small"]

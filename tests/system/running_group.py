@@ -7,7 +7,6 @@ The stages keep their processes and weights from one scheduler to the next, as t
 import asyncio
 import itertools
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from orca.core.ports import free_port
 from orca.core.request import End, Request, SamplingParams, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
@@ -63,7 +63,7 @@ class RunningGroup:
 
     def __init__(self, folder: Path, *, stages: int = 1, tensor: int = 1, slots_max: int = 4096, **flags: Any) -> None:
         self._logs = tempfile.TemporaryDirectory()
-        self.addresses = [f"127.0.0.1:{port}" for port in _free_ports(stages)]
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(stages)]
         common = {"model": folder, "stages": stages, "tensor": tensor, "threads": 1, "slots_max": slots_max} | flags
         self._processes = [
             self._start(index, {"stage": index, "listen": address} | common)
@@ -164,11 +164,3 @@ class RunningGroup:
         words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         with (Path(self._logs.name) / f"stage-{index}.log").open("wb") as log:
             return subprocess.Popen([sys.executable, "-m", "orca.worker.service", *words], stdout=log, stderr=log)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports

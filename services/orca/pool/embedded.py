@@ -14,6 +14,7 @@ from types import TracebackType
 
 from orca.core.errors import SettingError
 from orca.core.leash import leashed
+from orca.core.ports import free_port
 from orca.pool.access import LOCAL_USER, LocalAccess
 
 _START_S = 10.0
@@ -86,7 +87,7 @@ class EmbeddedRedis:
         """
         self.folder = folder
         self.binary = binary or find_redis_server()
-        self._port = _free_port() if port == 0 else port
+        self._port = free_port() if port == 0 else port
         self._fsync = fsync
         self._access = access
         self._maxmemory_bytes = maxmemory_bytes
@@ -204,12 +205,6 @@ def _all_answers(link: socket.socket) -> bytes:
     while part := link.recv(1024):
         answers += part
     return answers
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _short_socket_path() -> Path:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from tempfile import TemporaryDirectory
 from orca.cli.bench.client import Target, get_json, served_models
 from orca.core.errors import OrcaError
 from orca.core.leash import leashed
+from orca.core.ports import free_port
 
 READY_WITHIN_S = 180.0
 """Loading a big model from a cold disk; a small one takes seconds."""
@@ -57,14 +57,6 @@ def _start(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) 
             # Its own process group: a Ctrl-C meant for us must not end it before its results are in.
             start_new_session=True,
         )
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def _ready(process: "subprocess.Popen[bytes]", port: int, log: Path, vocab_size: int) -> Target:

@@ -1,6 +1,5 @@
 """Where a system lives on its machine: its data folder, held by one supervisor at a time, and its ports."""
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from orca.core.errors import SettingError
+from orca.core.ports import free_port
 
 
 def default_data_folder(port: int) -> Path:
@@ -83,7 +83,8 @@ def claim_port(host: str, port: int) -> int:
     Raises: SettingError when it is taken, not allowed, or the host is no address of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        wanted = port or free_port()
+        family, kind, protocol, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             # As servers do: a connection of an earlier server in TIME_WAIT does not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,9 +99,8 @@ def claim_port(host: str, port: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different free ports of 127.0.0.1."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Different free ports of this machine."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
