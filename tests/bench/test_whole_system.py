@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers.model import LlamaShape, make_model
@@ -16,6 +15,7 @@ from orca.cli.bench.peers.model import LlamaShape, make_model
 # Longer than the waits of any one test together, so that the wait that failed tells its story.
 pytestmark = pytest.mark.timeout(400)
 
+LIMIT_S = 120.0
 ONE_SMALL_STAGE = ["--", "--stages", "1", "--threads", "1"]
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=256)
 
@@ -40,21 +40,12 @@ def test_a_measurement_that_is_killed_leaves_no_process_behind(tmp_path: Path) -
         measurement = subprocess.Popen([*command, *ONE_SMALL_STAGE], env=environment, stdout=output, stderr=output)
     try:
         # Itself, `orca up`, and at least one process of the system.
-        wait_until(lambda: len(processes_of(tmp_path)) > 2 or measurement.poll() is not None, story=said.read_text)
+        wait_until(lambda: len(processes_of(tmp_path)) > 2 or measurement.poll() is not None, LIMIT_S, said.read_text)
         assert measurement.poll() is None, said.read_text()
     finally:
         measurement.kill()
         measurement.wait()
-    wait_until(lambda: not processes_of(tmp_path), story=lambda: f"still there: {processes_of(tmp_path)}")
-
-
-def wait_until(condition: Callable[[], bool], story: Callable[[], str], limit_s: float = 120.0) -> None:
-    """Ask until the condition holds; fail with the story of what came instead when the limit is over."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"did not come within {limit_s:g} s\n{story()}")
-        time.sleep(0.1)
+    wait_until(lambda: not processes_of(tmp_path), LIMIT_S, lambda: f"still there: {processes_of(tmp_path)}")
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import psutil
 import pytest
 import redis.asyncio
+from waiting import wait_until
 
 from checker.faults import Injector, PlannedFault
 from checker.history import Claimed, Fault, GroupNews, HistoryWriter, Opening, Ran
@@ -53,11 +53,8 @@ class SmallSystem:
 @pytest.fixture
 def small_system(tmp_path: Path) -> Iterator[SmallSystem]:
     system = SmallSystem(tmp_path)
-    ends = time.monotonic() + 60
     try:
-        while len(system.parts()) < 5:
-            assert time.monotonic() < ends, system.parts()
-            time.sleep(0.05)
+        wait_until(lambda: len(system.parts()) >= 5, limit_s=60, story=lambda: str(system.parts()))
         yield system
     finally:
         for child in psutil.Process(system.process.pid).children(recursive=True):

@@ -1,19 +1,9 @@
 """What tests of the supervisor ask about processes."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import psutil
-import pytest
-
-
-def wait_until(is_true: Callable[[], object], limit_s: float, story: Callable[[], str] = lambda: "") -> None:
-    """Ask until the answer is yes; fail the test with the story of what came instead when the limit is over."""
-    end = time.monotonic() + limit_s
-    while not is_true():
-        if time.monotonic() > end:
-            pytest.fail(f"did not come within {limit_s:g} s\n{story()}")
-        time.sleep(0.05)
+from waiting import wait_until
 
 
 def is_running(process: psutil.Process) -> bool:

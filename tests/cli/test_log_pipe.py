@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import orjson
 import pytest
-from cli_processes import wait_until
+from waiting import wait_until
 
 from orca.core.log_pipe import PipeHandler
 from orca.core.logs import JsonFormatter

@@ -1,12 +1,14 @@
 """The supervised Redis: each of its ends is a crash like any other, also one before it answers."""
 
 import asyncio
+import functools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import waiting
 from redis.asyncio import Redis
 
 from orca.cli.up.redis_child import RedisChild
@@ -14,16 +16,12 @@ from orca.cli.up.supervisor import Supervisor
 from orca.pool.embedded import find_redis_server
 from orca.pool.keys import Keys
 
+until = functools.partial(waiting.until, limit_s=90.0)
+
 MOODY = """#!/bin/sh
 [ -e {folder}/moody ] && kill -9 $$
 exec {binary} "$@"
 """
-
-
-async def until(is_true: Callable[[], object], limit_s: float = 90.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not is_true():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

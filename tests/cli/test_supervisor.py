@@ -1,32 +1,29 @@
 """The supervisor with small processes of our own in place of services."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+import waiting
 from cli_processes import is_running, wait_until_gone
 
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervisor, SystemFailed, tail
 from orca.core.leash import leashed
 
+until = functools.partial(waiting.until, limit_s=90.0)
+
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
-
-
-async def until(is_true: Callable[[], object], limit_s: float = 90.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not is_true():
-            await asyncio.sleep(0.01)
 
 
 class System:

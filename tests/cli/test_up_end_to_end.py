@@ -15,8 +15,9 @@ import httpx
 import openai
 import psutil
 import pytest
-from cli_processes import is_running, wait_until, wait_until_gone
+from cli_processes import is_running, wait_until_gone
 from safetensors.numpy import load_file, save_file
+from waiting import wait_until
 
 from orca.cli.small_model import small_model_folder
 

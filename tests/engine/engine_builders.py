@@ -1,22 +1,24 @@
 """Builders of the engine's tests: engines, steps, real stages as processes, and a driver that plays the scheduler."""
 
 import asyncio
+import functools
 import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import waiting
 
 from orca.core.engine import Engine
 from orca.core.errors import EngineError
+from orca.core.ports import free_port
 from orca.core.request import SamplingParams
 from orca.core.step import Claim, Epoch, NewRequest, Row, Step, StepResult
 from orca.scheduler.grpc_engine import GrpcEngine
@@ -53,11 +55,7 @@ def new_request(
     )
 
 
-async def until(is_true: Callable[[], Awaitable[bool]], limit_s: float = 60.0) -> None:
-    """Wait for a condition; fail when it does not come true in time."""
-    async with asyncio.timeout(limit_s):
-        while not await is_true():
-            await asyncio.sleep(0.01)
+until = functools.partial(waiting.until, limit_s=60.0)
 
 
 async def error_of(awaitable: Awaitable[Any], limit_s: float = 60.0) -> EngineError:
@@ -178,7 +176,7 @@ class Stages:
         flags: Sequence[str] = (),
     ) -> None:
         self.stages, self.tensor = stages, tensor
-        self.addresses = [f"127.0.0.1:{_free_port()}" for _ in range(stages)]
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(stages)]
         self._logs = [log_folder / f"stage{stage}.jsonl" for stage in range(stages)]
         self._epochs = itertools.count(1)
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -215,9 +213,3 @@ class Stages:
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
         return [process.wait(30) for process in self.processes]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

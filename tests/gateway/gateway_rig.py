@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import tokenizers
+import waiting
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -33,7 +34,7 @@ TEMPLATE = (
 WORDS = " Hello, wörld 🐋 and more."
 
 
-@cache
+@functools.cache
 def tokenizer(chat_template: str | None = TEMPLATE) -> Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -270,11 +271,7 @@ async def rig(
                     await task
 
 
-async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Wait for a condition, with a limit."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
+until = functools.partial(waiting.until, limit_s=20.0)
 
 
 def events(text: str | bytes) -> Iterator[tuple[str | None, Any]]:

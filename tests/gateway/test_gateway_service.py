@@ -79,10 +79,13 @@ async def scheduling(url: str) -> AsyncIterator[FakeScheduler]:
         await pool.close()
 
 
-async def ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(10):
-        while (await client.get("/ready")).status_code != 200:
-            await asyncio.sleep(0.02)
+async def ready(client: httpx.AsyncClient, status: int = 200) -> None:
+    """Wait until the question whether it is ready is answered with this status."""
+
+    async def is_answered_so() -> bool:
+        return (await client.get("/ready")).status_code == status
+
+    await until(is_answered_so, limit_s=10)
 
 
 async def complete(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
@@ -147,9 +150,7 @@ async def test_a_second_signal_ends_a_gateway_with_open_streams_and_status_0(tmp
                 chunks = response.aiter_bytes()
                 await anext(chunks)
                 one.process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(10):
-                    while (await one.client.get("/ready")).status_code != 503:
-                        await asyncio.sleep(0.02)
+                await ready(one.client, status=503)
                 assert one.process.returncode is None
                 assert await one.stop() == 0
 

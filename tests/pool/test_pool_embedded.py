@@ -4,10 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from orca.core.errors import SettingError
 from orca.pool.embedded import EmbeddedRedis, find_redis_server, find_wheel_redis_server
@@ -26,10 +26,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    limit = time.monotonic() + 10
-    while is_running(pid):
-        assert time.monotonic() < limit, f"process {pid} still runs"
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(pid), 10, lambda: f"process {pid} still runs")
 
 
 @pytest.mark.parametrize("port", [None, 0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission, with_settings
+from waiting import until
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import FinishReason, SamplingParams
@@ -275,11 +276,12 @@ async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[
         options = ("--replicaof", *main.url.removeprefix("redis://").removesuffix("/0").split(":"))
         with EmbeddedRedis(tmp_path / "replica", binary=own_redis.binary, port=0, options=options) as replica:
             bed = RedisBed(main.url, with_settings(replicas=1, call_timeout_ms=1000))
-            async with asyncio.timeout(20):
-                while not (await bed.redis.info("replication"))["connected_slaves"]:
-                    await asyncio.sleep(0.02)
-                while (await bed.redis.info("replication"))["slave0"]["state"] != "online":
-                    await asyncio.sleep(0.02)
+
+            async def is_online() -> bool:
+                state = await bed.redis.info("replication")
+                return bool(state["connected_slaves"]) and state["slave0"]["state"] == "online"
+
+            await until(is_online, limit_s=20)
             yield bed, replica
             os.kill(replica.pid, signal.SIGCONT)
             await bed.close()
@@ -307,9 +309,11 @@ async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own
     await pool.wait({"x.0": 0}, 0.05)
     await pool.stats()
     await pool.close()
-    async with asyncio.timeout(5):
-        while len(await own_bed.redis.client_list()) > 2:
-            await asyncio.sleep(0.02)
+
+    async def are_closed() -> bool:
+        return len(await own_bed.redis.client_list()) <= 2
+
+    await until(are_closed, limit_s=5)
 
 
 async def test_state_survives_a_pool_object(redis_bed: RedisBed) -> None:

@@ -1,10 +1,12 @@
 """A stage without ranks behind a real gRPC server: it says and does what the test sets."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import waiting
 from grpc import aio
 
 from orca.core import engine_pb2 as pb
@@ -72,8 +74,4 @@ async def serve(stage: FakeStage, address: str = "127.0.0.1:0") -> aio.Server:
     return server
 
 
-async def until(is_true: Callable[[], bool], limit_s: float = 30.0) -> None:
-    """Wait for a condition; fail when it does not come true in time."""
-    async with asyncio.timeout(limit_s):
-        while not is_true():
-            await asyncio.sleep(0.01)
+until = functools.partial(waiting.until, limit_s=30.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from scheduler_world import REVISION, a_request
+from waiting import until
 
 from orca.core.engine import EngineShape
 from orca.core.request import Request, Token
@@ -51,9 +52,10 @@ async def submit(pool: RedisPool, request: Request) -> None:
 
 
 async def wait_until_ended(pool: RedisPool, count: int) -> None:
-    async with asyncio.timeout(60):
-        while (await pool.stats()).ended < count:
-            await asyncio.sleep(0.02)
+    async def have_ended() -> bool:
+        return (await pool.stats()).ended >= count
+
+    await until(have_ended, limit_s=60)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

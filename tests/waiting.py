@@ -1,0 +1,32 @@
+"""How tests wait: for a condition, with a limit, and with a story of what came instead."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+
+import pytest
+
+
+async def until(is_true: Callable[[], object], limit_s: float) -> None:
+    """Wait for a condition, which may be asked of a coroutine, while the loop goes on.
+
+    Raises: TimeoutError when it does not come true in time.
+    """
+    async with asyncio.timeout(limit_s):
+        while not await _answer(is_true):
+            await asyncio.sleep(0.01)
+
+
+async def _answer(is_true: Callable[[], object]) -> object:
+    answer = is_true()
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def wait_until(is_true: Callable[[], object], limit_s: float, story: Callable[[], str] = lambda: "") -> None:
+    """Ask until the answer is yes; fail the test with the story of what came instead when the limit is over."""
+    end = time.monotonic() + limit_s
+    while not is_true():
+        if time.monotonic() > end:
+            pytest.fail(f"did not come within {limit_s:g} s\n{story()}")
+        time.sleep(0.05)
