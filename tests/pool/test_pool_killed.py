@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import KINDS, redis_binary
 from pool_beds import REVISION, Scheduler, entry, submission, with_settings
+from pool_kinds import KINDS, redis_binary
 
 from orca.core.errors import PoolUnavailable
 from orca.pool.api import CommitAnswer, OnDisconnect

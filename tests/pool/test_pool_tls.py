@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from certificates import Authority, Certificate
-from conftest import redis_binary
 from pool_beds import REVISION, SETTINGS
+from pool_kinds import redis_binary
 from redis.asyncio import Redis
 
 from orca.core.errors import PoolUnavailable, SettingError
