@@ -2,7 +2,9 @@
 # network. Extra words for `orca up` and pytest:  make run ARGS="--port 9000"   make test ARGS="-k pool -x"
 
 ARGS ?=
-PYTEST = .venv/bin/python -m pytest
+# Three processes on two processors; one that has no tests left takes half of another's. In one process, for a debugger:
+# make test ARGS="-n 0 --pdb -k pool"
+PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services kernels tests e2e
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ run: .venv/.installed-local  ## install, then serve the small model on http://12
 
 # One computing thread per process: the tests start many processes and measure none.
 test prove: export OMP_NUM_THREADS ?= 1
-test: .venv/.installed-dev  ## run the tests (under 12 minutes)
+test: .venv/.installed-dev  ## run the tests, three at a time on two processors
 	$(PYTEST) -m "not prove" $(ARGS)
 
 prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)

@@ -1,6 +1,23 @@
-"""Puts tests/ on the import path, so that shared builders (tiny_models) can be imported from every room's tests."""
+"""Puts tests/ on the import path, where all rooms find what they share, and says how processes share the work."""
 
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        from turns import Turns
+
+        config.pluginmanager.register(Turns(gate=HERE / "conftest.py", turn=HERE / "turns.py"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto` is three processes on two processors: most tests wait more than they compute."""
+    return max(2, len(os.sched_getaffinity(0)) * 3 // 2)

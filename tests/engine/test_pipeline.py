@@ -10,6 +10,8 @@ from engine_builders import Stages, engine_for, generate, new_request
 
 from orca.core.step import Epoch
 
+pytestmark = pytest.mark.alone
+
 STAGES = 3
 DELAY_MS = 30
 STEPS = 75

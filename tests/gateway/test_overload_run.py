@@ -12,6 +12,8 @@ from orca.pool.settings import PoolSettings
 TRACE = generate(TraceSpec(requests=20, prompt_tokens=Range(8, 8), new_tokens=Range(8, 8), rate=None, seed=0))
 SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=[pytest.mark.prove, pytest.mark.timeout(300)])], ids=str)
 async def test_at_ten_times_the_load_as_much_is_served_and_the_rest_refused_at_once(seconds: int) -> None:

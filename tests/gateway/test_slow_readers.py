@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import orjson
+import pytest
 from gateway_rig import until
 from gateway_server import LIMIT_SECONDS, Served, served
 
@@ -62,6 +63,7 @@ def kept_for_each(one: Served) -> tuple[int, int]:
     return sent, max(follower.untaken_tokens for follower in followers)
 
 
+@pytest.mark.alone
 async def test_fifty_readers_that_stop_only_hurt_themselves() -> None:
     async with served(SETTINGS) as one:
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
