@@ -179,7 +179,7 @@ async def test_a_stage_that_cannot_start_a_rank_again_ends_with_the_reason(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
     os.kill(controller.rank_pids[0], signal.SIGKILL)
     with pytest.raises(EngineError, match="no process can be made"):
-        await asyncio.wait_for(controller.run(asyncio.Event()), 10)
+        await asyncio.wait_for(controller.run(asyncio.Event()), 30)
     await client.close()
 
 

@@ -115,7 +115,7 @@ async def test_closing_the_store_wakes_a_rank_that_waits_in_it(rendezvous: Rende
     await asyncio.to_thread(waits.wait)
     store.close()
     with pytest.raises(EngineError):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
 
 
 class Peer:

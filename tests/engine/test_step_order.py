@@ -93,7 +93,7 @@ async def test_a_reader_waits_for_results_that_are_not_there_yet() -> None:
     for number in (1, 2):
         await asyncio.sleep(0)
         log.append(result(number))
-    assert await asyncio.wait_for(reading, 5) == [1, 2]
+    assert await asyncio.wait_for(reading, 30) == [1, 2]
 
 
 async def test_a_reader_gets_what_is_there_before_it_learns_why_the_epoch_ended() -> None:

@@ -271,7 +271,7 @@ async def rig(
                     await task
 
 
-until = functools.partial(waiting.until, limit_s=20.0)
+until = functools.partial(waiting.until, limit_s=60.0)
 
 
 def events(text: str | bytes) -> Iterator[tuple[str | None, Any]]:

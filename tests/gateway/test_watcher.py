@@ -15,6 +15,8 @@ from orca.gateway.readers import Readers
 from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.api import LogSlice
 
+LIMIT_S = 60.0
+
 
 class FakeLogs:
     """The two calls that a watcher makes, over plain lists."""
@@ -83,7 +85,7 @@ async def read_all(follower: Follower, count: int) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     ends = 0
     while ends < count:
-        parts = await asyncio.wait_for(follower.next(), 5)
+        parts = await asyncio.wait_for(follower.next(), LIMIT_S)
         assert parts
         for request_id, part in parts:
             log = found.setdefault(request_id, [])
@@ -104,7 +106,7 @@ async def test_one_step_of_many_streams_costs_one_read() -> None:
                 logs.logs.setdefault(f"r{i}", []).append(step)
             logs.add("r0")
             for follower in followers:
-                await asyncio.wait_for(follower.next(), 5)
+                await asyncio.wait_for(follower.next(), LIMIT_S)
             assert logs.calls.count("read_many") == 1
 
 
@@ -115,10 +117,10 @@ async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None
         for i in range(200):
             watcher.follow([f"waiting{i}"])
         logs.add("running", 0)
-        await asyncio.wait_for(running.next(), 5)
+        await asyncio.wait_for(running.next(), LIMIT_S)
         logs.read.clear()
         logs.add("running", 1)
-        await asyncio.wait_for(running.next(), 5)
+        await asyncio.wait_for(running.next(), LIMIT_S)
         assert logs.read[0] == {"running"}
 
 
@@ -140,7 +142,7 @@ async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_
         reading = asyncio.create_task(untold.next())
         while not reading.done():
             logs.add("busy", 0)
-            await asyncio.wait_for(busy.next(), 5)
+            await asyncio.wait_for(busy.next(), LIMIT_S)
             await asyncio.sleep(0.01)
         assert reading.result()
 
@@ -192,7 +194,7 @@ async def test_a_follower_that_takes_nothing_is_read_for_up_to_a_bound_and_then_
         slow = watcher.follow(["r"])
         await until(lambda: slow.untaken_tokens >= UNTAKEN_MAX)
         other = watcher.follow(["other"])
-        assert await asyncio.wait_for(other.next(), 5)
+        assert await asyncio.wait_for(other.next(), LIMIT_S)
         assert slow.untaken_tokens < UNTAKEN_MAX + logs.limit
         assert (await read_all(slow, 1))["r"] == list(range(5000))
 
@@ -203,7 +205,7 @@ async def test_followers_of_one_log_each_get_all_of_it_whenever_they_join() -> N
     async with watching(logs) as watcher:
         early = watcher.follow(["r"])
         logs.add("r", 0, 1, 2, 3)
-        first = await asyncio.wait_for(early.next(), 5)
+        first = await asyncio.wait_for(early.next(), LIMIT_S)
         late, leaving = watcher.follow(["r"]), watcher.follow(["r"])
         leaving.close()
         logs.add("r", 4, ends=True)
@@ -247,13 +249,13 @@ async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture
     async with watching(logs) as watcher:
         follower = watcher.follow(["r"])
         logs.add("r", 1)
-        assert await asyncio.wait_for(follower.next(), 5)
+        assert await asyncio.wait_for(follower.next(), LIMIT_S)
         logs.is_away = True
         logs.add("r", 2)
         await until(lambda: len(logs.calls) > 5)
         logs.is_away = False
         logs.add("r", 3, ends=True)
-        parts = await asyncio.wait_for(follower.next(), 5)
+        parts = await asyncio.wait_for(follower.next(), LIMIT_S)
         assert parts
         assert [token.id for _, part in parts for token in part.tokens] == [2, 3]
     assert [record.message for record in caplog.records] == ["pool away, streams wait: away", "pool back"]
@@ -270,9 +272,9 @@ async def test_the_followers_of_a_lost_record_fail_whether_an_outage_was_noticed
         logs.lost.add("lost")
         logs.is_away = False
         with pytest.raises(UnknownRequest):
-            await asyncio.wait_for(lost.next(), 5)
+            await asyncio.wait_for(lost.next(), LIMIT_S)
         logs.add("kept", 1)
-        assert await asyncio.wait_for(kept.next(), 5)
+        assert await asyncio.wait_for(kept.next(), LIMIT_S)
 
 
 async def test_a_paused_follower_of_a_lost_record_fails_when_it_has_taken_what_it_was_given() -> None:
@@ -284,7 +286,7 @@ async def test_a_paused_follower_of_a_lost_record_fails_when_it_has_taken_what_i
         logs.lost.add("r")
         assert await slow.next()
         with pytest.raises(UnknownRequest):
-            await asyncio.wait_for(slow.next(), 5)
+            await asyncio.wait_for(slow.next(), LIMIT_S)
 
 
 async def test_a_bug_in_the_pool_does_not_end_the_watcher(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    wait_until(lambda: not is_running(pid), 10, lambda: f"process {pid} still runs")
+    wait_until(lambda: not is_running(pid), 60, lambda: f"process {pid} still runs")
 
 
 @pytest.mark.parametrize("port", [None, 0])

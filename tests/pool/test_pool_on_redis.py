@@ -281,7 +281,7 @@ async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[
                 state = await bed.redis.info("replication")
                 return bool(state["connected_slaves"]) and state["slave0"]["state"] == "online"
 
-            await until(is_online, limit_s=20)
+            await until(is_online, limit_s=60)
             yield bed, replica
             os.kill(replica.pid, signal.SIGCONT)
             await bed.close()
@@ -313,7 +313,7 @@ async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own
     async def are_closed() -> bool:
         return len(await own_bed.redis.client_list()) <= 2
 
-    await until(are_closed, limit_s=5)
+    await until(are_closed, limit_s=60)
 
 
 async def test_state_survives_a_pool_object(redis_bed: RedisBed) -> None:
