@@ -18,9 +18,9 @@ import psutil
 
 from checker.faults import PlannedFault
 from checker.kills import inject, make_injector
+from checker.ports import free_port
 from checker.run import Scene
 from checker.system import wait_for
-from orca.core.ports import free_port
 
 FREEZES_S = {
     "gateway": 7.0,  # readers have a lease of 5 s, and gRPC's pings an answer within 7
