@@ -15,7 +15,8 @@ from rich.console import Console
 
 from orca.cli.up.display import Display, access_note, examples, interpreter
 from orca.cli.up.log_errors import Follower, error_message, follow_errors, readable
-from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, http_status, wait_until_ready
+from orca.cli.up.questions import http_status
+from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, wait_until_ready
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc as pb_grpc
@@ -163,7 +164,7 @@ async def test_the_reason_why_a_group_does_not_form_is_noted(tmp_path: Path) -> 
 
 
 async def test_http_status_is_none_when_nobody_answers(unused_tcp_port: int) -> None:
-    assert await http_status(f"127.0.0.1:{unused_tcp_port}", "/ready") is None
+    assert await http_status(f"127.0.0.1:{unused_tcp_port}", "/ready", 1.0) is None
 
     async def away(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 503 Away\r\n\r\n")
@@ -171,7 +172,7 @@ async def test_http_status_is_none_when_nobody_answers(unused_tcp_port: int) -> 
         await writer.wait_closed()
 
     async with await asyncio.start_server(away, "127.0.0.1", 0) as server:
-        assert await http_status(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "/ready") == 503
+        assert await http_status(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "/ready", 60.0) == 503
 
 
 class WaitingStage(pb_grpc.StageServicer):

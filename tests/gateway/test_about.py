@@ -90,6 +90,7 @@ async def test_metrics_count_what_happened() -> None:
         assert values["orca_asyncio_tasks",] >= 1
         assert values["orca_pool_up",] == 1
         assert values["orca_pool_groups",] == 1
+        assert values["orca_pool_groups_formed",] == 1
         assert values["orca_pool_requests_waiting",] == 0
 
 

@@ -26,7 +26,14 @@ RATES = st.none() | st.floats(0.01, 1000)
 
 def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fields: Any) -> PoolStats:
     rest = {"owned": 0, "ended": 0, "queued_prompt_tokens": 0, "oldest_wait_ms": 0, "bytes_reserved": 0, "bytes_max": 1}
-    rest |= {"revision": None, "promised_slots": None, "groups": (), "schema": 1, "newer_records": 0}
+    rest |= {
+        "revision": None,
+        "promised_slots": None,
+        "groups": (),
+        "groups_formed": (),
+        "schema": 1,
+        "newer_records": 0,
+    }
     rest |= {"queued_prompt_tokens_max": 100}
     return PoolStats(**{**rest, **fields}, queued=queued, ended_ever=ended_ever, queued_max=queued_max)
 

@@ -249,8 +249,8 @@ class Scheduler:
     async def take(self, **slots: int) -> dict[str, Claimed]:
         return {claimed.request.id: claimed for claimed in (await self.ask(**slots)).claimed}
 
-    async def heartbeat(self) -> dict[str, Claim]:
-        return dict((await self.bed.pool.heartbeat(self.caller)).owned)
+    async def heartbeat(self, *, is_formed: bool = True) -> dict[str, Claim]:
+        return dict((await self.bed.pool.heartbeat(self.caller, is_formed=is_formed)).owned)
 
 
 def entry(claimed: Claimed, index: int, *tokens: int, end: FinishReason | None = None) -> CommitEntry:

@@ -109,6 +109,27 @@ async def test_leaving_gives_back_frees_the_seat_and_closes_the_process(bed: Bed
     assert await Scheduler(bed, "p2").enter() == 2
 
 
+async def test_a_group_counts_as_formed_while_the_holder_of_its_living_seat_says_so(bed: Bed) -> None:
+    scheduler = Scheduler(bed)
+    group = scheduler.caller.group
+
+    async def groups() -> tuple[tuple[str, ...], tuple[str, ...]]:
+        stats = await bed.pool.stats()
+        return stats.groups, stats.groups_formed
+
+    await scheduler.enter()
+    assert await groups() == ((group,), ())
+    await scheduler.heartbeat(is_formed=False)
+    assert await groups() == ((group,), ())
+    await scheduler.heartbeat(is_formed=True)
+    assert await groups() == ((group,), (group,))
+    await scheduler.enter()
+    assert await groups() == ((group,), ())
+    await scheduler.heartbeat(is_formed=True)
+    await bed.pass_awake(SETTINGS.seat_lease_ms)
+    assert await groups() == ((), ())
+
+
 async def test_leaving_without_the_seat_closes_only_the_caller(bed: Bed) -> None:
     holder, owned = await started(bed, "a")
     other = Scheduler(bed, "p2")

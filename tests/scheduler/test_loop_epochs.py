@@ -122,6 +122,19 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
     assert "promised 128" in group.logs[0].reasons[0]
     assert len(group.logs[0].reasons) < 20, "it tries again ever more slowly"
     assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    stats = await world.pool.stats()
+    assert (stats.groups, stats.groups_formed) == (("g0",), ())
+    await world.stop()
+
+
+@virtually
+async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None:
+    world = a_world()
+    group = world.add_group(a_shape())
+    world.start(group)
+    await serving(world, group)
+    await asyncio.sleep(0.6)
+    assert (await world.pool.stats()).groups_formed == ("g0",)
     await world.stop()
 
 

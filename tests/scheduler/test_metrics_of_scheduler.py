@@ -1,7 +1,6 @@
 """What a scrape of the scheduler shows after known work."""
 
 import asyncio
-from urllib.request import urlopen
 
 from scheduler_world import World, a_request, by_index
 
@@ -57,7 +56,7 @@ def test_answers_to_commits_are_counted_by_kind() -> None:
 
 async def test_the_tasks_of_the_loop_are_shown() -> None:
     metrics = Metrics("g0", wall_ms=lambda: 0)
-    metrics.watch(lambda: Load(), asyncio.get_running_loop())
+    metrics.watch(lambda: Load(), unformed_s=lambda: 0.0, loop=asyncio.get_running_loop())
     tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
     assert metrics.registry.get_sample_value("orca_asyncio_tasks", {"group": "g0"}) == 1 + len(tasks)
     for task in tasks:
@@ -74,23 +73,23 @@ def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:
     assert values == [3, 1, 1]
 
 
-def test_the_load_is_read_at_each_scrape_and_served_over_http() -> None:
+def test_the_load_is_read_at_each_scrape() -> None:
     metrics = Metrics("g0", wall_ms=lambda: 0)
     load = Load(running=3, waiting=7, slots=64, slots_reserved=16)
-    metrics.watch(lambda: load)
-    server, address = metrics.serve("127.0.0.1:0")
-    try:
-        with urlopen(f"http://{address}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
-    finally:
-        server.shutdown()
-        server.server_close()
+    metrics.watch(lambda: load, unformed_s=lambda: 0.0)
+    page = metrics.page()
+    text = page.body.decode()
+    assert page.content_type.startswith("text/plain; version=")
     assert 'orca_num_requests_running{group="g0"} 3.0' in text
     assert 'orca_num_requests_waiting{group="g0"} 7.0' in text
     assert 'orca_kv_cache_usage_perc{group="g0"} 0.25' in text
 
 
-def test_an_unformed_group_uses_nothing() -> None:
+def test_an_unformed_group_uses_nothing_and_says_for_how_long() -> None:
     metrics = Metrics("g0", wall_ms=lambda: 0)
-    metrics.watch(Load)
-    assert metrics.registry.get_sample_value("orca_kv_cache_usage_perc", {"group": "g0"}) == 0
+    metrics.watch(Load, unformed_s=lambda: 12.5)
+    values = [
+        metrics.registry.get_sample_value(name, {"group": "g0"})
+        for name in ("orca_kv_cache_usage_perc", "orca_group_unformed_seconds")
+    ]
+    assert values == [0, 12.5]

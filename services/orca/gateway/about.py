@@ -27,9 +27,9 @@ async def ready(gateway: Gateway) -> Response:
     """200 once a first call would be served: a group of our revision has been formed at least once.
 
     From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
-    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are,
-    and in `max_total_tokens` the longest request that fits, prompt and output; null before a group has formed.
-    Only a gateway that drains says 503 again.
+    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are:
+    `groups_formed` are those that serve now, `groups` those whose scheduler lives; and in `max_total_tokens` the longest
+    request that fits, prompt and output; null before a group has formed. Only a gateway that drains says 503 again.
     """
     stats = await learn_longest_request(gateway)
     revision = gateway.served.info.revision
@@ -41,6 +41,7 @@ async def ready(gateway: Gateway) -> Response:
         "revision": revision,
         "pool": "away" if stats is None else "ok",
         "groups": [] if stats is None else list(stats.groups),
+        "groups_formed": [] if stats is None else list(stats.groups_formed),
         "max_total_tokens": gateway.max_total_tokens,
         "waiting": None if stats is None else stats.queued,
         "running": None if stats is None else stats.owned,

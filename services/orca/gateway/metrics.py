@@ -84,6 +84,7 @@ class Metrics:
                 "oldest_wait_seconds": "Age of the oldest request that waits.",
                 "reserved_bytes": "Bytes promised to accepted requests.",
                 "groups": "Groups with a living seat.",
+                "groups_formed": "Groups that serve: 0 is nobody.",
             }.items()
         }
         self._model = model
@@ -111,3 +112,4 @@ class Metrics:
         self._pool["oldest_wait_seconds"].set(stats.oldest_wait_ms / 1000)
         self._pool["reserved_bytes"].set(stats.bytes_reserved)
         self._pool["groups"].set(len(stats.groups))
+        self._pool["groups_formed"].set(len(stats.groups_formed))

@@ -185,6 +185,7 @@ class PoolStats:
     revision: str | None  # the current one: what submit accepts
     promised_slots: int | None  # of the current revision: total slots a request may need; None until a group formed
     groups: tuple[str, ...]  # groups with a living seat
+    groups_formed: tuple[str, ...]  # those of them whose holder says that they serve
     schema: int  # number in force
     newer_records: int  # requests whose records are of a newer one: a rollback waits until none is left
 
@@ -274,8 +275,12 @@ class Pool(Protocol):
         """
         ...
 
-    async def heartbeat(self, caller: Caller) -> Heartbeat:
-        """Renew the seat's lease. Raises: SeatLost, ProcessClosed."""
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+        """Renew the seat's lease.
+
+        Args: is_formed: whether the group serves; for `stats` alone. From `enter` to the first heartbeat it does not.
+        Raises: SeatLost, ProcessClosed.
+        """
         ...
 
     async def claim(

@@ -258,6 +258,9 @@ class MemoryPool(MemoryScheduler, Pool):
             revision=self.revision,
             promised_slots=None if self.revision is None else self.promises.get(self.revision),
             groups=tuple(group for group in self.leases if self._is_living(group)),
+            groups_formed=tuple(
+                group for group in self.leases if self._is_living(group) and self.seats[group].is_formed
+            ),
             schema=self.schema,
             newer_records=sum(record.schema > self.schema for record in self.records.values()),
         )

@@ -70,6 +70,7 @@ class Seat:
     enter_answer: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # failed, poisoned
     claim_call: int | None = None
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool] = ((), 0, False)  # (id, number).., waiting, blocked
+    is_formed: bool = False  # its holder said last that the group serves
 
 
 @dataclass(slots=True)

@@ -285,8 +285,9 @@ class RedisPool(Pool):
             return Wait(int(rest[0]))
         raise verdict_error(verdict.decode(), caller)
 
-    async def heartbeat(self, caller: Caller) -> Heartbeat:
-        verdict, *pairs = await self._link.run("heartbeat", caller.group, caller.process, self._settings.seat_lease_ms)
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+        lease_ms = self._settings.seat_lease_ms
+        verdict, *pairs = await self._link.run("heartbeat", caller.group, caller.process, lease_ms, int(is_formed))
         if verdict != b"seated":
             raise verdict_error(verdict.decode(), caller)
         owned = {}
@@ -371,7 +372,7 @@ class RedisPool(Pool):
         return int(await self._link.run("promise_slots", revision, slots))
 
     async def stats(self) -> PoolStats:
-        pairs, wall, promise, oldest, groups = await self._link.run("stats")
+        pairs, wall, promise, oldest, groups, formed = await self._link.run("stats")
         meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         return PoolStats(
             queued=int(meta.get("queued", 0)),
@@ -387,6 +388,7 @@ class RedisPool(Pool):
             revision=meta["revision"].decode() if "revision" in meta else None,
             promised_slots=int(promise) if promise else None,
             groups=tuple(sorted(group.decode() for group in groups)),
+            groups_formed=tuple(sorted(group.decode() for group in formed)),
             schema=int(meta["schema"]),
             newer_records=replies.newer_records(meta),
         )

@@ -126,6 +126,7 @@ class Scheduler:
                 self._note_blame(answer)
                 log.info("seat taken", extra={"epoch": answer.epoch.number, "group": seams.caller.group})
                 return answer.epoch
+            self._seams.observer.stood_by()
             log.info("another process holds the seat", extra={"lease_ms": answer.lease_ms})
             await asyncio.sleep(min(max(answer.lease_ms, 1) / 1e3, seams.times.heartbeat_s))
 
@@ -198,7 +199,7 @@ class Scheduler:
             await asyncio.sleep(self._seams.times.heartbeat_s)
             try:
                 if self._run is None:
-                    await self._seams.pool.heartbeat(self._seams.caller)
+                    await self._seams.pool.heartbeat(self._seams.caller, is_formed=False)
                 else:
                     await self._run.heartbeat()
             except PoolUnavailable as error:

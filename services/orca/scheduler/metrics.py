@@ -5,10 +5,11 @@ Gauges are computed when they are scraped, so that a step costs two counters and
 
 import asyncio
 from collections.abc import Callable, Sequence
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from orca.core.internal_port import Page
 from orca.core.request import FinishReason, Request
 from orca.core.step import Epoch
 from orca.pool.api import CommitAnswer
@@ -62,8 +63,15 @@ class Metrics(Observer):
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
 
-    def watch(self, load: Callable[[], Load], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Show the load at each scrape, and with a loop how many tasks it has."""
+    def watch(
+        self,
+        load: Callable[[], Load],
+        *,
+        unformed_s: Callable[[], float],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Show at each scrape the load, for how long the group has not been formed (see formation.py), and with a loop
+        how many tasks it has."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, ["group"], registry=self.registry).labels(self._group).set_function(value)
@@ -73,17 +81,16 @@ class Metrics(Observer):
         gauge("orca_num_requests_waiting", "Requests queued in the pool, at the last claim.", lambda: load().waiting)
         gauge("orca_kv_cache_usage_perc", "Share of the slots that is reserved, 0 to 1.", lambda: _usage(load()))
         gauge("orca_kv_slots", "KV slots of the group; 0 while it is not formed.", lambda: load().slots)
+        gauge("orca_group_unformed_seconds", "For how long the group has not been formed; 0 while it is.", unformed_s)
         gauge("orca_requests_uncommitted", "Requests with tokens on their way to the pool.", lambda: load().uncommitted)
 
         if loop is not None:
             text = "Tasks of this process's event loop that have not ended."
             gauge("orca_asyncio_tasks", text, lambda: len(asyncio.all_tasks(loop)))
 
-    def serve(self, address: str) -> tuple[WSGIServer, str]:
-        """Serve /metrics in a thread. Returns: the server, and the address it has (port 0 takes a free one)."""
-        host, _, port = address.rpartition(":")
-        server, _ = start_http_server(int(port), host, registry=self.registry)
-        return server, f"{host}:{server.server_port}"
+    def page(self) -> Page:
+        """What a scrape reads."""
+        return Page(generate_latest(self.registry), CONTENT_TYPE_LATEST)
 
     def formed(self, epoch: Epoch, slots: int, description: str) -> None:  # noqa: ARG002 - an observer's shape
         self._epochs.inc()

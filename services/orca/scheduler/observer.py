@@ -86,6 +86,9 @@ class Observer:
     def broke(self, epoch: Epoch, reason: str) -> None:
         """An epoch ended before the scheduler was stopped."""
 
+    def stood_by(self) -> None:
+        """The seat was asked for, and another process holds it: the group is that one's."""
+
     def claimed(self, request: Request, logged: int) -> None:
         """A request came into hand with `logged` tokens of earlier claims."""
 
@@ -149,6 +152,10 @@ class Observers(Observer):
     def broke(self, epoch: Epoch, reason: str) -> None:
         for observer in self._observers:
             observer.broke(epoch, reason)
+
+    def stood_by(self) -> None:
+        for observer in self._observers:
+            observer.stood_by()
 
     def claimed(self, request: Request, logged: int) -> None:
         for observer in self._observers:

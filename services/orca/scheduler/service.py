@@ -18,6 +18,7 @@ import uvloop
 from orca.core.certificates import Certificates
 from orca.core.engine import Engine, EngineShape
 from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.internal_port import InternalPort
 from orca.core.logs import Format, configure_logging
 from orca.core.model import ModelInfo, load_model_info
 from orca.core.request import Request
@@ -28,6 +29,7 @@ from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.epoch import Seams
+from orca.scheduler.formation import Formation
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
@@ -83,7 +85,8 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
     metrics = Metrics(settings.group, wall_ms=lambda: time.time_ns() // 1_000_000)
-    observers: list[Observer] = [metrics]
+    formation = Formation(settings.unformed_s, time.monotonic)
+    observers: list[Observer] = [metrics, formation]
     with contextlib.ExitStack() as stack:
         if settings.iteration_log is not None:
             observers.append(stack.enter_context(IterationLogFile(Path(settings.iteration_log))))
@@ -99,12 +102,12 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
             make_output_text=output_texts(tokenizer),
         )
         scheduler = Scheduler(seams, settings.make_choices())
-        metrics.watch(scheduler.load, asyncio.get_running_loop())
+        metrics.watch(scheduler.load, unformed_s=formation.unformed_s, loop=asyncio.get_running_loop())
+        stack.callback(asyncio.create_task(formation.run()).cancel)
         if settings.metrics_listen is not None:
-            server, address = metrics.serve(settings.metrics_listen)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            log.info("metrics", extra={"address": address})
+            port = await InternalPort.open(settings.metrics_listen, {"/metrics": metrics.page})
+            stack.callback(port.close)
+            log.info("metrics", extra={"address": port.address})
         log.info(
             "scheduler of a group",
             extra={"group": settings.group, "scheduler": process, "revision": model.revision, "model": model.name}

@@ -89,10 +89,16 @@ class Settings(ScheduleSettings):
         60.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
     )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
+    # A stage of a small model is back in 3 s, ranks of a large one load for minutes.
+    unformed_s: float = setting(
+        30.0, "the log says when the group has not been formed for so long, and whenever that doubled", least=0.001
+    )
     predecessor_exited: bool = setting(
         False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
     )
-    metrics_listen: str | None = setting(None, "host:port of Prometheus metrics; port 0 takes a free one; unset: none")
+    metrics_listen: str | None = setting(
+        None, "host:port of /metrics, for Prometheus, and of /health; port 0 takes a free one; unset: none"
+    )
     iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import uvloop
 
 from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.internal_port import InternalPort
 from orca.core.logs import configure_logging
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings, parse_settings
@@ -52,7 +53,11 @@ async def _serve(settings: WorkerSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     controller = Controller(settings)
+    health: InternalPort | None = None
     try:
+        if settings.health_listen is not None:
+            health = await InternalPort.open(settings.health_listen)
+            log.info("health", extra={"address": health.address})
         await controller.start()
         await controller.run(stop)
     except ModelError as error:
@@ -63,6 +68,8 @@ async def _serve(settings: WorkerSettings) -> int:
         return 1
     finally:
         await controller.close()
+        if health is not None:
+            health.close()
     return 0
 
 

@@ -31,6 +31,10 @@ class WorkerSettings:
     stages: int = setting(1, "inter-layer partitions of the group", least=1)
     tensor: int = setting(1, "ranks inside the stage (intra-layer partitions), one process each", least=1)
     listen: str = setting("127.0.0.1:0", "host:port of the controller's gRPC server; port 0 takes a free one")
+    # Beside gRPC: with certificates a kubelet could not ask there.
+    health_listen: str | None = setting(
+        None, "host:port of /health, plain HTTP answered by the controller; port 0 takes a free one; unset: none"
+    )
     data_host: str = setting(
         "127.0.0.1", "address of this machine on which other stages' ranks reach its ranks; only Gloo asks for it"
     )
@@ -83,6 +87,7 @@ class WorkerSettings:
         require(self.stage < self.stages, self, "stage", f"from 0 to stages - 1 = {self.stages - 1}")
         require(0.0 < self.memory_share <= 1.0, self, "memory_share", "over 0, at most 1")
         require(is_address(self.listen), self, "listen", "host:port")
+        require(self.health_listen is None or is_address(self.health_listen), self, "health_listen", "host:port")
         require(self.link != "nccl" or self.device == "cuda", self, "link", "for the device cpu: it joins GPUs only")
 
     @property

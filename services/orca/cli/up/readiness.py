@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from orca.cli.up.questions import http_status
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core import engine_pb2 as pb
 from orca.core.links import open_channel, stage_stub
@@ -111,20 +112,4 @@ async def _status(stub: Any) -> pb.StatusReply | None:
 
 
 async def _ask_gateway(address: str) -> Standing:
-    return READY if await http_status(address, "/ready") == 200 else STARTING
-
-
-async def http_status(address: str, path: str) -> int | None:
-    """The status that `GET path` has at host:port; None without an answer in time."""
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-                words = (await reader.readline()).split()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return None
-    return int(words[1]) if len(words) > 1 and words[1].isdigit() else None
+    return READY if await http_status(address, "/ready", ANSWER_S) == 200 else STARTING

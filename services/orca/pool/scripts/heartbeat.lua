@@ -1,10 +1,11 @@
 -- heartbeat: the seat's lease full again, also if it had run out and nobody entered.
--- ARGV: group, process, lease_ms. Answers {'seated', request, "<number> <call>", ...}, {'lost'} or {'closed'}.
+-- ARGV: group, process, lease_ms, is_formed 0|1. Answers {'seated', request, "<number> <call>", ...}, {'lost'} or {'closed'}.
 begin(false)
 local group, process = ARGV[1], ARGV[2]
 if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
 if call('HGET', seat_key(group), 'holder') ~= process then return { 'lost' } end
 call('ZADD', SEATS, awake + ARGV[3], group)
+call('HSET', seat_key(group), 'formed', ARGV[4])
 local answer = call('HGETALL', own_key(group))
 table.insert(answer, 1, 'seated')
 return answer

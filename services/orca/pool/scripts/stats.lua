@@ -1,5 +1,5 @@
 -- stats: counts for metrics, status and admission. Writes the clock only.
--- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat}.
+-- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those formed}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
@@ -12,4 +12,9 @@ for _, name in ipairs(revisions) do
   local submitted = head and tonumber(call('HGET', req_key(head), 'submitted_ms'))
   if submitted and submitted < (oldest or math.huge) then oldest = submitted end
 end
-return { meta, wall, promise, oldest or '', call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf') }
+local groups, formed = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}
+for _, group in ipairs(groups) do
+  -- A holder of the release before says nothing, and most of its time it serves.
+  if call('HGET', seat_key(group), 'formed') ~= '0' then formed[#formed + 1] = group end
+end
+return { meta, wall, promise, oldest or '', groups, formed }

@@ -1,0 +1,76 @@
+"""The internal port of a part: plain HTTP for whoever runs the part, answered by the part's own event loop.
+
+`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part. It has to
+come out of the loop itself: a thread would answer beside a loop that is blocked, and so would gRPC, whose pings are
+answered by threads of its own. Whoever can reach the port may read it; it belongs on an internal network.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+REQUEST_S = 5.0
+"""Bound on one connection, from its first byte to its last."""
+HEAD_BYTES_MAX = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one path answers."""
+
+    body: bytes
+    content_type: str = "application/json"
+
+
+HEALTH = Page(b'{"status":"ok"}')
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
+
+
+class InternalPort:
+    """One listening socket: `port = await InternalPort.open("127.0.0.1:0", {...})`, and `port.close()` at the end."""
+
+    def __init__(self, pages: Mapping[str, Callable[[], Page]]) -> None:
+        """Args: pages: what else than /health there is, each made anew for every call."""
+        self._pages = {"/health": lambda: HEALTH, **pages}
+        self._server: asyncio.Server | None = None
+        self.address = ""  # host:port, once open
+
+    @classmethod
+    async def open(cls, address: str, pages: Mapping[str, Callable[[], Page]] | None = None) -> "InternalPort":
+        """Listen at host:port; port 0 takes a free one. Raises: OSError when the address cannot be had."""
+        internal_port = cls(pages or {})
+        host, _, port = address.rpartition(":")
+        server = await asyncio.start_server(internal_port._answer, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
+        internal_port._server = server
+        internal_port.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        return internal_port
+
+    def close(self) -> None:
+        """Take no more calls."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request a connection: probes and scrapes are seconds apart."""
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(head.partition(b"\r\n")[0].decode("latin-1")))
+                await writer.drain()
+        writer.close()
+
+    def _response(self, request_line: str) -> bytes:
+        method, _, rest = request_line.partition(" ")
+        make_page = self._pages.get(rest.partition(" ")[0].partition("?")[0])
+        if make_page is None:
+            status, page = 404, Page(b'{"status":"no such page"}')
+        elif method != "GET":
+            status, page = 405, Page(b'{"status":"only GET"}')
+        else:
+            status, page = 200, make_page()
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {page.content_type}\r\n"
+            f"Content-Length: {len(page.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + page.body
