@@ -93,6 +93,14 @@ async def test_metrics_can_have_a_port_of_their_own() -> None:
         assert error_of(await client.get(f"{own}/v1/models"))[0] == 401
 
 
+async def test_clients_that_fill_the_door_do_not_keep_probes_out_of_the_internal_one() -> None:
+    settings = Settings(model="tiny", port=0, metrics_port=0, drain_seconds=1, connections_max=1)
+    async with served(settings, schedules=False) as one, httpx.AsyncClient() as first, httpx.AsyncClient() as second:
+        assert (await first.get(f"{one.url}/health")).status_code == 200
+        assert (await second.get(f"{one.url}/health")).status_code == 503
+        assert (await second.get(f"http://127.0.0.1:{one.server.metrics_port}/health")).status_code == 200
+
+
 async def test_any_of_the_keys_opens_and_probes_need_none() -> None:
     async with rig(settings=Settings(model="tiny", api_keys=("right", "also"))) as one:
         for key in ("right", "also"):

@@ -175,5 +175,22 @@ async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Pa
     assert b"Traceback" not in told
 
 
+def test_a_port_that_is_taken_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # A folder without a model: it is not looked at.
+        assert main(["--model", str(tmp_path), "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"setting port: {port} of host 127.0.0.1 cannot be had: Address already in use\n"
+    )
+
+
+def test_a_host_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "x", "--port", "0", "--host", "no.such.host.invalid"]) == 2
+    assert capsys.readouterr().err.startswith("setting host: 'no.such.host.invalid' is not an address: ")
+
+
 def test_a_model_that_cannot_be_served_is_exit_status_1(tmp_path: Path) -> None:
-    assert main(["--model", str(tmp_path), "--log-format", "json"]) == 1
+    assert main(["--model", str(tmp_path), "--port", "0", "--log-format", "json"]) == 1

@@ -1,16 +1,21 @@
 """The embedded Redis: found, started, stopped, and never left behind."""
 
+import contextlib
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
 from orca.core.errors import SettingError
-from orca.pool.embedded import EmbeddedRedis, find_redis_server, find_wheel_redis_server
+from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart, find_redis_server, find_wheel_redis_server
 from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import PoolSettings
 
@@ -64,6 +69,41 @@ def test_a_long_folder_name_still_gets_a_socket(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="maxmemory"):
         EmbeddedRedis(tmp_path, options=("--maxmemory", "much"))
+
+
+@contextlib.contextmanager
+def answering(folder: Path, answer: Callable[[], bytes]) -> Iterator[Path]:
+    """What a server says to each PING while it starts. Yields: its program, which itself says nothing."""
+    program = folder / "redis-server"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer())
+
+    with socketserver.ThreadingUnixStreamServer(str(folder / "redis.sock"), Answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        yield program
+        server.shutdown()
+
+
+def test_a_server_that_says_that_it_loads_is_waited_for_beyond_the_bound_on_silence(tmp_path: Path) -> None:
+    began = time.monotonic()
+
+    def answer() -> bytes:
+        is_loading = time.monotonic() < began + 4.5
+        return b"-LOADING Redis is loading the dataset in memory\r\n" if is_loading else b"+PONG\r\n"
+
+    with answering(tmp_path, answer) as program, EmbeddedRedis(tmp_path, binary=program, silent_s=3.0):
+        assert time.monotonic() > began + 4.5
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with answering(tmp_path, lambda: b"") as program, pytest.raises(RedisDidNotStart) as refused:
+        EmbeddedRedis(tmp_path, binary=program, silent_s=0.2)
+    assert refused.value.exit_code == -signal.SIGKILL
 
 
 def test_without_a_binary_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """uvicorn between signals: which sockets it listens on, and in which order a gateway ends."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import socket
@@ -11,7 +12,7 @@ from fastapi import FastAPI
 
 from orca.core.errors import SettingError
 from orca.gateway import about
-from orca.gateway.connection import Connection, Door, connections
+from orca.gateway.connection import Door, connections
 from orca.gateway.drain import Drain
 from orca.gateway.settings import Settings
 
@@ -23,14 +24,39 @@ LAST_BYTES_SECONDS = 1.0
 POLL_SECONDS = 0.02
 
 
+def take_port(host: str, port: int) -> list[socket.socket]:
+    """Sockets that hold the port for the server and do not listen yet: one for each address of the host.
+
+    Raises: SettingError when it cannot be had.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise SettingError(f"setting host: {host!r} is not an address: {error.strerror}") from error
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            taken = stack.enter_context(socket.socket(family, kind, protocol))
+            # A connection of an earlier server in TIME_WAIT does not count.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                taken.bind(address)
+            except OSError as error:
+                raise SettingError(f"setting port: {port} of host {host} cannot be had: {error.strerror}") from error
+            sockets.append(taken)
+        stack.pop_all()
+        return sockets
+
+
 def make_server(app: FastAPI, settings: Settings) -> "Server":
     """A server that is not yet running; `await server.serve()` runs it until a signal."""
-    protocol = connections(Door(settings))
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=protocol,
+        http=connections(Door(settings)),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -39,7 +65,7 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         proxy_headers=False,
         server_header=False,
     )
-    return Server(config, protocol, settings, app.state.gateway.drain)
+    return Server(config, settings, app.state.gateway.drain)
 
 
 class Server(uvicorn.Server):
@@ -49,10 +75,9 @@ class Server(uvicorn.Server):
     same behind both.
     """
 
-    def __init__(self, config: uvicorn.Config, protocol: type[Connection], settings: Settings, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, settings: Settings, drain: Drain) -> None:
         super().__init__(config)
         self._settings = settings
-        self._protocol = protocol
         self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
@@ -79,7 +104,7 @@ class Server(uvicorn.Server):
     @property
     def metrics_port(self) -> int:
         """Where metrics are served if they have a port of their own."""
-        return int(self.servers[1].sockets[0].getsockname()[1])
+        return int(self.servers[-1].sockets[0].getsockname()[1])
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second: whether to shut down."""
@@ -114,9 +139,12 @@ class Server(uvicorn.Server):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _listen_for_metrics(self, port: int) -> None:
-        """One more door to the same application; calls tell by which they came."""
+        """One more door to the same application; calls tell by which they came.
+
+        It counts its own connections: a probe of /health is answered however many clients fill the other door.
+        """
         factory = functools.partial(
-            self._protocol,
+            connections(Door(self._settings)),
             config=self.config,
             server_state=self.server_state,
             app_state={**self.lifespan.state, about.FOR_METRICS: True},

@@ -1,7 +1,9 @@
 """Entry of a gateway: settings, logging, model, pool, and the server between signals."""
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -14,7 +16,7 @@ from orca.core.model import load_model_info
 from orca.core.text import Tokenizer
 from orca.gateway.app import create_app
 from orca.gateway.open_files import allow_open_files
-from orca.gateway.server import make_server
+from orca.gateway.server import make_server, take_port
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -27,11 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args: argv: flags without the program's name; those of the process when None.
     Returns: exit status; 0 after a signal, 1 when model, pool or the port for metrics cannot be used,
-            2 for a bad setting.
+            2 for a bad setting or a port that is taken.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
         pool_settings = parse_pool_settings(os.environ)
+        # Before anything is started, and held: nobody else gets it while the model is looked at.
+        sockets = take_port(settings.host, settings.port)
     except SettingError as error:
         print(error, file=sys.stderr)
         return 2
@@ -39,10 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Our own lines say more.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     allow_open_files(settings.connections_max)
-    return uvloop.run(_serve(settings, pool_settings))
+    with contextlib.ExitStack() as held:
+        for each in sockets:
+            held.enter_context(each)
+        return uvloop.run(_serve(settings, pool_settings, sockets))
 
 
-async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
+async def _serve(settings: Settings, pool_settings: PoolSettings, sockets: list[socket.socket]) -> int:
     try:
         info = load_model_info(
             settings.model, name=settings.name, dtype=settings.dtype, max_model_len=settings.max_model_len
@@ -55,7 +62,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
     try:
         await pool.check_server_if_there()
         server = make_server(create_app(pool, info, tokenizer, settings), settings)
-        await server.serve()
+        await server.serve(sockets)
         return 0 if server.started else 1
     except (ModelError, SettingError) as error:
         log.error("the gateway cannot serve: %s", error)

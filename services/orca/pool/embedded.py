@@ -17,7 +17,6 @@ from orca.core.leash import leashed
 from orca.core.ports import free_port
 from orca.pool.access import LOCAL_USER, LocalAccess
 
-_START_S = 10.0
 _STOP_S = 10.0
 
 
@@ -71,6 +70,7 @@ class EmbeddedRedis:
         port: int | None = None,
         maxmemory_bytes: int = 0,
         options: tuple[str, ...] = (),
+        silent_s: float = 10.0,
     ) -> None:
         """Start the server and wait until it answers.
 
@@ -82,6 +82,8 @@ class EmbeddedRedis:
             access: its users; None lets in whoever reaches it.
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
             maxmemory_bytes: 0 has no bound.
+            silent_s: a start is given up when nothing was heard of it for so long; while the server says that it loads,
+                it may take hours.
             options: more `--name value` words for redis-server; they come last and win.
         Raises: SettingError when there is no binary, RedisDidNotStart.
         """
@@ -92,12 +94,14 @@ class EmbeddedRedis:
         self._access = access
         self._maxmemory_bytes = maxmemory_bytes
         self._options = options
+        self._silent_s = silent_s
         self._log = folder / "redis.log"
         folder.mkdir(parents=True, exist_ok=True)
         # Paths of Unix sockets end at about 100 characters, data folders do not.
         socket_path = folder.resolve() / "redis.sock"
         self._socket = socket_path if len(str(socket_path)) < 100 else _short_socket_path()
-        self._process = self._start()
+        self._process = self._launched()
+        self.wait_until_up()
 
     @property
     def url(self) -> str:
@@ -129,26 +133,17 @@ class EmbeddedRedis:
 
     def restart(self) -> None:
         """Start again at the same address with what is on disk. Raises: RedisDidNotStart; it may be tried again."""
+        self.launch()
+        self.wait_until_up()
+
+    def launch(self) -> None:
+        """The first half of `restart`: it runs, and does not answer yet."""
         self.stop()
-        self._process = self._start()
+        self._process = self._launched()
 
-    def __enter__(self) -> "EmbeddedRedis":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                # A TERM lets Redis close its files in order.
-                leashed([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+    def wait_until_up(self) -> None:
+        """The second half, which any thread may wait for. Raises: RedisDidNotStart; the server has ended then."""
+        process = self._process
         try:
             is_up = self._comes_up(process)
         except BaseException:
@@ -159,7 +154,24 @@ class EmbeddedRedis:
             process.kill()
             tail = self._log.read_text(errors="replace")[-1000:].strip()
             raise RedisDidNotStart(f"{self.binary} did not start:\n{tail}", exit_code=process.wait())
-        return process
+
+    def __enter__(self) -> "EmbeddedRedis":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _launched(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                # A TERM lets Redis close its files in order.
+                leashed([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
 
     def _arguments(self) -> list[str]:
         words = ["--dir", str(self.folder.resolve()), "--daemonize", "no", "--save", ""]
@@ -175,15 +187,17 @@ class EmbeddedRedis:
         return [*words, *self._options]
 
     def _comes_up(self, process: "subprocess.Popen[bytes]") -> bool:
-        limit = time.monotonic() + _START_S
-        while not self._answers():
-            if process.poll() is not None or time.monotonic() > limit:
+        heard = time.monotonic()
+        while b"+PONG" not in (answer := self._answer()):
+            if b"-LOADING" in answer:
+                heard = time.monotonic()
+            if process.poll() is not None or time.monotonic() > heard + self._silent_s:
                 return False
             time.sleep(0.01)
         return True
 
-    def _answers(self) -> bool:
-        """Has it loaded its data? A PING is answered with LOADING until then."""
+    def _answer(self) -> bytes:
+        """To a PING: PONG, or LOADING until it has read its data; nothing when it does not answer."""
         family = socket.AF_UNIX if self._port is None else socket.AF_INET
         address = str(self._socket) if self._port is None else ("127.0.0.1", self._port)
         try:
@@ -191,9 +205,9 @@ class EmbeddedRedis:
                 link.settimeout(1)
                 link.connect(address)
                 link.sendall(self._login() + b"PING\r\nQUIT\r\n")
-                return b"+PONG" in _all_answers(link)
+                return _all_answers(link)
         except OSError:
-            return False
+            return b""
 
     def _login(self) -> bytes:
         return b"" if self._access is None else f"AUTH {LOCAL_USER} {self._access.password}\r\n".encode()
