@@ -36,6 +36,10 @@ ENVIRONMENTS = {
 }
 
 
+UP_FLAGS = {"freezes": ("--probe-s", "0")}
+"""Of `orca up`, by command: who is to wake as a stranger must not be replaced while it is frozen."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Returns: 0 when nothing was violated, 1 when something was, 2 for a run that could not be made."""
     arguments = _parser().parse_args(list(argv))
@@ -75,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
         open_max=arguments.open,
         distinct=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
-        up=tuple(arguments.up),
+        up=(*UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
         make_system=_system(arguments, folder),
         environment=ENVIRONMENTS.get(arguments.command, {}),

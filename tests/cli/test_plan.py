@@ -54,7 +54,15 @@ def test_no_two_processes_share_an_address() -> None:
     specs = planned("--replicas", "2", "--stages", "3")
     addresses = [spec.address for spec in specs]
     addresses += [flags_of(spec)["--listen"] for spec in specs if spec.role is Role.SCHEDULER]
+    addresses += [str(spec.health) for spec in specs if spec.role is Role.WORKER]
     assert len(set(addresses)) == len(addresses)
+
+
+def test_every_part_is_asked_for_its_health_where_it_was_told_to_answer() -> None:
+    specs = by_name(planned())
+    assert specs["gateway"].health == specs["gateway"].address
+    assert specs["scheduler-0"].health == flags_of(specs["scheduler-0"])["--metrics-listen"]
+    assert specs["worker-0.1"].health == flags_of(specs["worker-0.1"])["--health-listen"]
 
 
 def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:

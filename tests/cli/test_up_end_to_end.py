@@ -19,6 +19,7 @@ from cli_processes import is_running, wait_until_gone
 from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
+from checker.processes import find_parts
 from orca.cli.small_model import small_model_folder
 
 # Longer than the waits of any one test together, so that the wait that failed tells its story.
@@ -165,6 +166,42 @@ def test_ready_again_after_a_scheduler_died_waits_for_the_new_epoch(up: Up) -> N
     [logs] = re.findall(r"logs: (\S+)/<process>", up.output)
     log = (Path(logs) / "scheduler-0.log").read_text()
     assert log.rindex("epoch formed") > log.rindex("seat taken")
+    up.family()
+
+
+def events_of_a_long_stream(up: Up, *, in_the_middle: Callable[[], object] = lambda: None) -> list[str]:
+    """All events of one, as bytes on the wire but for the words that are drawn for each call.
+
+    Args: in_the_middle: done once, when the stream is well under way.
+    """
+    events: list[str] = []
+    body = PROMPT | {"max_tokens": 300, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=UP_WITHIN_S) as answer:
+        for line in filter(None, answer.iter_lines()):
+            events.append(re.sub(r'"(id|created)":("[^"]*"|\d+)', "", line))
+            if len(events) == 20:
+                in_the_middle()
+    return events
+
+
+@pytest.fixture(scope="module")
+def undisturbed(up: Up) -> list[str]:
+    return events_of_a_long_stream(up)
+
+
+@pytest.mark.parametrize("part", ["worker-0.0", "scheduler-0"])
+def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
+    up: Up, undisturbed: list[str], part: str
+) -> None:
+    ready = up.output.count("ready again after")
+    frozen = find_parts(up.process.pid)[part]
+    events = events_of_a_long_stream(up, in_the_middle=lambda: frozen.send_signal(signal.SIGSTOP))
+    assert events == undisturbed
+    assert events[-1] == "data: [DONE]"
+    said = f"{part} (pid {frozen.pid}) is frozen: it answered nothing for 6 s; it is killed and started again"
+    assert said in up.output
+    up.wait_until(lambda: up.output.count("ready again after") > ready)
+    assert find_parts(up.process.pid)[part].pid != frozen.pid
     up.family()
 
 

@@ -5,6 +5,7 @@ model_folder.py   finds the model                   redis_child.py    Redis amon
 plan.py           settings -> processes (pure)      readiness.py      how far the start has come
 spec.py           one process as data               display.py        what a person sees
 places.py         free ports, the data folder       log_errors.py     what people should know of the logs
+questions.py      asks one process                  probe.py          finds those that are frozen
                                                     recovery.py       says when it serves again
 """
 
@@ -24,6 +25,7 @@ from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.log_errors import follow_errors
 from orca.cli.up.model_folder import find_model_folder
 from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
+from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
 from orca.cli.up.recovery import Recovery
 from orca.cli.up.redis_child import RedisChild
@@ -60,8 +62,11 @@ def main(argv: Sequence[str]) -> int:
     with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
         data.sign(f"http://{addresses.reached[0]}")
+        # Not inside the loop: it may load for long, and Ctrl-C ends that.
+        own = settings.redis_url is None
+        redis = RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync) if own else None
         try:
-            return asyncio.run(_serve(settings, model, data, addresses, gpus, display))
+            return asyncio.run(_serve(settings, model, data, redis, addresses, gpus, display))
         except SystemFailed as failure:
             display.tell(f"orca up: {failure}")
             return failure.exit_code
@@ -83,27 +88,22 @@ async def _serve(
     settings: UpSettings,
     model: ModelInfo,
     data: places.DataFolder,
+    redis: RedisChild | None,
     addresses: Addresses,
     gpus: tuple[str, ...],
     display: Display,
 ) -> int:
-    children: list[Supervised] = []
-    redis_url, login = settings.redis_url, {}
-    if redis_url is None:
-        redis = RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync)
-        children.append(redis)
-        redis_url, login = redis.url, redis.login
     around = Surroundings(
         addresses=addresses,
-        redis_url=redis_url,
-        redis_login=login,
+        redis_url=settings.redis_url or (redis.url if redis else ""),
+        redis_login=redis.login if redis else {},
         logs=data.fresh_logs(),
         # Seconds since 1970 rise from start to start: the model of the newest start is the one that is served.
         generation=int(time.time()),
         gpus=gpus,
     )
     specs = plan(settings, model, around)
-    children += [Child(spec) for spec in specs]
+    children: list[Supervised] = [*filter(None, (redis,)), *(Child(spec) for spec in specs)]
     recovery = Recovery(children, display.report)
     supervisor = Supervisor(children, tell=display.report, on_death=recovery.note_death)
     reasons: dict[str, str] = {}
@@ -113,6 +113,8 @@ async def _serve(
     logs = [(spec.name, spec.log) for spec in specs]
     watching = asyncio.create_task(follow_errors(logs, display.report, reasons.__setitem__))
     recovering = asyncio.create_task(recovery.run())
+    probe = Probe(children, period_s=settings.probe_s, tell=display.report)
+    probing = asyncio.create_task(probe.run())
     starting = asyncio.create_task(_show_start(supervisor, settings, model, addresses, data.folder, reasons, display))
     stopped = asyncio.create_task(stopping.wait())
     try:
@@ -121,10 +123,10 @@ async def _serve(
             await starting
             await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (starting, watching, recovering, stopped):
+        for task in (starting, watching, recovering, probing, stopped):
             task.cancel()
         await supervisor.stop()
-        await asyncio.gather(starting, watching, recovering, stopped, return_exceptions=True)
+        await asyncio.gather(starting, watching, recovering, probing, stopped, return_exceptions=True)
     await running
     display.tell("ended")
     return 0

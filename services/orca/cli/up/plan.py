@@ -27,6 +27,7 @@ class Addresses:
     schedulers: tuple[str, ...]  # of each group: where its stages meet
     metrics: tuple[str, ...]  # of each scheduler
     workers: tuple[tuple[str, ...], ...]  # of each group, stage 0 first
+    health: tuple[tuple[str, ...], ...]  # of each worker, in the same order
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -40,13 +41,14 @@ class Addresses:
         wanted = [first + number if settings.port else 0 for number in range(1, settings.gateways)]
         others = [places.claim_port(settings.host, port) for port in wanted]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        free = iter(f"127.0.0.1:{port}" for port in places.free_ports(settings.replicas * (2 + settings.stages)))
+        free = iter(f"127.0.0.1:{port}" for port in places.free_ports(settings.replicas * (2 + 2 * settings.stages)))
         groups = range(settings.replicas)
         return cls(
             gateways=tuple(f"{host}:{port}" for port in (first, *others)),
             schedulers=tuple(next(free) for _ in groups),
             metrics=tuple(next(free) for _ in groups),
             workers=tuple(tuple(next(free) for _ in range(settings.stages)) for _ in groups),
+            health=tuple(tuple(next(free) for _ in range(settings.stages)) for _ in groups),
         )
 
 
@@ -94,6 +96,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, numbe
         flags,
         around.addresses.reached[number],
         around.logs,
+        health=around.addresses.reached[number],
         environment={**around.redis_login, **keys},
         stop_seconds=DRAIN_S + 2.0,
     )
@@ -126,6 +129,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, around: Surroundings, gro
         flags,
         metrics,
         around.logs,
+        health=around.addresses.metrics[group],
         environment=around.redis_login,
         restart=("--predecessor-exited",),
     )
@@ -143,6 +147,7 @@ def _worker(settings: UpSettings, model: ModelInfo, around: Surroundings, group:
         "stages": settings.stages,
         "tensor": settings.tensor,
         "listen": around.addresses.workers[group][stage],
+        "health_listen": around.addresses.health[group][stage],
         "device": settings.device,
         "threads": settings.threads_per_rank,
         "slots_max": settings.slots or slots_of_use(settings, model),
@@ -159,6 +164,7 @@ def _worker(settings: UpSettings, model: ModelInfo, around: Surroundings, group:
         flags,
         around.addresses.workers[group][stage],
         around.logs,
+        health=around.addresses.health[group][stage],
         environment=environment,
         scheduler=_scheduler_name(group),
     )
@@ -197,6 +203,7 @@ def _spec(
     address: str,
     logs: Path,
     *,
+    health: str,
     environment: Mapping[str, str] | None = None,
     scheduler: str | None = None,
     restart: tuple[str, ...] = (),
@@ -210,6 +217,7 @@ def _spec(
         command=(sys.executable, "-m", "orca.cli.main", role.name.lower(), *words),
         address=address,
         log=logs / f"{name}.log",
+        health=health,
         environment=environment or {},
         scheduler=scheduler,
         restart_arguments=restart,

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from orca.cli.up.questions import is_redis_answering
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.pool.access import LOCAL_USER, LocalAccess
 from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart
@@ -31,6 +32,7 @@ class RedisChild:
             role=Role.REDIS, name="redis", command=(), address=self._redis.url, log=folder / "redis.log"
         )
         self._is_running = True
+        self._is_up = True
 
     @property
     def url(self) -> str:
@@ -38,19 +40,24 @@ class RedisChild:
 
     @property
     def pid(self) -> int | None:
-        return self._redis.pid if self._is_running else None
+        """None also while it loads its data."""
+        return self._redis.pid if self._is_up else None
 
     async def run_once(self) -> int:
         """Start it again unless it runs, and wait for its end. Returns its exit code, negative for a signal."""
         if not self._is_running:
+            self._redis.launch()
+            self._is_running = True
             try:
-                self._redis.restart()
+                # In a thread: it may load for minutes, and the other processes need their supervisor meanwhile.
+                await asyncio.to_thread(self._redis.wait_until_up)
             except RedisDidNotStart as error:
                 # Killed while it started, or its disk is full: one more crash, and its log says of what.
+                self._is_running = False
                 return error.exit_code
-            self._is_running = True
+            self._is_up = True
         await _wait_for_exit(self._redis.pid)
-        self._is_running = False
+        self._is_running = self._is_up = False
         return _exit_code(self._redis.pid)
 
     async def stop(self) -> None:
@@ -61,6 +68,14 @@ class RedisChild:
         if self._is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._redis.pid, number)
+
+    async def is_answering(self, within_s: float) -> bool:
+        return await is_redis_answering(self._redis.url.removeprefix("unix://"), within_s)
+
+    def unfreeze(self) -> str:
+        """Wake it, which harms nobody. A kill might: behind a slow disk it holds what it has acknowledged in memory."""
+        self.signal(signal.SIGCONT)
+        return "it may hold what is not on its disk yet, so it is not killed but told to go on (SIGCONT)"
 
 
 def _exit_code(pid: int) -> int:

@@ -24,6 +24,7 @@ class ProcessSpec:
     command: tuple[str, ...]
     address: str  # where it is reached: host:port of gateways and workers, a URL of the others
     log: Path
+    health: str | None = None  # host:port whose GET /health comes out of the process's own event loop; None: not probed
     # Added to the supervisor's own; may hold keys.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     scheduler: str | None = None  # of a worker: the name of its group's scheduler

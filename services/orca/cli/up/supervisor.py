@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orca.cli.up.log_errors import error_message, readable, written_at
+from orca.cli.up.questions import http_status
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.leash import leashed
 
@@ -55,6 +56,14 @@ class Supervised(Protocol):
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and all its children; harmless when it does not run."""
+        ...
+
+    async def is_answering(self, within_s: float) -> bool:
+        """Whether its event loop answers a question in time."""
+        ...
+
+    def unfreeze(self) -> str:
+        """Do what makes one that does not answer any more serve again. Returns: in words, what was done."""
         ...
 
 
@@ -178,6 +187,14 @@ class Child:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
+
+    async def is_answering(self, within_s: float) -> bool:
+        """Any status will do: a gateway that is full says 503, and its loop turns."""
+        return self.spec.health is None or await http_status(self.spec.health, "/health", within_s) is not None
+
+    def unfreeze(self) -> str:
+        self.signal(signal.SIGKILL)
+        return "it is killed and started again"
 
 
 def tail(log: Path, start: int, died: datetime) -> list[str]:

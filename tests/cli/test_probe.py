@@ -1,0 +1,208 @@
+"""Who counts as frozen, and what is done about it, with a part that answers when it is told to."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from orca.cli.up.probe import MISSES_MAX, Probe, Silence
+from orca.cli.up.redis_child import RedisChild
+from orca.cli.up.spec import ProcessSpec, Role
+from orca.cli.up.supervisor import Child, Supervisor
+
+PERIOD_S = 0.02
+
+SERVES = """
+import asyncio
+from orca.core.internal_port import InternalPort
+
+async def main():
+    port = await InternalPort.open("127.0.0.1:{port}")
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+class FakePart:
+    """Answers as told, in no time; counts what is done about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spec = ProcessSpec(role=Role.WORKER, name="worker-0.1", command=(), address="-", log=folder / "log")
+        self.pid: int | None = 7
+        self.answers: bool | None = True  # None: the question itself finds the asker standing still
+        self.asked = 0
+        self.unfrozen = 0
+        self.clock_s = 0.0
+
+    async def run_once(self) -> int:
+        raise AssertionError("nobody starts it")
+
+    async def stop(self) -> None:
+        raise AssertionError("nobody stops it")
+
+    def signal(self, number: signal.Signals) -> None:
+        raise AssertionError(f"nobody sends it {number}")
+
+    async def is_answering(self, within_s: float) -> bool:
+        self.asked += 1
+        self.clock_s += 100 if self.answers is None else within_s
+        return bool(self.answers)
+
+    def unfreeze(self) -> str:
+        self.unfrozen += 1
+        return "it is killed"
+
+
+async def until(is_true: Callable[[], object], limit_s: float = 90.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not is_true():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def probing(part: FakePart) -> AsyncIterator[list[str]]:
+    """The sentences that are told while the part is probed."""
+    told: list[str] = []
+    probe = Probe([part], period_s=PERIOD_S, tell=told.append, clock=lambda: part.clock_s)
+    running = asyncio.create_task(probe.run())
+    yield told
+    running.cancel()
+
+
+def notes(*answers: bool, pid: int | None = 7) -> list[bool]:
+    silence = Silence()
+    return [silence.note(pid, is_answered=answer) for answer in answers]
+
+
+def test_three_misses_in_a_row_are_a_freeze_and_an_answer_between_them_is_none() -> None:
+    assert MISSES_MAX == 3
+    assert notes(True, False, False, False) == [False, False, False, True]
+    assert True not in notes(True, False, False, True, False, False)
+
+
+def test_one_that_has_not_come_up_yet_may_be_silent_for_ever() -> None:
+    assert True not in notes(*[False] * 50)
+
+
+def test_one_that_stays_frozen_gets_as_much_time_again() -> None:
+    assert notes(True, *[False] * 7) == [False, False, False, True, False, False, True, False]
+
+
+def test_a_successor_has_to_come_up_first() -> None:
+    silence = Silence()
+    assert [silence.note(7, is_answered=answer) for answer in (True, False, False)] == [False] * 3
+    assert silence.note(None, is_answered=False) is False
+    assert True not in [silence.note(8, is_answered=False) for _ in range(10)]
+
+
+async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path: Path) -> None:
+    part = FakePart(tmp_path)
+    async with probing(part) as told:
+        await until(lambda: part.asked >= 1)
+        part.answers = False
+        await until(lambda: told)
+    assert told[0] == "worker-0.1 (pid 7) is frozen: it answered nothing for 0.06 s; it is killed"
+    assert part.unfrozen == len(told)
+
+
+async def test_a_part_that_answers_is_left_alone(tmp_path: Path) -> None:
+    part = FakePart(tmp_path)
+    async with probing(part) as told:
+        await until(lambda: part.asked >= 20)
+    assert (told, part.unfrozen) == ([], 0)
+
+
+async def test_while_the_supervisor_itself_stood_still_nobody_is_blamed(tmp_path: Path) -> None:
+    part = FakePart(tmp_path)
+    async with probing(part) as told:
+        await until(lambda: part.asked >= 1)
+        part.answers = None
+        await until(lambda: part.asked >= 20)
+    assert (told, part.unfrozen) == ([], 0)
+
+
+async def test_a_period_of_nought_asks_nobody(tmp_path: Path) -> None:
+    part = FakePart(tmp_path)
+    await asyncio.wait_for(Probe([part], period_s=0.0, tell=print).run(), 60)
+    assert part.asked == 0
+
+
+class Counted:
+    """Counts the answers of a real process: a probe that has heard one has seen it come up."""
+
+    answers = 0
+
+    async def is_answering(self, within_s: float) -> bool:
+        is_answered = await super().is_answering(within_s)  # type: ignore[misc]
+        self.answers += is_answered
+        return is_answered
+
+
+class CountedChild(Counted, Child):
+    pass
+
+
+class CountedRedis(Counted, RedisChild):
+    pass
+
+
+async def test_a_stopped_process_is_killed_and_started_again(tmp_path: Path, unused_tcp_port: int) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    spec = ProcessSpec(
+        role=Role.WORKER,
+        name="worker",
+        command=(sys.executable, "-c", SERVES.format(port=unused_tcp_port)),
+        address=address,
+        log=tmp_path / "log",
+        health=address,
+    )
+    child, told = CountedChild(spec), []
+    supervisor = Supervisor([child], tell=told.append, restart_delays_s=(0.0,) * 9)
+    # A long one: on a busy machine, who lives must not be taken for frozen.
+    probe = Probe([child], period_s=1.0, tell=told.append)
+    running, probing = asyncio.create_task(supervisor.run()), asyncio.create_task(probe.run())
+    await until(lambda: child.answers)
+    first = child.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    await until(lambda: told)
+    heard = child.answers
+    await until(lambda: child.answers > heard)
+    assert told[0] == f"worker (pid {first}) is frozen: it answered nothing for 3 s; it is killed and started again"
+    assert child.pid not in (None, first)
+    probing.cancel()
+    await supervisor.stop()
+    await running
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[CountedRedis]:
+    redis = CountedRedis(tmp_path / "redis", "d", fsync="everysec")
+    yield redis
+    await redis.stop()
+
+
+async def test_a_stopped_redis_is_woken_and_not_killed(redis: CountedRedis) -> None:
+    told: list[str] = []
+    probing = asyncio.create_task(Probe([redis], period_s=0.2, tell=told.append).run())
+    pid = redis.pid
+    assert pid is not None
+    await until(lambda: redis.answers)
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: told)
+    assert await redis.is_answering(60.0)
+    assert redis.pid == pid
+    assert f"redis (pid {pid}) is frozen" in told[0]
+    assert "told to go on" in told[0]
+    probing.cancel()
+
+
+async def test_a_redis_that_is_gone_does_not_answer(redis: CountedRedis) -> None:
+    await redis.stop()
+    assert not await redis.is_answering(60.0)
