@@ -37,7 +37,7 @@ epoch = math.max(epoch, tonumber(ARGV[5])) + 1
 call(
   'HSET', seat_key(group), 'holder', process, 'epoch', epoch, 'revision', revision,
   'last_call', number, 'enter_call', number, 'claim_call', '', 'claim_answer', '', 'failed', failed, 'poisoned', poisoned,
-  'formed', '0'
+  'unformed', process
 )
 call('ZADD', SEATS, awake + ARGV[7], group)
 publish()

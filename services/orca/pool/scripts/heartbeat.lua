@@ -5,7 +5,7 @@ local group, process = ARGV[1], ARGV[2]
 if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
 if call('HGET', seat_key(group), 'holder') ~= process then return { 'lost' } end
 call('ZADD', SEATS, awake + ARGV[3], group)
-call('HSET', seat_key(group), 'formed', ARGV[4])
+call('HSET', seat_key(group), 'unformed', ARGV[4] == '0' and process or '')
 local answer = call('HGETALL', own_key(group))
 table.insert(answer, 1, 'seated')
 return answer

@@ -15,6 +15,7 @@ end
 local groups, formed = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}
 for _, group in ipairs(groups) do
   -- A holder of the release before says nothing, and most of its time it serves.
-  if call('HGET', seat_key(group), 'formed') ~= '0' then formed[#formed + 1] = group end
+  local seat = call('HMGET', seat_key(group), 'holder', 'unformed')
+  if seat[1] ~= seat[2] then formed[#formed + 1] = group end
 end
 return { meta, wall, promise, oldest or '', groups, formed }
