@@ -28,8 +28,8 @@ async def ready(gateway: Gateway) -> Response:
 
     From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
     answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are:
-    `groups_formed` are those that serve now, `groups` those whose scheduler lives; and in `max_total_tokens` the longest
-    request that fits, prompt and output; null before a group has formed. Only a gateway that drains says 503 again.
+    `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
+    request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
     """
     stats = await learn_longest_request(gateway)
     revision = gateway.served.info.revision
