@@ -79,6 +79,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._settings = settings
         self._drain = drain
+        self._metrics_server: asyncio.Server | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self.force_exit = self.should_exit
@@ -104,7 +105,8 @@ class Server(uvicorn.Server):
     @property
     def metrics_port(self) -> int:
         """Where metrics are served if they have a port of their own."""
-        return int(self.servers[-1].sockets[0].getsockname()[1])
+        assert self._metrics_server is not None
+        return int(self._metrics_server.sockets[0].getsockname()[1])
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second: whether to shut down."""
@@ -150,4 +152,5 @@ class Server(uvicorn.Server):
             app_state={**self.lifespan.state, about.FOR_METRICS: True},
         )
         loop = asyncio.get_running_loop()
-        self.servers.append(await loop.create_server(factory, self.config.host, port))
+        self._metrics_server = await loop.create_server(factory, self.config.host, port)
+        self.servers.append(self._metrics_server)
