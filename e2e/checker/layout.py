@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checker.ports import free_port
+from checker.ports import free_ports
 from checker.system import SystemBroke
 
 GATEWAYS = ("gateway", "gateway-1")
@@ -39,7 +39,7 @@ class Layout:
 
     model: Path
     folder: Path  # of Redis's data and the iteration logs
-    ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in LISTENERS})
+    ports: dict[str, int] = field(default_factory=lambda: dict(zip(LISTENERS, free_ports(len(LISTENERS)), strict=True)))
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -14,3 +14,11 @@ def free_port(host: str = "127.0.0.1") -> int:
             except OSError:
                 continue
             return port
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)

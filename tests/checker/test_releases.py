@@ -1,6 +1,8 @@
 """Two releases side by side: what is exported, how parts change hands, and what the system is asked meanwhile."""
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from checker.checkouts import NoSuchRelease, Release, Releases, export, last_rel
 from checker.client import Client, Journey
 from checker.history import Checked, HandedOver, HistoryWriter
 from checker.layout import GROUPS, PARTS, Layout, parts_of
+from checker.ports import free_ports
 from checker.releases import UNITS, NumberInForce, what_forming_came_to
 from checker.retelling import Telling, compare, plan_questions, retell
 from checker.rolling import DEATHS_MAX, RollingSystem
@@ -90,6 +93,14 @@ def test_a_part_keeps_its_address_and_knows_those_of_its_group(tmp_path: Path) -
         stages = ",".join(layout.addresses[f"worker-{group}.{stage}"] for stage in (0, 1))
         assert stages in layout.command(f"scheduler-{group}")
         assert layout.addresses[f"worker-{group}.1"] in layout.command(f"worker-{group}.1")
+
+
+def test_ports_differ_and_are_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
 
 
 SLEEPS = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(300)"
