@@ -35,6 +35,7 @@ class Journey:
     request_id: str | None = None
     last: dict[int, int] = field(default_factory=dict)  # last index of each choice
     ended: set[int] = field(default_factory=set)
+    patience: asyncio.Timeout | None = None  # ends the call when nothing is heard for too long
     has_failed: bool = False  # a choice ended with an error, so no `[DONE]` will come
     is_over: bool = False
     drop_after: int | None = None
@@ -62,13 +63,14 @@ class Client:
         *,
         seed: int,
         can_resume: bool,
-        patience_s: float = 180.0,
+        patience_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             can_resume: the server has `/v1/requests/{id}/events`; without it a broken stream is given up.
-            patience_s: from the first sending of a call to giving it up.
+            patience_s: without an event, then a call is given up. Long: where many share a machine a stage takes
+                minutes to start again.
         """
         self._urls = cycle(urls)
         self._http = http
@@ -97,10 +99,10 @@ class Client:
         """Make one call to its end, whatever that is."""
         journey = self._journeys[plan.name] = Journey(plan, drop_after=plan.drop_after)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._patience_s) as journey.patience:
                 await self._go(journey)
         except TimeoutError:
-            self._leave(journey, f"no end after {self._patience_s:g} s")
+            self._leave(journey, f"nothing heard for {self._patience_s:g} s")
         finally:
             del self._journeys[plan.name]
         return journey
@@ -225,6 +227,8 @@ class Client:
         name = journey.plan.name
         self._history.add(Event(at=self._clock(), call=name, connection=number, id=event.id, data=event.data))
         journey.heard += 1
+        if journey.patience is not None:
+            journey.patience.reschedule(asyncio.get_running_loop().time() + self._patience_s)
         choice, _, place = (event.id or "").partition(".")
         if place == "end":
             journey.ended.add(int(choice))

@@ -33,14 +33,16 @@ class Bound:
 
 BOUNDS = {
     "rss_bytes": Bound(per_hour=16 * MIB, room=12 * MIB),
-    "open_files": Bound(per_hour=20, room=16),
-    "threads": Bound(per_hour=5, room=4),
-    "connections": Bound(per_hour=20, room=16),
-    "asyncio_tasks": Bound(per_hour=20, room=16),
+    "open_files": Bound(per_hour=20, room=80),
+    "threads": Bound(per_hour=5, room=8),
+    "connections": Bound(per_hour=20, room=80),
+    "asyncio_tasks": Bound(per_hour=20, room=150),
     "used_memory_bytes": Bound(per_hour=8 * MIB, room=4 * MIB),
     "keys": Bound(per_hour=100, room=200),
 }
-"""By what is counted. The load breathes: `room` is what it takes at one moment and gives back at another."""
+"""By what is counted. The load breathes: `room` is what it takes at one moment and gives back at another. A gateway has
+24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ import redis.exceptions
 
 from checker.answers import choices_asked
 from checker.client import Client
-from checker.history import Expected, HistoryWriter, Opening, SystemEnded
+from checker.growth import Growth, growth_table, measure_growth
+from checker.history import Expected, HistoryWriter, Opening, Sample, SystemEnded
 from checker.offers import read_offers
 from checker.oracles import chain_expectations, undisturbed_expectations
 from checker.points.names import FOLDER_VARIABLE, MUTANT_VARIABLE
@@ -323,9 +324,18 @@ def _conclude(settings: RunSettings, history: HistoryWriter, tell: Callable[[str
         verdict = history.verdict()
     else:
         verdict = judge(history.records, tokenizer_decode(settings.model / "tokenizer.json"))
-    repairs = measure_repairs(history.records)
+    repairs, growths = measure_repairs(history.records), _growths(settings, history)
     path = settings.folder / "verdict.json"
     document = {"verdict": verdict.as_json(), "repairs": [asdict(repair) for repair in repairs]}
+    document["growths"] = [asdict(growth) for growth in growths]
     path.write_text(json.dumps(document, indent=2))
-    tell(f"\n{table(verdict)}\n\n{repair_table(repairs)}\n\nhistory and verdict: {settings.folder}")
+    tables = [table(verdict), repair_table(repairs)]
+    if settings.least_life_s is not None:
+        tables.append(growth_table(growths))
+    tell("\n" + "\n\n".join([*tables, f"history and verdict: {settings.folder}"]))
     return verdict
+
+
+def _growths(settings: RunSettings, history: HistoryWriter) -> list[Growth]:
+    samples = [record for record in history.records if isinstance(record, Sample)]
+    return measure_growth(samples, least_life_s=settings.least_life_s or 0.0)

@@ -32,6 +32,7 @@ class Sampler:
     http: httpx.AsyncClient
     pool: redis.asyncio.Redis
     is_quiet: bool = False
+    warm_up_s: float = WARM_UP_S
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -64,7 +65,7 @@ class Sampler:
 
     def _sample(self, name: str, process: psutil.Process, held: dict[str, float]) -> Sample:
         # The wall clock tells a process's age, as the process table does.
-        is_warm = time.time() - process.create_time() > WARM_UP_S
+        is_warm = time.time() - process.create_time() > self.warm_up_s
         return Sample(at=time.monotonic(), part=name, pid=process.pid, is_steady=self.is_quiet and is_warm, held=held)
 
     async def _of_metrics(self, url: str) -> dict[str, float]:
