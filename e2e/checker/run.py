@@ -253,6 +253,7 @@ class _Run:
                 if self._load_is_over:
                     return
                 calls.create_task(self._follow(client, plan))
+                await asyncio.sleep(0)  # it counts as open once it has begun
 
     def _is_early(self, client: Client, due: float) -> bool:
         return time.monotonic() < due or client.calls_open >= self._settings.open_max
