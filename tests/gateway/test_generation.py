@@ -321,3 +321,12 @@ async def test_max_tokens_0_streams_and_ends_by_length_even_if_the_model_would_s
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the fox"
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
         assert {chunk["usage"]["completion_tokens"] for chunk in (*chunks, usage)} == {0}
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, MODEL.vocab_size, 2**63])
+async def test_a_top_k_that_cuts_nothing_is_none_however_large_it_is(top_k: int) -> None:
+    async with rig() as one:
+        found: list[Request] = []
+        one.scheduler.answer = recording(found)
+        await one.complete(top_k=top_k)
+        assert found[0].sampling.top_k is None

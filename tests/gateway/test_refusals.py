@@ -43,6 +43,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "top_k": -2}, "top_k"),
     ({"prompt": "a", "min_p": 1.1}, "min_p"),
     ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"prompt": "a", "presence_penalty": 2.1}, "presence_penalty"),
     ({"prompt": "a", "frequency_penalty": -2.1}, "frequency_penalty"),
     ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),

@@ -116,6 +116,13 @@ def test_a_row_gets_the_same_token_alone_and_in_a_batch_of_all_kinds() -> None:
     assert sample(logits[shuffled], [draws[n] for n in shuffled]) == [alone[n] for n in shuffled]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-12])
+def test_the_coldest_temperatures_take_the_largest_logit_and_never_leave_the_vocabulary(temperature: float) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(7)) * 5
+    params = SamplingParams(temperature=temperature, top_k=3, top_p=0.5, min_p=0.1)
+    assert sample(logits, [Draw(state(params), 0)]) == logits.argmax(dim=-1).tolist()
+
+
 def test_sampling_leaves_the_logits_as_they_were() -> None:
     logits = torch.randn(1, VOCAB)
     before = logits.clone()

@@ -37,7 +37,7 @@ class SamplingParams:
     top_k: int | None = None  # >= 1 tokens kept; None keeps all
     top_p: float = 1.0  # (0, 1]: smallest set of tokens whose probability reaches it
     min_p: float = 0.0  # [0, 1]: tokens under min_p x the largest probability are dropped
-    repetition_penalty: float = 1.0  # > 0; divides positive, multiplies negative logits of tokens in prompt or output
+    repetition_penalty: float = 1.0  # [0.01, 10]; divides positive, multiplies negative logits of known tokens
     presence_penalty: float = 0.0  # [-2, 2], subtracted once for tokens in the output
     frequency_penalty: float = 0.0  # [-2, 2], subtracted per occurrence in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), ids rising

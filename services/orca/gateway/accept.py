@@ -185,7 +185,8 @@ def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Setting
     logprobs, prompt_logprobs = _logprobs(body)
     return {
         "temperature": _or(body.temperature, 1.0),
-        "top_k": body.top_k if body.top_k and body.top_k > 0 else None,
+        # One that cuts nothing may be larger than any number that the stages are sent.
+        "top_k": body.top_k if 0 < (body.top_k or 0) < served.info.vocab_size else None,
         "top_p": _or(body.top_p, 1.0),
         "min_p": _or(body.min_p, 0.0),
         "repetition_penalty": _or(body.repetition_penalty, 1.0),

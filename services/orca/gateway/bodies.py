@@ -79,7 +79,8 @@ class GenerationBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="Most likely tokens kept; 0 and -1 keep all.")
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    # Logits are divided by it, in float32: near 0 they overflow.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 where missing.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100, added to its logit.")

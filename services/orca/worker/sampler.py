@@ -26,6 +26,9 @@ from orca.worker.random_numbers import uniforms
 # Most distributions reach top_p within so many tokens; the rest is sorted only for rows that do not.
 _TOP_P_CANDIDATES = 512
 
+# So cold that only equal logits are not decided; any colder, float64 overflows and every probability is NaN.
+_TEMPERATURE_LEAST = 1e-9
+
 
 class TokenCounts:
     """What a request's penalties need to know of its tokens, kept up to date token by token.
@@ -186,7 +189,8 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Tokens for rows of temperature above 0."""
     params = [draw.state.params for draw in draws]
     device = logits.device
-    temperature = torch.tensor([param.temperature for param in params], dtype=torch.float64, device=device)
+    temperatures = [max(param.temperature, _TEMPERATURE_LEAST) for param in params]
+    temperature = torch.tensor(temperatures, dtype=torch.float64, device=device)
     scaled = logits.double() / temperature[:, None]
     scaled -= scaled.amax(dim=-1, keepdim=True)  # the largest is 0: no overflow, and min_p is a plain floor
     floor = _floor(scaled, params)
