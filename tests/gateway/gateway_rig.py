@@ -20,6 +20,7 @@ from orca.core.model import ModelInfo
 from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.core.text import OutputText, Tokenizer
 from orca.gateway.app import create_app
+from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
@@ -225,6 +226,17 @@ def error_of(response: httpx.Response) -> tuple[int, dict[str, Any]]:
     assert isinstance(body["error"]["message"], str)
     assert response.headers["content-type"] == "application/json"
     return response.status_code, body["error"]
+
+
+def check_refusal(response: httpx.Response) -> str:
+    """Exactly OpenAI's shape, with words in it and nothing of our insides. Returns: its code."""
+    _, error = error_of(response)
+    assert 0 < len(error["message"]) <= MESSAGE_CHARACTERS_MAX
+    assert error["type"]
+    assert error["code"]
+    assert error["param"] is None or 0 < len(error["param"]) <= PARAM_CHARACTERS_MAX
+    assert not any(inside in response.text for inside in ("Traceback", '.py"', "site-packages", "0x7f", "pydantic"))
+    return str(error["code"])
 
 
 @contextlib.asynccontextmanager

@@ -52,7 +52,7 @@ async def ready(gateway: Gateway) -> Response:
 async def metrics(gateway: Gateway, http: Request) -> Response:
     """Raises: ApiError 404 on the API's port where metrics have their own."""
     if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
-        raise ApiError(404, "metrics are on another port of this gateway")
+        raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
     gateway.metrics.set_pool(await _stats(gateway))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))

@@ -9,6 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +255,14 @@ def _map_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return _answer(ApiError(error.status_code, message), error.headers)
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        return _answer(ApiError(error.status_code, message, code=code), error.headers)
 
     async def client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     async def bug(_: Request, __: Exception) -> Response:
-        return _answer(ApiError(500, "internal error", kind="server_error"))
+        return _answer(ApiError(500, "internal error", kind="server_error", code="internal_error"))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         ApiError: api_error,

@@ -151,13 +151,17 @@ class DetokenizeBody(Body):
 
 
 class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    model_config = ConfigDict(extra="forbid")
+
+    message: str = Field(min_length=1, description="For people.")
+    type: str = Field(min_length=1)
+    param: str | None = Field(min_length=1, description="The field or header at fault, if it is one.")
+    code: str = Field(min_length=1, description="For programs.")
 
 
 class ErrorBody(BaseModel):
     """The shape of every error."""
+
+    model_config = ConfigDict(extra="forbid")
 
     error: ErrorDetail

@@ -43,7 +43,9 @@ class Encoder:
         if _may_exceed(text, self._settings.tokenize_bytes_max):
             size, limit = _size(text), max(self._settings.tokenize_bytes_max, await self._limit())
             if size > limit:
-                raise ApiError(400, f"the text of {size} bytes is longer than {limit} bytes", param=param)
+                raise ApiError(
+                    400, f"the text of {size} bytes is longer than {limit} bytes", param=param, code="text_too_long"
+                )
         return await self._encode(text, add_special_tokens)
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 INVALID = "invalid_request_error"
 UNAVAILABLE = "service_unavailable_error"
 
+MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1000, 100
+
 
 class ApiError(Exception):
     """An error answer. `body()` is what goes out, in a response or as an event of a stream."""
@@ -38,7 +40,7 @@ class ApiError(Exception):
         *,
         kind: str = INVALID,
         param: str | None = None,
-        code: str | None = None,
+        code: str,
         retry_after_s: float | None = None,
         closes: bool = False,
         is_final: bool = False,
@@ -46,15 +48,17 @@ class ApiError(Exception):
         """
         Args:
             kind: OpenAI's `type`.
-            param: the field at fault.
+            param: the field at fault; None, never an empty word, where it is none or has no name.
+            code: a word for programs, of this kind of refusal only.
             closes: the rest of the request was not read, so the connection cannot be used again.
             is_final: tell the official clients, which try 408, 409, 429 and 5xx again, not to.
         """
         super().__init__(message)
         self.status = status
-        self.message = message
+        # Words of the client's that are quoted may have megabytes.
+        self.message = _shortened(message, MESSAGE_CHARACTERS_MAX)
         self.kind = kind
-        self.param = param
+        self.param = _shortened(param, PARAM_CHARACTERS_MAX) if param else None
         self.code = code
         self.retry_after_s = retry_after_s
         self.closes = closes
@@ -86,7 +90,7 @@ def answer_to(error: OrcaError) -> ApiError:
         case NeverFits():
             return ApiError(400, message, param=error.param, code="never_fits")
         case InvalidRequest():
-            return ApiError(400, message, param=error.param)
+            return ApiError(400, message, param=error.param, code="invalid_value")
         case QueueFull():
             return ApiError(429, message, kind="overloaded_error", code="queue_full", retry_after_s=error.retry_after_s)
         case NameTaken():
@@ -102,7 +106,7 @@ def answer_to(error: OrcaError) -> ApiError:
         case UnknownRequest():
             return ApiError(404, message, code="unknown_request")
         case _:
-            return ApiError(500, message, kind="server_error")
+            return ApiError(500, message, kind="server_error", code="internal_error")
 
 
 def answer_to_end(reason: FinishReason) -> ApiError | None:
@@ -126,3 +130,7 @@ def answer_to_end(reason: FinishReason) -> ApiError | None:
             # Also alone (pool/poison.py), or the first group to form was too small for what was accepted before it.
             message = "the request cannot be run: it broke every group that ran it, or none has memory for it"
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -192,7 +192,7 @@ def _first_problem(error: ValidationError) -> ApiError:
     field = ""
     for part in problem["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    return ApiError(400, f"{field}: {_in_words(problem)}", param=field)
+    return ApiError(400, f"{field}: {_in_words(problem)}", param=field, code="invalid_value")
 
 
 _WORDS = {
