@@ -47,6 +47,19 @@ async def test_without_a_valid_key_only_the_open_routes_are_served(key: str | No
             assert response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("host", ["orca", "/health", "127.0.0.1", "localhost:1", "a.b@/health", "orca/health", ""])
+async def test_head_and_a_host_of_any_kind_open_no_route(host: str) -> None:
+    headers = {"host": host, "x-forwarded-host": "127.0.0.1", "x-original-url": "/health", "x-rewrite-url": "/health"}
+    async with rig(schedules=False, settings=KEYED) as one:
+        for method, path in calls(one.app):
+            if path not in OPEN_PATHS:
+                assert (await one.client.request(method, path, headers=headers)).status_code == 401, path
+                head = await one.client.head(path, headers=headers)
+                # Where there is no GET, there is no HEAD.
+                assert (head.status_code, head.content) == (401 if method == "GET" else head.status_code, b""), path
+                assert head.status_code in (401, 405), path
+
+
 METHODS = ["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE"]
 PATHS = ["/v1/models", "/v1/completions", "/v1/%63ompletions", "/v1%2ecompletions", "/v1/./completions"]
 TRICKS = ["/{}", "{}/", "/.{}", "/x/..{}", "{}?key=right", "{};x", "{}%00", "{}%2f", "{}#", "http://orca{}"]
