@@ -14,24 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orca.core.errors import OrcaError, PoolUnavailable
 from orca.core.model import ModelInfo
 from orca.core.text import Tokenizer
-from orca.gateway import about, generation, requests
+from orca.gateway import about, document, generation, requests
 from orca.gateway.accept import Served
 from orca.gateway.auth import check_access, key_check
-from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to
 from orca.gateway.generation import Gateway, wall_clock_ms
-from orca.gateway.goals import header_parameters
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
@@ -49,14 +44,6 @@ log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
 """For the pool to take out the readers of a gateway that ends."""
-
-BODIES: dict[str, type[BaseModel]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
-GENERATIONS = ("/v1/completions", "/v1/chat/completions")
 
 
 def create_app(
@@ -106,7 +93,7 @@ def create_app(
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
     _map_errors(app)
-    app.openapi = functools.partial(_document, app)  # type: ignore[method-assign]
+    app.openapi = functools.partial(document.write_document, app)  # type: ignore[method-assign]
     return app
 
 
@@ -117,32 +104,32 @@ def _written(path: Path) -> int:
 
 def _keyed_routes() -> APIRouter:
     """What needs a key, if there are any."""
-    router = APIRouter(responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}})
+    router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", **document.COMPLETIONS)
     async def completions(request: Request) -> Response:
         return await generation.complete(_gateway(request), request)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", **document.CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
 
-    @router.get("/v1/requests/{request_id}")
+    @router.get("/v1/requests/{request_id}", **document.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
         """Where a call stands, its text so far, and where its answer is to be had."""
         return await requests.state(_gateway(request), request, request_id)
 
-    @router.delete("/v1/requests/{request_id}")
+    @router.delete("/v1/requests/{request_id}", **document.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
         """End a call that has not ended; one that has stays as it is. Answers its state."""
         return await requests.cancel(_gateway(request), request, request_id)
 
-    @router.get("/v1/requests/{request_id}/result")
+    @router.get("/v1/requests/{request_id}/result", **document.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
         """The whole answer of a call that has ended; 202 and its state until then."""
         return await requests.result(_gateway(request), request, request_id)
 
-    @router.get("/v1/requests/{request_id}/events")
+    @router.get("/v1/requests/{request_id}/events", **document.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
         """The stream of a call, with event ids, from behind the events that the client has.
 
@@ -150,20 +137,20 @@ def _keyed_routes() -> APIRouter:
         """
         return await requests.events(_gateway(request), request, request_id)
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", **document.MODELS)
     async def models(request: Request) -> dict[str, Any]:
         return about.models(_gateway(request))
 
     # A model's name may hold slashes.
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", **document.MODEL)
     async def model(request: Request, name: str) -> dict[str, Any]:
         return about.model(_gateway(request), name)
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", **document.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
         return await about.tokenize(_gateway(request), request)
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", **document.DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
         return await about.detokenize(_gateway(request), request)
 
@@ -178,16 +165,16 @@ def _open_routes() -> APIRouter:
     async def page() -> Response:
         return playground()
 
-    @router.get("/health")
+    @router.get("/health", **document.HEALTH)
     async def health() -> dict[str, Any]:
         """The process answers; says nothing about pool and groups, so that no outage of theirs restarts gateways."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", **document.READY)
     async def ready(request: Request) -> Response:
         return await about.ready(_gateway(request))
 
-    @router.get("/metrics")
+    @router.get("/metrics", **document.METRICS)
     async def metrics(request: Request) -> Response:
         return await about.metrics(_gateway(request), request)
 
@@ -282,20 +269,3 @@ def _answer(error: ApiError, headers: Any = None) -> Response:
         headers={**(headers or {}), **error.headers()},
         media_type="application/json",
     )
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, and what it does not read itself: bodies (see receive.py) and headers of generations."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version="1", routes=app.routes)
-        template = "#/components/schemas/{model}"
-        _, schemas = models_json_schema([(body, "validation") for body in BODIES.values()], ref_template=template)
-        document["components"]["schemas"].update(schemas["$defs"])
-        for path, body in BODIES.items():
-            schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-            content = {"application/json": {"schema": schema}}
-            document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
-        for path in GENERATIONS:
-            document["paths"][path]["post"]["parameters"] = header_parameters()
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -1,0 +1,176 @@
+"""The JSON answers of the API, for the OpenAPI document only: render.py, state.py and about.py write them.
+
+No other fields come than those named here; the tests hold real answers against the document. null where a field says
+nothing, and missing only where its default stands.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "error"]
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Answer):
+    """Lists of the same length, an entry for each token."""
+
+    text_offset: list[int] = Field(description="Characters in front of the token.")
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = Field(description="The stop string or token id that ended it.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int = Field(description="Unix seconds.")
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TopLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatAnswer(Answer):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = Field(description="The stop string or token id that ended it.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int = Field(description="Unix seconds.")
+    model: str
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChoiceState(Answer):
+    index: int
+    status: Literal["queued", "running", "ended"]
+    tokens: int = Field(description="Tokens generated so far.")
+    text: str = Field(description="Text so far.")
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    ttft_ms: float | None = Field(description="Until the first token; null before it.")
+    tpot_ms: float | None = Field(description="Mean time of the tokens behind the first.")
+    slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
+        description="How it did by each goal that was asked; null while that is open."
+    )
+
+
+class Slo(Answer):
+    """The latency goals that a call asked for."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    enforced: bool
+
+
+class Urls(Answer):
+    state: str
+    events: str
+    result: str
+
+
+class RequestState(Answer):
+    """Where a call stands."""
+
+    id: str
+    object: Literal["request"]
+    model: str
+    status: Literal["queued", "running", "ended"]
+    created: int = Field(description="Unix seconds.")
+    deadline_unix_ms: int | None
+    on_disconnect: Literal["cancel", "keep"]
+    slo: Slo
+    choices: list[ChoiceState]
+    urls: Urls
+
+
+class Model(Answer):
+    id: str
+    object: Literal["model"]
+    created: int = Field(description="Unix seconds: when its config.json was written; 0 where that is not known.")
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int = Field(description="Tokens of prompt and output together.")
+    revision: str
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = Field(None, description="With return_token_strs.")
+
+
+class Text(Answer):
+    prompt: str
+
+
+class Health(Answer):
+    status: Literal["ok"]
+
+
+class Ready(BaseModel):
+    """Whether a call would be served, and how pool and groups are. More fields may come."""
+
+    ready: bool
+    draining: bool
+    model: str
+    revision: str
+    pool: Literal["ok", "away"]
+    groups: list[str]
+    waiting: int | None
+    running: int | None

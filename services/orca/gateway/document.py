@@ -1,0 +1,147 @@
+"""The OpenAPI document: what FastAPI cannot read off routes that take bodies and headers from the wire themselves.
+
+Each constant goes into the decorator of a route. What is refused before any route, as broken HTTP or one connection too
+many, is in no operation: `REFUSED_BEFORE` says it for all.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from orca.gateway import answers
+from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from orca.gateway.goals import header_parameters
+
+REFUSED_BEFORE = (
+    "Before any operation a connection may be answered 400 (no HTTP/1.1), 408 (headers too slow), 414 and 431 (URL or "
+    "headers too large), 429 and 503 (too many connections), in the same shape of errors. HEAD is answered as GET."
+)
+
+BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+
+_ERRORS = {
+    400: "A field, header or the body itself is not what it should be; `param` names it.",
+    401: "No valid API key.",
+    404: "No such model or request.",
+    408: "The body did not arrive in time.",
+    409: "The request was cancelled before it could finish.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or packed.",
+    422: "The Idempotency-Key stands for another call.",
+    429: "The queue is full, or the key or address has its share; Retry-After says when to come back.",
+    500: "The server failed; the message tells whether it is of use to try again.",
+    503: "The pool or the model is away, or the gateway shuts down; Retry-After says when to come back.",
+    504: "The request's deadline passed before it could finish.",
+}
+_EVERYWHERE = (401, 429, 500, 503)
+_OF_BODIES = (400, 404, 408, 413, 415)
+
+
+def _responses(model: type[BaseModel] | None, *errors: int, **more: Any) -> dict[str, Any]:
+    """Args: model: of 200; None where that is no JSON."""
+    found: dict[int, Any] = {} if model is None else {200: {"model": model}}
+    for status in sorted(errors):
+        found[status] = {"model": ErrorBody, "description": _ERRORS[status]}
+    return {"responses": found, "response_model": None, **more}
+
+
+def _extra(body: type[BaseModel] | None = None, *parameters: dict[str, Any]) -> dict[str, Any]:
+    extra: dict[str, Any] = {"parameters": list(parameters)}
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return extra
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    schema = {"type": "string", **schema}
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
+
+
+_IDEMPOTENCY_KEY = _header(
+    "Idempotency-Key",
+    "Calls with the same key are one generation; printable ASCII.",
+    minLength=1,
+    maxLength=255,
+    pattern="^[ -~]+$",
+)
+_PREFER = _header("Prefer", "`respond-async` answers 202 at once, as `background` does.")
+_TRACEPARENT = _header("traceparent", "W3C trace context; one that is malformed is ignored.")
+_LAST_EVENT_ID = _header("Last-Event-ID", "The last event that the client has of each choice: `0.12,1.end`; or `end`.")
+_STARTING_AFTER = {**_LAST_EVENT_ID, "name": "starting_after", "in": "query"}
+
+# No type: some read the schema as one of the whole text, others as one of an event.
+_EVENTS = (
+    "Server-sent events: the `data` of each is a chunk in OpenAI's shape, an error that ends the stream, or `[DONE]`."
+)
+_STREAM = {"text/event-stream": {"schema": {"description": _EVENTS}}}
+_ACCEPTED = {"model": answers.RequestState, "description": "It goes on without its client: `Location` says where."}
+
+
+def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any]:
+    operation = _responses(answer, *_EVERYWHERE, *_OF_BODIES, 409, 422, 504)
+    operation["responses"][200]["content"] = _STREAM
+    operation["responses"][202] = _ACCEPTED
+    return {**operation, "openapi_extra": _extra(body, _IDEMPOTENCY_KEY, _PREFER, _TRACEPARENT, *header_parameters())}
+
+
+COMPLETIONS = _generation(answers.Completion, CompletionBody)
+CHAT_COMPLETIONS = _generation(answers.ChatCompletion, ChatBody)
+REQUEST_STATE = _responses(answers.RequestState, *_EVERYWHERE, 404)
+REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
+REQUEST_RESULT["responses"] |= {
+    200: {
+        "description": "The answer as the call itself would have had it.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "anyOf": [
+                        {"$ref": "#/components/schemas/Completion"},
+                        {"$ref": "#/components/schemas/ChatCompletion"},
+                    ]
+                }
+            }
+        },
+    },
+    202: {"model": answers.RequestState, "description": "It has not ended; Retry-After says when to come back."},
+}
+REQUEST_EVENTS = _responses(None, *_EVERYWHERE, 400, 404, openapi_extra=_extra(None, _LAST_EVENT_ID, _STARTING_AFTER))
+REQUEST_EVENTS["responses"] |= {
+    200: {"description": "The stream.", "content": _STREAM},
+    204: {"description": "`end` was given: there is no more."},
+}
+MODELS = _responses(answers.ModelList, *_EVERYWHERE)
+MODEL = _responses(answers.Model, *_EVERYWHERE, 404)
+TOKENIZE = _responses(answers.Tokens, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(TokenizeBody))
+DETOKENIZE = _responses(answers.Text, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(DetokenizeBody))
+HEALTH = _responses(answers.Health)
+READY = _responses(answers.Ready)
+READY["responses"][503] = {"model": answers.Ready, "description": "No group has formed yet, or the gateway shuts down."}
+METRICS = _responses(None, 404)
+METRICS["responses"][200] = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {}}}}
+
+
+def write_document(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version="1", description=REFUSED_BEFORE, routes=app.routes)
+        template = "#/components/schemas/{model}"
+        _, schemas = models_json_schema([(body, "validation") for body in BODIES], ref_template=template)
+        components = document["components"]
+        components["schemas"].update(schemas["$defs"])
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                # FastAPI's own idea of a bad path: ours are 404.
+                if "HTTPValidationError" in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
+                if "401" in operation["responses"]:
+                    # Or none, where the server has no keys.
+                    operation["security"] = [{"key": []}, {}]
+        for name in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(name, None)
+        app.openapi_schema = document
+    return app.openapi_schema
