@@ -257,7 +257,7 @@ async def test_the_openapi_document_describes_the_headers() -> None:
         document = (await one.client.get("/openapi.json")).json()
         for path in (COMPLETIONS, CHAT):
             parameters = {one["name"]: one for one in document["paths"][path]["post"]["parameters"]}
-            assert set(parameters) == {"x-slo-ttft-ms", "x-slo-tpot-ms"}
+            assert {"x-slo-ttft-ms", "x-slo-tpot-ms"} < set(parameters)
             assert {one["in"] for one in parameters.values()} == {"header"}
 
 
