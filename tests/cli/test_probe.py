@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import waiting
 
 from orca.cli.up.probe import MISSES_MAX, Probe, Silence
 from orca.cli.up.redis_child import RedisChild
@@ -16,6 +18,8 @@ from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervisor
 
 PERIOD_S = 0.02
+
+until = functools.partial(waiting.until, limit_s=90.0)
 
 SERVES = """
 import asyncio
@@ -57,12 +61,6 @@ class FakePart:
     def unfreeze(self) -> str:
         self.unfrozen += 1
         return "it is killed"
-
-
-async def until(is_true: Callable[[], object], limit_s: float = 90.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not is_true():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
