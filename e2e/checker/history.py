@@ -142,6 +142,7 @@ class PoolLog:
     reason: str | None  # None: it has no end
     count: int | None
     is_dense: bool = True  # entry i has the stream id (i+1)-0, the end comes last
+    claims: tuple[int, ...] = ()  # number of the claim that wrote each entry; empty where the log does not hold them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

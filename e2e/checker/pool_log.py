@@ -41,6 +41,7 @@ async def read_log(pool: redis.asyncio.Redis, request: str, *, at: float) -> Poo
         reason=ends[0][b"end"].decode() if ends else None,
         count=int(ends[0][b"count"]) if ends else None,
         is_dense=is_dense and len(ends) <= 1,
+        claims=tuple(int(fields[b"claim"]) for _, fields in entries if b"claim" in fields),
     )
 
 

@@ -51,6 +51,18 @@ def claims_rise(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation(rule="claims_rise", harm=Harm.REVISED, expected=expected, found=found, at=later.at)
 
 
+def appends_in_order(evidence: Evidence) -> Iterator[Violation]:
+    """Along a log the claims that wrote it never fall, and each that wrote a token is one that a scheduler has had."""
+    for request, log in evidence.logs.items():
+        had = {claim.claim for claim in evidence.claims.get(request, ())}
+        fell = [(earlier, later) for earlier, later in pairwise(log.claims) if later < earlier]
+        strangers = set(log.claims[: len(log.tokens)]) - had if evidence.claims else set()
+        if fell or strangers:
+            expected = f"{request}: claims that never fall, out of {sorted(had)}"
+            found = f"{list(log.claims)}"
+            yield Violation(rule="appends_in_order", harm=Harm.REVISED, expected=expected, found=found, at=log.at)
+
+
 def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
     """When all is over the system holds what it held before: slots, leases, keys, connections, files."""
     if evidence.before is None or evidence.after is None:
@@ -93,6 +105,7 @@ def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Vio
     """All rules of this file."""
     yield from refused_cost_nothing(calls, evidence)
     yield from claims_rise(evidence)
+    yield from appends_in_order(evidence)
     yield from comes_to_rest(evidence)
     yield from stale_work_is_refused(evidence)
     yield from system_stays(evidence)

@@ -173,6 +173,7 @@ def _unproven(evidence: Evidence) -> tuple[str, ...]:
         "equals_log": evidence.logs,
         "equals_oracle": evidence.expected,
         "claims_rise": evidence.claims,
+        "appends_in_order": any(log.claims for log in evidence.logs.values()),
         "refused_cost_nothing": evidence.ran,
         "comes_to_rest": evidence.before and evidence.after,
         "stale_work_is_refused": evidence.offers,

@@ -47,7 +47,15 @@ def good_call(
     for choice, tokens in enumerate(outputs):
         reason = _reason(tokens, longest)
         at, count = started + 50, len(tokens)
-        records.append(PoolLog(at=at, request=f"{request}.{choice}", tokens=tuple(tokens), reason=reason, count=count))
+        log = PoolLog(
+            at=at,
+            request=f"{request}.{choice}",
+            tokens=tuple(tokens),
+            reason=reason,
+            count=count,
+            claims=(1,) * (count + 1),
+        )
+        records.append(log)
         records.append(Claimed(at=started, request=f"{request}.{choice}", claim=1, logged=0))
         records.append(Expected(at=0.0, call=name, choice=choice, tokens=tuple(tokens), finish_reason=reason))
     return [*records, Ran(at=started + 60, requests=tuple(f"{request}.{choice}" for choice in range(len(outputs))))]

@@ -9,7 +9,7 @@ import pytest
 from history_builders import Break, decode, good_call, good_history
 
 from checker.evidence import Harm
-from checker.history import Answered, Closed, Event, Expected, Left, PoolLog, Record, Sent
+from checker.history import Answered, Claimed, Closed, Event, Expected, Left, PoolLog, Record, Sent
 from checker.verdict import judge
 
 Mutant = Callable[[list[Record]], list[Record]]
@@ -84,6 +84,13 @@ def of_kind(kind: type[Record], **changes: Any) -> Mutant:
         return [*records[:place], replace(records[place], **changes), *records[place + 1 :]]
 
     return mutate
+
+
+def late_append(records: list[Record]) -> list[Record]:
+    """The request was claimed again, and after the new owner's first token the old one wrote another."""
+    log = next(record for record in records if isinstance(record, PoolLog))
+    again = Claimed(at=2.0, request=log.request, claim=3, logged=2)
+    return [*of_kind(PoolLog, claims=(1, 1, 3, 1, 3))(records), again]
 
 
 def failed(event_id: str, code: str) -> Mutant:
@@ -173,6 +180,12 @@ MUTANTS: dict[str, tuple[Mutant, str, Harm]] = {
     ),
     "a log without an end": (of_kind(PoolLog, reason=None, count=None), "equals_log", Harm.LOST),
     "a log with a gap": (of_kind(PoolLog, is_dense=False), "equals_log", Harm.LOST),
+    "a late append by an old claim": (late_append, "appends_in_order", Harm.REVISED),
+    "an append by a claim that nobody had": (
+        of_kind(PoolLog, claims=(1, 1, 2, 2, 2)),
+        "appends_in_order",
+        Harm.REVISED,
+    ),
     "a log that is gone": (lambda rs: [r for r in rs if r != _first_log(rs)], "equals_log", Harm.LOST),
 }
 

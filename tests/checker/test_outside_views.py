@@ -220,8 +220,10 @@ END = {b"end": b"length", b"count": b"2"}
 
 async def test_a_log_is_read_with_its_end_and_both_forms_of_tokens() -> None:
     packed = b"L" + (300).to_bytes(4, "little") + b"\0"
-    log = await read_log(pool((b"1-0", {b"token": b"17"}), (b"2-0", {b"token": packed}), (b"3-0", END)), "x.0", at=1.0)
+    signed = {b"token": packed, b"claim": b"3"}
+    log = await read_log(pool((b"1-0", {b"token": b"17"}), (b"2-0", signed), (b"3-0", END)), "x.0", at=1.0)
     assert log is not None
+    assert log.claims == (3,)
     assert (log.tokens, log.reason, log.count, log.is_dense) == ((17, 300), "length", 2, True)
 
 

@@ -66,6 +66,7 @@ def test_a_verdict_says_which_rules_had_nothing_to_judge_by() -> None:
         "equals_log",
         "equals_oracle",
         "claims_rise",
+        "appends_in_order",
         "refused_cost_nothing",
         "comes_to_rest",
         "stale_work_is_refused",

@@ -100,6 +100,14 @@ class Bed:
         """Let a part of another release say that it lives."""
         raise NotImplementedError
 
+    async def writers(self, request_id: str) -> list[int]:
+        """The claim numbers in the entries of a log."""
+        raise NotImplementedError
+
+    async def set_record_schema(self, parent: str, number: int) -> None:
+        """Let a parent of one request be written under another schema number."""
+        raise NotImplementedError
+
     async def recount(self) -> None:
         """Assert that counters and indexes say what the records say."""
         raise NotImplementedError
@@ -128,6 +136,12 @@ class MemoryBed(Bed):
 
     async def report_as(self, part: str, schemas: Schemas) -> None:
         self.twin.parts[part] = self.twin.awake + self.twin.settings.seat_lease_ms, schemas
+
+    async def writers(self, request_id: str) -> list[int]:
+        return self.twin.records[request_id].writers
+
+    async def set_record_schema(self, parent: str, number: int) -> None:
+        self.twin.records[f"{parent}.0"].schema = number
 
     async def recount(self) -> None:
         self.twin.check()
@@ -169,6 +183,14 @@ class RedisBed(Bed):
         other = RedisPool(self.url, self.deployment, self.settings, schemas)
         await other.report(part)
         await other.close()
+
+    async def writers(self, request_id: str) -> list[int]:
+        entries = await self.redis.xrange(self.keys.named("log", request_id))
+        return [int(fields[b"claim"]) for _, fields in entries]
+
+    async def set_record_schema(self, parent: str, number: int) -> None:
+        for key in (self.keys.named("par", parent), self.keys.named("req", f"{parent}.0")):
+            await self.redis.hset(key, "schema", number)
 
     async def recount(self) -> None:
         redis, keys = self.redis, self.keys

@@ -91,6 +91,8 @@ class Promises:
             if not self.world.weather.is_exact and claim.number < number:
                 raise Violation(f"{client.request_id}: token {index} comes from claim {claim.number} after {number}")
             number = max(number, 0 if self.world.weather.is_exact else claim.number)
+        if record.writers != sorted(record.writers):
+            raise Violation(f"{client.request_id}: an older claim has written behind a newer one: {record.writers}")
         self._check_blame(record, len(tokens))
         if client.seen != tokens[: len(client.seen)]:
             raise Violation(f"{client.request_id}: a client saw tokens that are not in the log")

@@ -18,6 +18,26 @@ async def test_tokens_and_end_enter_the_log_in_order(bed: Bed) -> None:
     assert ([token.id for token in log.tokens], log.end) == ([6, 8], End(FinishReason.STOP, 2))
 
 
+async def test_each_entry_of_a_log_tells_the_claim_that_wrote_it(bed: Bed) -> None:
+    scheduler, owned = await started(bed, "a", "b")
+    await bed.pool.commit([entry(owned["a.0"], 0, 5, 6)])
+    await scheduler.enter()
+    again = (await scheduler.take())["a.0"]
+    await bed.pool.commit([entry(owned["a.0"], 2, 8)])
+    await bed.pool.commit([entry(again, 2, 7, end=FinishReason.STOP)])
+    first, second = owned["a.0"].claim.number, again.claim.number
+    assert await bed.writers("a.0") == [first, first, second, second]
+
+
+async def test_an_end_that_the_pool_decides_tells_the_claim_number_by_then(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    await bed.pool.give_back({"a.0": owned["a.0"].claim})
+    await bed.pool.cancel("a")
+    number = owned["a.0"].claim.number
+    assert await bed.writers("a.0") == [number, number + 1]
+
+
 async def test_the_last_token_and_the_end_are_one_write(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5, end=FinishReason.LENGTH)])

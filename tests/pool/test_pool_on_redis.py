@@ -238,7 +238,7 @@ async def test_a_record_of_a_foreign_schema_is_passed_in_the_queue(redis_bed: Re
     scheduler, _ = await started(redis_bed)
     await redis_bed.pool.submit(submission("newer"))
     await redis_bed.pool.submit(submission("ours"))
-    await redis_bed.redis.hset(redis_bed.keys.named("req", "newer.0"), "schema", 2)
+    await redis_bed.redis.hset(redis_bed.keys.named("req", "newer.0"), "schema", 9)
     answer = await scheduler.ask(free_slots=16, total_slots=64)
     assert ([claimed.request.id for claimed in answer.claimed], answer.is_blocked) == (["ours.0"], False)
 

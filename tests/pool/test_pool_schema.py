@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, submission
+from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 from orca.core.errors import PoolUnavailable, SettingError
+from orca.core.request import End, FinishReason
 from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.redis_pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
@@ -72,6 +73,23 @@ async def test_the_newer_release_runs_records_of_both_numbers(bed: Bed) -> None:
     scheduler = Scheduler(bed)
     await scheduler.enter()
     assert list(await scheduler.take()) == ["old.0", "new.0"]
+
+
+async def test_logs_of_the_first_schema_hold_no_claims_and_both_kinds_are_read(redis_bed: RedisBed) -> None:
+    await redis_bed.pool.set_schema(1)
+    scheduler, owned = await started(redis_bed, "old")
+    await redis_bed.pool.set_schema(2)
+    await redis_bed.pool.submit(submission("new"))
+    owned |= await scheduler.take()
+    await redis_bed.pool.commit([entry(one, 0, 5, end=FinishReason.STOP) for one in owned.values()])
+    fields = {}
+    for name in ("old.0", "new.0"):
+        entries = await redis_bed.redis.xrange(redis_bed.keys.named("log", name))
+        fields[name] = [[field.decode() for field in entry] for _, entry in entries]
+        assert (await redis_bed.pool.status(name)).end == End(FinishReason.STOP, 1)
+        assert (await redis_bed.pool.read(name, 0)).end == End(FinishReason.STOP, 1)
+    assert fields["old.0"] == [["token"], ["end", "count", "stop"]]
+    assert fields["new.0"] == [["token", "claim"], ["end", "count", "stop", "claim"]]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ changes it: what changes during a request's life (state, owner, claim, log) belo
 from dataclasses import dataclass
 from enum import StrEnum
 
-SCHEMA = 1
+SCHEMA = 2
 """Number of the record layout written by this release (protocol: schema number)."""
 
 DEFAULT_BLOCK_TOKENS = 16

@@ -4,7 +4,10 @@ body:  u32 length of the header | header, JSON | prompt, u32 per token          
 token: the id in decimal, which Redis packs into one to four bytes; or, where log probabilities were asked for,
        "L" | u32 id | u32 n | n x logprob, the token's own first (present = 1 byte before it), then the prompt's
 logprob: u32 token | f64 logprob | u32 n | n x (u32 token, f64 logprob)
-end:   three stream fields: reason, count, and stop as JSON where there is one
+end:   reason, count, and stop: as JSON where there is one, else empty
+
+entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on then `claim`, the number of the claim
+that wrote it
 
 Scripts treat body and token as opaque; equal values have equal bytes, which is what commit compares.
 """

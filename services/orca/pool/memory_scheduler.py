@@ -188,6 +188,7 @@ class MemoryScheduler(MemoryState):
         record.log += entry.tokens
         if entry.index == 0 and entry.tokens:
             self._note_first_token(record)
+        record.writers += [entry.claim.number] * len(entry.tokens)
         self._acquit(record)
         if entry.end is not None:
             self._end(record, entry.end)

@@ -47,6 +47,9 @@ class Record:
     is_on_trial: bool = False  # claimed, and nothing was committed since
     failures: int = 0  # trials in a row that ended with the group's engine failing from inside
     log: list[Token] = field(default_factory=list)
+    writers: list[int] = field(
+        default_factory=list
+    )  # of each entry, the end too: the number of the claim that wrote it
     end: End | None = None
 
     @property
@@ -195,6 +198,7 @@ class MemoryState:
         else:
             del self.own[record.group][record.request.id]
         record.state, record.end, record.ended_ms = RequestState.ENDED, end, self._wall
+        record.writers.append(record.number)
         record.group = record.process = ""
         self._deadlines.drop(record.request.id)
         unused = (record.request.max_new_tokens - len(record.log)) * record.token_bytes

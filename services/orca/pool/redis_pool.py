@@ -225,7 +225,7 @@ class RedisPool(Pool):
             raise UnknownRequest(request_id)
         # The log decides: it is read after the record, and the end may have come in between.
         fields = last[0][1] if last else {}
-        end = codec.unpack_end(*fields.values()) if b"end" in fields else None
+        end = replies.read_end(fields) if b"end" in fields else None
         state = RequestState.ENDED if end else RequestState(record[0].decode())
         is_owned = state is RequestState.OWNED
         return RequestStatus(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orca.core.request import Request
+from orca.core.request import End, Request
 from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import Claimed, LogSlice
@@ -35,6 +35,11 @@ def read_claimed(item: list[Any], claim_call: str) -> Claimed:
         log=tuple(map(codec.unpack_token, tokens)),
         is_alone=bool(is_alone),
     )
+
+
+def read_end(fields: Mapping[bytes, bytes]) -> End:
+    """The end out of its entry's fields. Schema 1 has no `stop` where nothing stopped it."""
+    return codec.unpack_end(fields[b"end"], fields[b"count"], fields.get(b"stop", b""))
 
 
 def read_slice(start: int, entries: list[Any], limit: int) -> LogSlice | None:

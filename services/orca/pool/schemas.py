@@ -1,4 +1,8 @@
-"""Schema numbers: the layouts of records, and which of them a release reads and writes (protocol: schema number)."""
+"""Schema numbers: the layouts of records, and which of them a release reads and writes (protocol: schema number).
+
+1: the first.
+2: each entry of a log holds the number of the claim that wrote it (codec.py).
+"""
 
 from dataclasses import dataclass
 

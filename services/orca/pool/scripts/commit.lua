@@ -51,7 +51,7 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
     return NOT_YOURS
   end
   for i, token in ipairs(tokens) do
-    call('XADD', log_key(id), (index + i) .. '-0', 'token', token)
+    append(id, r[1], number, index + i, 'token', token)
   end
   if index == 0 and #tokens > 0 then note_first_token(id) end
   -- The first commit of a claim acquits: the request has run, and did the group no harm.
