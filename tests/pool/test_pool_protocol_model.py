@@ -184,8 +184,8 @@ class RetiresAtOnce(MemoryPool):
 
 
 class RetiresNobody(MemoryPool):
-    def _end_retired(self, revision: str) -> None:
-        pass
+    def _end_retired(self, revision: str) -> int:
+        return 0
 
 
 class OlderGenerationsWin(MemoryPool):

@@ -6,8 +6,8 @@ token: the id in decimal, which Redis packs into one to four bytes; or, where lo
 logprob: u32 token | f64 logprob | u32 n | n x (u32 token, f64 logprob)
 end:   reason, count, and stop: as JSON where there is one, else empty
 
-entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on then `claim`, the number of the claim
-that wrote it
+entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on then `claim`, the number of the
+claim that wrote it
 
 Scripts treat body and token as opaque; equal values have equal bytes, which is what commit compares.
 """

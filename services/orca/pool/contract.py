@@ -11,6 +11,10 @@ WANTED_FOR_MS = 5_000
 """How long, awake, a submission that found no room keeps ended requests under pressure: its client is told to come back
 after a second."""
 
+PASSED_FOR_MS = 60_000
+"""How long a sweep leaves alone what this release cannot read: a newer release's, after a rollback. Once a minute costs
+nothing, and when the newer one is back, it comes to it at most so much later."""
+
 
 def check_submission(submission: Submission) -> None:
     """A gateway's own mistakes, which no request body can cause."""

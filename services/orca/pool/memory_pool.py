@@ -21,7 +21,7 @@ from orca.pool.api import (
     RequestStatus,
     Submission,
 )
-from orca.pool.contract import WANTED_FOR_MS, check_submission, refusal, reserved_bytes, stored
+from orca.pool.contract import PASSED_FOR_MS, WANTED_FOR_MS, check_submission, refusal, reserved_bytes, stored
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 
@@ -169,13 +169,19 @@ class MemoryPool(MemoryScheduler, Pool):
             unread_at = self._last_reader(parent) + self.settings.resume_grace_ms
             if unread_at > self.awake:
                 self._watch.set(parent, unread_at)
+            elif not self._is_parent_readable(parent):
+                self._watch.set(parent, self.awake + PASSED_FOR_MS)
             else:
                 self._end_parent(parent, FinishReason.CANCELLED)
         for request_id in self._deadlines.due(self._wall):
-            self._end_now(self.records[request_id], FinishReason.DEADLINE_EXCEEDED)
+            if self._is_readable(self.records[request_id]):
+                self._end_now(self.records[request_id], FinishReason.DEADLINE_EXCEEDED)
+            else:
+                self._deadlines.set(request_id, self._wall + PASSED_FOR_MS)
         for revision in self._retired.due(self.awake):
-            self._end_retired(revision)
             self._retired.drop(revision)
+            if self._end_retired(revision):
+                self._retired.set(revision, self.awake + PASSED_FOR_MS)
 
     def _forget_old(self) -> None:
         for name in self._ended.due(self.awake - self.settings.retention_ms):
@@ -189,20 +195,25 @@ class MemoryPool(MemoryScheduler, Pool):
             self._forget(name)
 
     def _forget(self, parent: str) -> None:
-        if self._last_reader(parent) > self.awake:
+        if self._last_reader(parent) > self.awake or not self._is_parent_readable(parent):
             self._ended.set(parent, self.awake)
             return
         for request in self.parents.pop(parent).submission.requests:
             self.bytes_reserved -= self.records.pop(request.id).bytes
         self._ended.drop(parent)
 
-    def _end_retired(self, revision: str) -> None:
-        for _, request_id in list(self._queue(revision)):
-            self._end_now(self.records[request_id], FinishReason.MODEL_REPLACED)
-        for group in self.leases:
-            if self.seats[group].revision == revision:
-                for record in list(self.own.get(group, {}).values()):
-                    self._end_now(record, FinishReason.MODEL_REPLACED)
+    def _is_parent_readable(self, parent: str) -> bool:
+        first = self.parents[parent].submission.requests[0]
+        return self._is_readable(self.records[first.id])
+
+    def _end_retired(self, revision: str) -> int:
+        """Returns: how many were passed over, since this release cannot read them."""
+        waiting = [self.records[request_id] for _, request_id in self._queue(revision)]
+        groups = [group for group in self.leases if self.seats[group].revision == revision]
+        running = [record for group in groups for record in self.own.get(group, {}).values()]
+        for record in filter(self._is_readable, waiting + running):
+            self._end_now(record, FinishReason.MODEL_REPLACED)
+        return sum(not self._is_readable(record) for record in waiting + running)
 
     async def report(self, part: str) -> int:
         self._begin()

@@ -125,7 +125,7 @@ class MemoryScheduler(MemoryState):
             if len(chosen) >= most:
                 break
             record = self.records[request_id]
-            if self._is_expired(record):
+            if self._is_expired(record) or not self._is_readable(record):
                 continue
             slots = self._slots_of(record, total_slots, block_tokens)
             if slots <= free_slots:
@@ -172,7 +172,7 @@ class MemoryScheduler(MemoryState):
 
     def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
         record = self.records.get(entry.request_id)
-        if record is None:
+        if record is None or not self._is_readable(record):
             return CommitAnswer.NOT_YOURS
         is_ended = record.state is RequestState.ENDED
         if not self._is_owner(record, entry.claim):

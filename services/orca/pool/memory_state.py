@@ -189,7 +189,8 @@ class MemoryState:
 
     def _take_back_all(self, group: str) -> None:
         for record in list(self.own.get(group, {}).values()):
-            self._take_back(record)
+            if self._is_readable(record):
+                self._take_back(record)
 
     def _end(self, record: Record, end: End) -> None:
         """END: the last entry of the log, out of queue and group, and the bytes that it will not use given back."""
@@ -219,8 +220,12 @@ class MemoryState:
         kept = self.parents.get(parent)
         for request in kept.submission.requests if kept else ():
             record = self.records[request.id]
-            if record.state is not RequestState.ENDED:
+            if record.state is not RequestState.ENDED and self._is_readable(record):
                 self._end_now(record, reason)
+
+    def _is_readable(self, record: Record) -> bool:
+        """Was it written under a schema number of this release?"""
+        return record.schema in self.schemas
 
     def _watch_readers(self, parent: str, at_least: int) -> None:
         if self._watch.get(parent) is not None:

@@ -32,6 +32,7 @@ from orca.pool.api import (
     Wait,
 )
 from orca.pool.contract import (
+    PASSED_FOR_MS,
     WANTED_FOR_MS,
     check_entry,
     check_submission,
@@ -354,6 +355,7 @@ class RedisPool(Pool):
                 settings.pressure_bytes,
                 _SWEEP_MOST,
                 WANTED_FOR_MS,
+                PASSED_FOR_MS,
             )
             if not has_more:
                 return

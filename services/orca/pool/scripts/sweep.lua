@@ -1,24 +1,27 @@
 -- sweep: what is due by now, a bounded number of each kind. It begins with what frees memory and may always run.
--- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms.
+-- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, passed_for_ms.
+-- What this release cannot read, after a rollback, is passed over: it comes up again after passed_for_ms, so that it never
+-- stands for long in front of what is due behind it.
 -- Answers 1 when more may be due, 0 when all is done.
 begin(false)
-local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[5])
+local grace_ms, most, passed_for_ms = tonumber(ARGV[1]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local more = 0
 local function due(key, until_score)
   local names = call('ZRANGEBYSCORE', key, '-inf', until_score, 'LIMIT', 0, most)
   if #names == most then more = 1 end
   return names
 end
+local function is_readable(parent) return is_known(call('HGET', par_key(parent), 'schema')) end
 local function last_reader(parent)
   local last = call('ZREVRANGE', readers_key(parent), 0, 0, 'WITHSCORES')
   return tonumber(last[2] or 0)
 end
 
--- Retention: record, log and bytes go together, oldest end first. A parent that is still read is kept as if it had
--- ended now.
+-- Retention: record, log and bytes go together, oldest end first. A parent that is still read, or that cannot be read, is
+-- kept as if it had ended now.
 local reserved = tonumber(call('HGET', META, 'bytes') or 0)
 local function forget(parent)
-  if last_reader(parent) > awake then
+  if last_reader(parent) > awake or not is_readable(parent) then
     call('ZADD', ENDED, awake, parent)
     return
   end
@@ -61,6 +64,8 @@ for _, parent in ipairs(due(WATCH, awake)) do
   local unread_at = last_reader(parent) + grace_ms
   if unread_at > awake then
     call('ZADD', WATCH, unread_at, parent)
+  elseif not is_readable(parent) then
+    call('ZADD', WATCH, awake + passed_for_ms, parent)
   else
     end_parent(parent, 'cancelled')
   end
@@ -68,27 +73,53 @@ end
 
 for _, id in ipairs(due(DEADLINES, wall)) do
   local r = load(id)
-  if r then end_request(r, 'deadline_exceeded') end
+  if r then
+    end_request(r, 'deadline_exceeded')
+  else
+    call('ZADD', DEADLINES, wall + passed_for_ms, id)
+  end
 end
 
--- Retired revisions: queued requests from the oldest on, then what its groups still run.
-for _, revision in ipairs(due(RETIRED, awake)) do
-  local waiting = call('ZRANGE', q_key(revision), 0, most - 1)
-  for _, id in ipairs(waiting) do
-    local r = load(id)
-    if r then end_request(r, 'model_replaced') end
-  end
-  if #waiting == most then
-    more = 1
-  else
-    for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
-      if call('HGET', seat_key(group), 'revision') == revision then
-        for _, id in ipairs(call('HKEYS', own_key(group))) do
-          local r = load(id)
-          if r then end_request(r, 'model_replaced') end
-        end
+-- Retired revisions: what waits from the oldest on, at most so many, then what its groups still run. Those passed over are
+-- at most as many as may wait.
+local function end_waiting(revision)
+  local ended, passed = 0, 0
+  while ended < most do
+    local ids = call('ZRANGE', q_key(revision), passed, passed + most - 1)
+    if #ids == 0 then break end
+    for _, id in ipairs(ids) do
+      local r = load(id)
+      if not r then
+        passed = passed + 1
+      elseif ended < most then
+        end_request(r, 'model_replaced')
+        ended = ended + 1
       end
     end
+  end
+  return ended, passed
+end
+
+local function end_running(revision)
+  local passed = 0
+  for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
+    if call('HGET', seat_key(group), 'revision') == revision then
+      for _, id in ipairs(call('HKEYS', own_key(group))) do
+        local r = load(id)
+        if r then end_request(r, 'model_replaced') else passed = passed + 1 end
+      end
+    end
+  end
+  return passed
+end
+
+for _, revision in ipairs(due(RETIRED, awake)) do
+  local ended, passed = end_waiting(revision)
+  if ended == most then
+    more = 1
+  elseif end_running(revision) + passed > 0 then
+    call('ZADD', RETIRED, awake + passed_for_ms, revision)
+  else
     call('ZREM', RETIRED, revision)
   end
 end
