@@ -11,7 +11,7 @@ from checker.history import PoolLog
 PREFIX = "orca:{local}:"
 """What `orca up` calls its deployment."""
 
-LASTING = frozenset({"meta", "seat", "seats", "closed", "parts", "promises"})
+LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises"})
 """Kinds of keys that outlive all requests."""
 
 

@@ -21,7 +21,7 @@ from orca.pool.redis_pool import RedisPool, open_redis_pool
 
 TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
-    "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed": "set", "watch": "zset",
+    "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash",
     "parts": "zset",
 }  # fmt: skip

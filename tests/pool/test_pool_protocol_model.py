@@ -95,6 +95,14 @@ class LeavingClosesNothing(MemoryPool):
         pass
 
 
+class ForgetsWhoHasLeftTooSoon(MemoryPool):
+    """Before the last call that a process sent may have come in."""
+
+    async def sweep(self) -> None:
+        self.closed_at = {process: at for process, at in self.closed_at.items() if at > self.awake - 1000}
+        await super().sweep()
+
+
 class WallClockLeases(MemoryPool):
     def _awake_step(self, passed_ms: int) -> int:
         return max(0, passed_ms)
@@ -230,6 +238,7 @@ POOL_RULES = [
     CallIdNotCompared,
     NewestProcessWins,
     LeavingClosesNothing,
+    ForgetsWhoHasLeftTooSoon,
     WallClockLeases,
     TimeRunsBackwards,
     GroupsReserveWhatTheyCanNeverHold,

@@ -4,6 +4,7 @@ import pytest
 from pool_beds import SETTINGS, Bed, Scheduler, entry, started, submission
 
 from orca.pool.api import Entered, ProcessClosed, RequestState, SeatLost, StaleCall, Wait
+from orca.pool.contract import CLOSED_FOR_MS
 
 
 async def test_epochs_rise_above_the_pools_own_and_the_stages(bed: Bed) -> None:
@@ -146,6 +147,19 @@ async def test_a_claim_that_arrives_after_the_drain_owns_nothing(bed: Bed) -> No
     with pytest.raises(ProcessClosed):
         await scheduler.ask()
     assert (await bed.pool.status("a.0")).state is RequestState.QUEUED
+
+
+async def test_a_process_that_has_left_is_remembered_while_a_call_of_it_may_still_arrive(bed: Bed) -> None:
+    gone = Scheduler(bed, "gone")
+    await bed.pool.leave(gone.caller)
+    await bed.pass_awake(CLOSED_FOR_MS - 60_000)
+    await bed.pool.sweep()
+    with pytest.raises(ProcessClosed):
+        await gone.enter()
+    await bed.pass_awake(60_000)
+    await bed.pool.sweep()
+    with pytest.raises(SeatLost):
+        await gone.heartbeat()
 
 
 async def test_leaving_before_anything_was_entered_is_done(bed: Bed) -> None:

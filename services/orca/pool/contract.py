@@ -15,6 +15,11 @@ PASSED_FOR_MS = 60_000
 """How long a sweep leaves alone what this release cannot read: a newer release's, after a rollback. Once a minute costs
 nothing, and when the newer one is back, it comes to it at most so much later."""
 
+CLOSED_FOR_MS = 24 * 3_600_000
+"""How long, awake, the pool remembers a process that has left. Only calls that it sent before its `leave`, and that
+come in behind it, ask for that. A network may hold them back until TCP gives up on their connection, a quarter of an
+hour; awake time never runs faster than the wall's, so a day covers that many times, and bounds what drains leave."""
+
 
 def check_submission(submission: Submission) -> None:
     """A gateway's own mistakes, which no request body can cause."""

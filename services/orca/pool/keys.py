@@ -19,7 +19,7 @@ q:<revision>        zset    queued request -> arrival number                    
 own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
 seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
-closed              set     processes that have left and may never own anything again      for ever, a word per drain
+closed_at           zset    process that has left, may own nothing more -> awake ms then   a day (contract.py)
 watch               zset    parent -> awake ms at which it counts as unread                until ended; not for `keep`
 deadlines           zset    request -> deadline in force, wall clock ms                    until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
@@ -57,7 +57,7 @@ refuses to do anything. A record of a number outside the range is passed in the 
 """
 
 NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
-SINGLE = ("meta", "seats", "closed", "watch", "deadlines", "ended", "retired", "promises", "parts", "news")
+SINGLE = ("meta", "seats", "closed_at", "watch", "deadlines", "ended", "retired", "promises", "parts", "news")
 
 
 class Keys:

@@ -21,7 +21,15 @@ from orca.pool.api import (
     RequestStatus,
     Submission,
 )
-from orca.pool.contract import PASSED_FOR_MS, WANTED_FOR_MS, check_submission, refusal, reserved_bytes, stored
+from orca.pool.contract import (
+    CLOSED_FOR_MS,
+    PASSED_FOR_MS,
+    WANTED_FOR_MS,
+    check_submission,
+    refusal,
+    reserved_bytes,
+    stored,
+)
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 
@@ -173,6 +181,8 @@ class MemoryPool(MemoryScheduler, Pool):
                 self._watch.set(parent, self.awake + PASSED_FOR_MS)
             else:
                 self._end_parent(parent, FinishReason.CANCELLED)
+        since = self.awake - CLOSED_FOR_MS
+        self.closed_at = {process: at for process, at in self.closed_at.items() if at > since}
         for request_id in self._deadlines.due(self._wall):
             if self._is_readable(self.records[request_id]):
                 self._end_now(self.records[request_id], FinishReason.DEADLINE_EXCEEDED)

@@ -37,7 +37,7 @@ class MemoryScheduler(MemoryState):
         blamed: Mapping[str, Claim] = NOBODY,
     ) -> Entered | Wait:
         self._begin()
-        if caller.process in self.closed:
+        if caller.process in self.closed_at:
             raise verdict_error("closed", caller)
         seat = self.seats.setdefault(caller.group, Seat())
         if seat.holder == caller.process:
@@ -238,4 +238,4 @@ class MemoryScheduler(MemoryState):
         self._close_process(caller.process)
 
     def _close_process(self, process: str) -> None:
-        self.closed.add(process)
+        self.closed_at[process] = self.awake

@@ -132,7 +132,7 @@ class MemoryState:
         self.own: dict[str, dict[str, Record]] = {}  # group -> its requests
         self.seats: dict[str, Seat] = {}
         self.leases = Schedule()  # group -> end of its seat's lease; groups without a living seat are not in it
-        self.closed: set[str] = set()
+        self.closed_at: dict[str, int] = {}  # process that has left -> awake ms
         self.promises: dict[str, int] = {}
         self.bytes_reserved = 0
         self.wanted = 0, -WANTED_FOR_MS - 1  # bytes that a refused submission had found room beside, and when
@@ -235,7 +235,7 @@ class MemoryState:
         return max(self.parents[parent].readers.values(), default=0)
 
     def _check_seated(self, caller: Caller) -> None:
-        if caller.process in self.closed:
+        if caller.process in self.closed_at:
             raise verdict_error("closed", caller)
         seat = self.seats.get(caller.group)
         if seat is None or seat.holder != caller.process:

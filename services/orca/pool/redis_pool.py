@@ -32,6 +32,7 @@ from orca.pool.api import (
     Wait,
 )
 from orca.pool.contract import (
+    CLOSED_FOR_MS,
     PASSED_FOR_MS,
     WANTED_FOR_MS,
     check_entry,
@@ -356,6 +357,7 @@ class RedisPool(Pool):
                 _SWEEP_MOST,
                 WANTED_FOR_MS,
                 PASSED_FOR_MS,
+                CLOSED_FOR_MS,
             )
             if not has_more:
                 return

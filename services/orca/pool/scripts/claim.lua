@@ -21,7 +21,7 @@ local function describe(id, claim_number)
   return answer
 end
 
-if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
+if call('ZSCORE', CLOSED_AT, process) then return { 'closed' } end
 local seat = call('HMGET', seat_key(group), 'holder', 'epoch', 'last_call', 'claim_call', 'claim_answer')
 if seat[1] ~= process then return { 'lost' } end
 if number == tonumber(seat[4]) then

@@ -5,7 +5,7 @@
 --         {'wait', lease left in ms}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
+if call('ZSCORE', CLOSED_AT, process) then return { 'closed' } end
 local seat = call('HMGET', seat_key(group), 'holder', 'epoch', 'last_call', 'enter_call', 'failed', 'poisoned')
 local holder, epoch = seat[1] or '', tonumber(seat[2] or 0)
 if holder == process then

@@ -2,7 +2,7 @@
 -- ARGV: group, process, lease_ms, is_formed 0|1. Answers {'seated', request, "<number> <call>", ...}, {'lost'} or {'closed'}.
 begin(false)
 local group, process = ARGV[1], ARGV[2]
-if call('SISMEMBER', CLOSED, process) == 1 then return { 'closed' } end
+if call('ZSCORE', CLOSED_AT, process) then return { 'closed' } end
 if call('HGET', seat_key(group), 'holder') ~= process then return { 'lost' } end
 call('ZADD', SEATS, awake + ARGV[3], group)
 call('HSET', seat_key(group), 'unformed', ARGV[4] == '0' and process or '')

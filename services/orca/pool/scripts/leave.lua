@@ -7,5 +7,5 @@ if call('HGET', seat_key(group), 'holder') == process then
   call('HSET', seat_key(group), 'holder', '')
   call('ZREM', SEATS, group)
 end
-call('SADD', CLOSED, process)
+call('ZADD', CLOSED_AT, awake, process)
 publish()

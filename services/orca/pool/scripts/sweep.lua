@@ -1,5 +1,5 @@
 -- sweep: what is due by now, a bounded number of each kind. It begins with what frees memory and may always run.
--- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, passed_for_ms.
+-- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, passed_for_ms, closed_for_ms.
 -- What this release cannot read, after a rollback, is passed over: it comes up again after passed_for_ms, so that it never
 -- stands for long in front of what is due behind it.
 -- Answers 1 when more may be due, 0 when all is done.
@@ -79,6 +79,9 @@ for _, id in ipairs(due(DEADLINES, wall)) do
     call('ZADD', DEADLINES, wall + passed_for_ms, id)
   end
 end
+
+-- Processes that have left, once none of their calls can still be on its way.
+call('ZREMRANGEBYSCORE', CLOSED_AT, '-inf', awake - ARGV[8])
 
 -- Retired revisions: what waits from the oldest on, at most so many, then what its groups still run. Those passed over are
 -- at most as many as may wait.
