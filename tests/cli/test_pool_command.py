@@ -67,6 +67,18 @@ def test_a_mistake_is_named(words: list[str], said: str, capsys: pytest.CaptureF
 
 def test_acl_says_the_rights_of_a_deployment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "acl", "--deployment", "shop"]) == 0
-    words = capsys.readouterr().out.split()
-    assert words[:4] == ["~orca:{shop}:*", "resetchannels", "&orca:{shop}:news", "-@all"]
-    assert len(words) == 4 + len(COMMANDS)
+    said = capsys.readouterr()
+    default, user = (line.split() for line in said.out.splitlines())
+    assert default == ["user", "default", "off", "~*", "&*", "+@all"]
+    assert user[:4] == ["user", "orca", "on", ">PASSWORD"]
+    assert user[4:8] == ["~orca:{shop}:*", "resetchannels", "&orca:{shop}:news", "-@all"]
+    assert len(user) == 8 + len(COMMANDS)
+    assert "forgets every request" in said.err
+
+
+def test_acl_names_a_password_file_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCA_POOL_PASSWORD_FILE", "/nowhere/password")
+    assert main(["pool", "acl"]) == 2
+    assert "/nowhere/password" in capsys.readouterr().err

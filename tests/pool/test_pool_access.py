@@ -6,12 +6,13 @@ import stat
 from pathlib import Path
 
 import pytest
-from pool_beds import REVISION, SETTINGS, RedisBed
+from pool_beds import REVISION, SETTINGS, RedisBed, submission
 from pool_kinds import redis_binary
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError
 
+from orca.cli.main import main as orca
 from orca.core.errors import PoolUnavailable, SettingError
 from orca.pool.access import COMMANDS, LOCAL_USER, LocalAccess
 from orca.pool.embedded import EmbeddedRedis
@@ -63,6 +64,28 @@ async def test_a_redis_of_our_own_lets_in_its_one_user_only(tmp_path: Path, kind
         with pytest.raises(RedisConnectionError, match="uthentication required"):
             await nobody.ping()
         await nobody.aclose()
+
+
+@pytest.mark.parametrize("kind", ["redis-6.2", "redis-7"])
+async def test_a_redis_with_the_users_that_the_command_prints_forgets_nothing_when_it_restarts(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    access = LocalAccess.at(tmp_path)
+    access.password_file.write_text("a-password-of-tests\n")
+    monkeypatch.setenv("ORCA_POOL_PASSWORD_FILE", str(access.password_file))
+    assert orca(["pool", "acl", "--deployment", "d"]) == 0
+    access.acl_file.write_text(capsys.readouterr().out)
+    with EmbeddedRedis(tmp_path, binary=redis_binary(kind), access=access) as server:
+        pool = await open_redis_pool(server.url, "d", local_settings(access))
+        await pool.set_revision(REVISION, 1)
+        for number in range(50):
+            await pool.submit(submission(f"r{number}"))
+        await pool.close()
+        server.kill()
+        server.restart()
+        again = await open_redis_pool(server.url, "d", local_settings(access))
+        assert (await again.stats()).queued == 50
+        await again.close()
 
 
 def test_a_folder_keeps_its_password_and_the_users_of_others(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     orca pool stats                what is in it
     orca pool schema 2             put another schema number in force; without a number: which one is
-    orca pool acl                  the rights of its Redis user, for an external Redis (pool/access.py)
+    orca pool acl                  lines for the ACL file of an external Redis (pool/access.py)
 
 A schema number is raised or lowered by a person and never by a part: only he knows that the release before is gone.
 """
@@ -18,7 +18,7 @@ from orca.cli.up.places import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.errors import PoolUnavailable, SettingError
 from orca.core.settings import check_bounds, read_settings, setting
-from orca.pool.access import LOCAL_USER, LocalAccess, acl_words
+from orca.pool.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.api import Pool
 from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     action, number, flags = _split(argv)
     settings = read_settings(Settings, flags, {}, prefix="", prog="orca pool", description=_USAGE)
     if action == "acl":
-        print(" ".join(acl_words(settings.deployment)))
+        _show_acl(settings.deployment, parse_pool_settings(os.environ))
         return 0
     try:
         print(asyncio.run(_ask(settings, action, number)))
@@ -57,6 +57,20 @@ def main(argv: Sequence[str]) -> int:
         print(f"orca pool: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _show_acl(deployment: str, pool_settings: PoolSettings) -> None:
+    """The lines go to stdout, so that they can be written into the file as they are.
+
+    Raises: SettingError when there is a password file and it cannot be read.
+    """
+    file, user = pool_settings.password_file, pool_settings.user
+    try:
+        secret = ">PASSWORD" if file is None else password_digest(Path(file))
+    except OSError as error:
+        raise SettingError(f"ORCA_POOL_PASSWORD_FILE {file}: {error.strerror}") from error
+    print("\n".join(acl_lines(deployment, LOCAL_USER if user == "default" else user, secret)))
+    print(DEFAULT_USER_WARNING, file=sys.stderr)
 
 
 class _Refused(Exception):

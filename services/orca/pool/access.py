@@ -1,9 +1,9 @@
 """Who may do what in Redis, and how a part proves that it is that user: name, password and certificates from files.
 
 All parts of a deployment are one Redis user that may touch the keys of its deployment, listen to its channel and call
-what the scripts and this package call, and nothing else. Of an external Redis its administrator sets it up once:
-
-    ACL SETUSER orca on >PASSWORD <the words of `orca pool acl --deployment NAME`>
+what the scripts and this package call, and nothing else. Of an external Redis its administrator writes
+the lines of `orca pool acl` into its ACL file. They keep the rights of the default user though it is off: Redis reads
+its append-only file back with them, and without them forgets every request when it restarts.
 
 Secrets stand in files, read anew for each connection, so that a rotated one takes effect at the next. They are in no
 URL, since URLs end up in process lists and logs.
@@ -26,9 +26,11 @@ from orca.pool.settings import PoolSettings
 LOCAL_USER = "orca"
 """The user of a Redis that `orca up` starts."""
 
+DEFAULT_USER_WARNING = (
+    "Redis reads its append-only file back with the rights of its default user. It may be off, as here, but must keep\n"
+    "them: without, a restart refuses the file's transactions and forgets every request."
+)
 _DEFAULT_USER = "user default off ~* &* +@all"
-# Nobody can be it while it is off, but Redis reads its append-only file back with its rights: without them each
-# transaction in the file, so each script, is refused, and a restart forgets every request.
 
 # What the scripts call, then what is called directly; PING and SELECT are the client library's.
 COMMANDS = (
@@ -49,6 +51,16 @@ def acl_words(deployment: str) -> list[str]:
     return [*rights, *(f"+{command}" for command in COMMANDS)]
 
 
+def acl_lines(deployment: str, user: str, secret: str) -> list[str]:
+    """Lines of an ACL file for the default user, off, and a deployment's. Args: secret: `>PASSWORD` or its digest."""
+    return [_DEFAULT_USER, " ".join(["user", user, "on", secret, *acl_words(deployment)])]
+
+
+def password_digest(password_file: Path) -> str:
+    """A password as an ACL file holds it. Raises: OSError."""
+    return "#" + hashlib.sha256(_read_secret(password_file).encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class LocalAccess:
     """The one user of a Redis of our own: its password in a file that only this account of the machine can read."""
@@ -65,11 +77,10 @@ class LocalAccess:
         access = cls.at(folder)
         if not access.password_file.exists():
             _write_privately(access.password_file, secrets.token_urlsafe(32))
-        digest = hashlib.sha256(access.password.encode()).hexdigest()
-        user = " ".join(["user", LOCAL_USER, "on", f"#{digest}", *acl_words(deployment)])
+        own = acl_lines(deployment, LOCAL_USER, password_digest(access.password_file))
         known = access.acl_file.read_text().splitlines() if access.acl_file.exists() else []
         others = [line for line in known if line.split()[:2] not in (["user", "default"], ["user", LOCAL_USER], [])]
-        _write_privately(access.acl_file, "\n".join([_DEFAULT_USER, user, *others, ""]))
+        _write_privately(access.acl_file, "\n".join([*own, *others, ""]))
         return access
 
     @classmethod
