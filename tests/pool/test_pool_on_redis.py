@@ -231,6 +231,7 @@ async def test_a_foreign_schema_in_force_stops_the_start_and_every_script(redis_
     with pytest.raises(PoolUnavailable, match="7 is in force"):
         await redis_bed.pool.submit(submission("a"))
     await redis_bed.redis.hset(meta, "schema", 1)
+    await redis_bed.pool.sweep()
     await redis_bed.pool.submit(submission("a"))
 
 

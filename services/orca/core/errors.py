@@ -11,6 +11,7 @@ OrcaError
 │   ├── QueueFull       the queue's bound is reached (HTTP 429)
 │   └── PoolFull        the pool cannot promise the bytes the request may write (HTTP 503)
 ├── PoolUnavailable     the pool gave no answer; the call may have happened or not (HTTP 503)
+│   └── PoolNotDurable  it cannot keep what it would accept now (HTTP 503)
 ├── UnknownRequest      no such record, or no longer (HTTP 404)
 └── EngineError         a stage or a link of the group failed; the epoch is over
 """
@@ -72,6 +73,10 @@ class PoolFull(Overloaded):
 
 class PoolUnavailable(OrcaError):
     """The pool did not answer in time; whether the call happened is unknown."""
+
+
+class PoolNotDurable(PoolUnavailable):
+    """The pool answers, but cannot keep what it would accept now: its Redis is not fit, or its disk hangs."""
 
 
 class UnknownRequest(OrcaError):

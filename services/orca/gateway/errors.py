@@ -16,6 +16,7 @@ from orca.core.errors import (
     NeverFits,
     OrcaError,
     PoolFull,
+    PoolNotDurable,
     PoolUnavailable,
     QueueFull,
     UnknownRequest,
@@ -98,6 +99,9 @@ def answer_to(error: OrcaError) -> ApiError:
             return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
         case PoolFull():
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_full", retry_after_s=error.retry_after_s)
+        case PoolNotDurable():
+            message = "the request pool cannot keep what it would accept at the moment"
+            return ApiError(503, message, kind=UNAVAILABLE, code="pool_not_durable", retry_after_s=1)
         case PoolUnavailable():
             # Its own words name addresses of ours.
             log.warning("a call was refused, the pool does not answer: %s", message)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
@@ -68,12 +69,22 @@ class RedisLink:
             **connection_options(url, settings),
         }
         self._connections: BlockingConnectionPool = BlockingConnectionPool(
-            max_connections=settings.connections_max, timeout=timeout_s, socket_timeout=timeout_s, **common
+            max_connections=settings.connections_max,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            redis_connect_func=self._greet,
+            **common,
         )
+        self.connects = 0
+        """How often a call has found a server anew, which may be another one each time."""
         self._client: Redis = Redis(connection_pool=self._connections)
         # The listening connection waits for messages without a bound.
         self._listening = ConnectionPool(socket_timeout=None, **common)
         self.listener: Redis = Redis(connection_pool=self._listening)
+
+    async def _greet(self, connection: AbstractConnection) -> None:
+        await connection.on_connect()
+        self.connects += 1
 
     async def run(self, transition: str, *args: Any) -> Any:
         """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""

@@ -46,6 +46,7 @@ from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
 from orca.pool.redis_link import OutOfMemory, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
+from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -88,37 +89,16 @@ class RedisPool(Pool):
 
     def __init__(self, url: str, deployment: str, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
         self._settings = settings
-        self._schemas = schemas
         self._part = secrets.token_hex(8)
         self._keys = Keys(deployment)
         self._link = RedisLink(url, self._keys, settings, schemas)
+        self._server = ServerCheck(self._link, self._keys, settings, schemas)
         self._hints = Hints(settings.hint_poll_ms / 1000)
         self._subscription = Subscription(self._link.listener, self._keys.single("news"), self._hints)
 
     async def check_server(self) -> None:
         """Raises: SettingError, PoolUnavailable (see `open_redis_pool`)."""
-        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._keys.single("meta"), "schema"))
-        version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-        if version < (6, 2):
-            raise SettingError(f"pool: Redis {info['redis_version']} is too old, 6.2 or later is needed")
-        if info["maxmemory_policy"] != "noeviction":
-            raise SettingError(f"pool: Redis has maxmemory-policy {info['maxmemory_policy']}, it must be noeviction")
-        # Refused and not warned of: an accepted request would be as mortal as the process that holds it.
-        if not info["aof_enabled"] and not self._settings.accepts_loss:
-            raise SettingError(
-                "pool: Redis has no append-only file (appendonly no), a restart would forget every accepted request; "
-                "ORCA_POOL_ACCEPTS_LOSS=true serves on it all the same"
-            )
-        # Without a maxmemory the pool's own bound is the only one, which is as good.
-        room = codec.room_for_requests(int(info["maxmemory"]))
-        if info["maxmemory"] and room < self._settings.bytes_max:
-            raise SettingError(
-                f"pool: bytes_max is {self._settings.bytes_max}, but Redis' maxmemory of {info['maxmemory']} leaves "
-                f"{room} (four fifths, less 12 MiB)"
-            )
-        if schema is not None and int(schema) not in self._schemas:
-            ours = f"{self._schemas.oldest} to {self._schemas.newest}"
-            raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {ours}")
+        await self._server.check()
 
     async def check_server_if_there(self) -> None:
         """`check_server` for a part that starts. A pool that is away is no reason not to: each call asks it again.
@@ -161,10 +141,12 @@ class RedisPool(Pool):
                 "" if request.first_token_deadline_ms is None else request.first_token_deadline_ms,
                 body,
             ]
+        await self._server.admit()
         try:
             verdict, *rest = await self._link.run_confirmed("submit", *args)
         except OutOfMemory as error:
             raise PoolFull("the pool's Redis has no memory left") from error
+        await self._server.admit()
         if verdict == b"known":
             return (await self.parent(submission.parent)).requests
         if verdict != b"ok":
@@ -346,6 +328,7 @@ class RedisPool(Pool):
 
     async def sweep(self) -> None:
         settings = self._settings
+        await self._server.look()
         await self.report(self._part)
         for _ in range(_SWEEP_CALLS_MAX):
             has_more = await self._link.run(
