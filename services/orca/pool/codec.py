@@ -28,7 +28,7 @@ from orca.core.request import End, FinishReason, Logprob, Request, SamplingParam
 PARENT_BYTES = 800
 REQUEST_BYTES = 1_400
 LOG_BYTES = 5_400  # a stream with its first node, which Redis allocates at 4 KiB
-TOKEN_BYTES = 24  # of a log without log probabilities; 14 measured
+TOKEN_BYTES = 24  # of a log without log probabilities; 19 measured
 _TOKEN_HEAD = 32  # of one with them: mark, id and count, and the stream's own 16 bytes around each entry
 REDIS_BYTES = 12 << 20
 """Of a Redis without requests: 2 MiB of its own, and 10 MiB that 6.2 takes at once to write its append-only file anew,

@@ -48,7 +48,7 @@ seat: holder (process, empty when free), epoch, revision, last_call (highest cal
 
 Weight, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
 takes 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a
-token 10 to 16 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers
+token 10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers
 of the append-only file do not count against maxmemory: Redis itself leaves them out.
 
 Schema number: one is in force, and each record carries the one it was written under. A release reads and writes a
