@@ -38,10 +38,10 @@ BOUNDS = {
     "connections": Bound(per_hour=20, room=80),
     "asyncio_tasks": Bound(per_hour=20, room=150),
     "used_memory_bytes": Bound(per_hour=8 * MIB, room=4 * MIB),
-    "keys": Bound(per_hour=100, room=200),
+    "keys": Bound(per_hour=500, room=2000),
 }
 """By what is counted. The load breathes: `room` is what it takes at one moment and gives back at another. A gateway has
-24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis.
+24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis. Redis keeps what ended in the last minute.
 """
 
 

@@ -169,7 +169,7 @@ async def _provoke(scene: Scene, point: Point, number: int) -> None:
             leave_after=1,
             says_cancel=True,
         )
-        await scene.client.call(walker)
+        await scene.follow(walker)
 
 
 def _kill_a_rank(scene: Scene) -> None:
