@@ -14,6 +14,9 @@ PREFIX = "orca:{local}:"
 LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises"})
 """Kinds of keys that outlive all requests."""
 
+LASTING_BEFORE = frozenset({"closed"})
+"""The same of schema 1 alone: the release before writes them while it runs beside this one (checker.releases)."""
+
 
 READER = "checker"
 READER_ACL = f"user {READER} on nopass ~{PREFIX}* resetchannels -@all +@read +@connection +info\n"
@@ -50,7 +53,7 @@ async def count_keys(pool: redis.asyncio.Redis) -> dict[str, float]:
     kinds: Counter[str] = Counter()
     async for key in pool.scan_iter(f"{PREFIX}*", count=1000):
         kinds[key.decode().removeprefix(PREFIX).partition(":")[0]] += 1
-    return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING}
+    return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING | LASTING_BEFORE}
 
 
 async def sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
