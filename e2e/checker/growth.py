@@ -41,7 +41,8 @@ BOUNDS = {
     "keys": Bound(per_hour=500, room=2000),
 }
 """By what is counted. The load breathes: `room` is what it takes at one moment and gives back at another. A gateway has
-24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis. Redis keeps what ended in the last minute.
+24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis. Redis keeps
+what ended in the last minute.
 """
 
 
