@@ -15,11 +15,13 @@ import httpx
 
 from checker.client import Client, Journey
 from checker.history import Checked
+from checker.oracles import chain_expectations
 from checker.run import Scene
 from checker.workload import PlannedCall, Speech, plan_calls
 
-TELLS_WITHIN_S = 40.0
-"""A gateway is asked again for so long: it may have been killed, or the pool; less than an ended request is kept."""
+TELLS_WITHIN_S, ANSWER_S = 25.0, 10.0
+"""A gateway that was killed, or lost the pool, is asked again for so long, and each answer may take so long: together
+well under the time for which an ended request is kept (run.RETENTION_S)."""
 COME_BACK = (429, 503)
 GOALS = {"x-slo-ttft-ms": "60000"}
 PLANNED_PER_QUESTION = 3
@@ -40,14 +42,17 @@ async def ask_retelling(scene: Scene, *, count: int) -> None:
     """Make `count` calls of all shapes and have each told again by every gateway."""
     first = sum(isinstance(record, Checked) for record in scene.history.records)
     plans = plan_questions(scene.settings.speech, seed=scene.settings.seed, name=f"q{first}", count=count)
-    journeys = await asyncio.gather(*(scene.client.call(plan) for plan in plans))
-    async with httpx.AsyncClient(timeout=httpx.Timeout(20.0)) as http:
-        # All at a time: an ended request is not kept for long.
-        await asyncio.gather(*(_ask_one(scene, http, journey) for journey in journeys))
+    if scene.settings.is_chain:
+        for expected in await asyncio.to_thread(chain_expectations, scene.settings.model, plans, at=time.monotonic()):
+            scene.history.add(expected)
+    async with httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S)) as http:
+        await asyncio.gather(*(_ask_one(scene, http, plan) for plan in plans))
 
 
-async def _ask_one(scene: Scene, http: httpx.AsyncClient, journey: Journey) -> None:
-    tellings = [await retell(http, url, scene.client, journey) for url in scene.system.urls]
+async def _ask_one(scene: Scene, http: httpx.AsyncClient, plan: PlannedCall) -> None:
+    """At once when it has ended, all gateways at a time: a request that is forgotten would be computed anew."""
+    journey = await scene.follow(plan)
+    tellings = await asyncio.gather(*(retell(http, url, scene.client, journey) for url in scene.system.urls))
     for record in compare(journey, [telling for telling in tellings if telling is not None]):
         scene.history.add(record)
     if None in tellings:

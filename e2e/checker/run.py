@@ -17,7 +17,7 @@ import redis.asyncio
 import redis.exceptions
 
 from checker.answers import choices_asked
-from checker.client import Client
+from checker.client import Client, Journey
 from checker.growth import Growth, growth_table, measure_growth
 from checker.history import Expected, HistoryWriter, Opening, Sample, SystemEnded
 from checker.offers import read_offers
@@ -73,7 +73,7 @@ class Scene:
     http: httpx.AsyncClient
     pool: redis.asyncio.Redis
     plans: Sequence[PlannedCall]
-    follow: Callable[[PlannedCall], Awaitable[None]]  # makes a call, with all that belongs to it in the history
+    follow: Callable[[PlannedCall], Awaitable[Journey]]  # makes a call, with all that belongs to it in the history
     roles: tuple[str, ...]  # parts that clients can survive the loss of
     inject: Path  # the folder that joins us with what is injected
     tell: Callable[[str], None]
@@ -258,16 +258,15 @@ class _Run:
     def _is_early(self, client: Client, due: float) -> bool:
         return time.monotonic() < due or client.calls_open >= self._settings.open_max
 
-    async def _follow(self, client: Client, plan: PlannedCall) -> None:
+    async def _follow(self, client: Client, plan: PlannedCall) -> Journey:
         for expected in self._expected.get(plan.name.partition("~")[0], ()):
             self._history.add(replace(expected, call=plan.name))
         journey = await client.call(plan)
-        if journey.request_id is None:
-            self._history.finish(plan.name)
-            return
-        for choice in range(choices_asked(plan.body)):
-            await self._read_log(f"{journey.request_id}.{choice}")
+        if journey.request_id is not None:
+            for choice in range(choices_asked(plan.body)):
+                await self._read_log(f"{journey.request_id}.{choice}")
         self._history.finish(plan.name)
+        return journey
 
     async def _read_log(self, request: str) -> None:
         """Note the log when it has its end, or as it is when the time for that is over."""
