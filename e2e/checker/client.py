@@ -213,6 +213,8 @@ class Client:
         cutter = EventCutter()
         async for chunk in response.aiter_raw():
             for event in cutter.feed(chunk):
+                if _resumes_at(event) == journey.cursor():
+                    raise httpx.ReadError("the gateway goes, and said where to go on")
                 self._note(journey, number, event)
                 if journey.plan.leave_after is not None and journey.heard >= journey.plan.leave_after:
                     await self._cancel(journey)
@@ -251,6 +253,14 @@ class Client:
     def _leave(self, journey: Journey, reason: str) -> None:
         self._history.add(Left(at=self._clock(), call=journey.plan.name, reason=reason))
         journey.is_over = True
+
+
+def _resumes_at(event: RawEvent) -> str | None:
+    """The cursor that a gateway names before it goes; None for all else. A wrong one is an error like others."""
+    try:
+        return ",".join(json.loads(event.data)["resume"]["last_event_ids"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _code(body: bytes) -> str | None:

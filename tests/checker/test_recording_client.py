@@ -106,6 +106,27 @@ async def test_a_broken_stream_is_resumed_at_the_other_gateway_behind_the_last_e
     assert [r.cursor for r in records if isinstance(r, Answered)] == [None, "0.1,1.end"]
 
 
+def going(last_event_id: str) -> bytes:
+    """What a gateway says that goes before its stream has ended."""
+    resume = {"request_id": "cmpl-1", "last_event_ids": [last_event_id]}
+    data = {"error": {"code": "gateway_draining", "message": "", "type": "unavailable"}, "resume": resume}
+    return b"event: resume\n" + _sse(None, json.dumps(data))
+
+
+async def test_a_gateway_that_goes_and_says_where_to_go_on_has_failed_nobody(tmp_path: Path) -> None:
+    seen: list[httpx.Request] = []
+    handler = in_turn(seen, stream(token(0), token(1), going("0.1")), stream(token(2), end(), DONE))
+    records, _ = await record(tmp_path, handler, plan())
+    assert seen[1].headers["last-event-id"] == "0.1"
+    assert judge(records).violations == ()
+
+
+async def test_a_gateway_that_goes_and_names_another_place_is_an_error(tmp_path: Path) -> None:
+    handler = in_turn([], stream(token(0), token(1), going("0.0")))
+    records, _ = await record(tmp_path, handler, plan())
+    assert "has_no_error" in {found.rule for found in judge(records).violations}
+
+
 async def test_a_client_that_rewinds_asks_for_earlier_tokens_again(tmp_path: Path) -> None:
     seen: list[httpx.Request] = []
     handler = in_turn(seen, stream(token(0), token(1), breaks=True), stream(token(1), token(2), end(), DONE))
