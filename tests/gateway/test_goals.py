@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from test_overload import observed
 
 from orca.core.request import End, FinishReason
-from orca.gateway.goals import NO_GOALS, Goal, Goals, Outcome, judge, latency_of, summary
+from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
 from orca.gateway.metrics import Metrics
 from orca.gateway.render import Rendering
 from orca.gateway.settings import Settings
@@ -55,6 +55,15 @@ def counted(metrics: Metrics) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if sample.name == "orca_request_slo_total" and sample.value
     }
+
+
+async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_read_them() -> None:
+    async with rig(settings=ENFORCING) as one:
+        await one.pool.set_schema(SCHEMA_LEAST - 1)
+        answer = await post(one, LOOSE)
+        assert answer.status_code == 200
+        told = (await state(one, answer.headers["x-request-id"]))["slo"]
+        assert (told["ttft_ms"], told["tpot_ms"]) == (None, None)
 
 
 async def post(one: Rig, headers: dict[str, str], path: str = COMPLETIONS, **body: Any) -> Any:

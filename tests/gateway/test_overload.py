@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.errors import PoolUnavailable, QueueFull
-from orca.core.request import Request
+from orca.core.request import SCHEMA, Request
 from orca.gateway.api_keys import ApiKey, Limits, digest, line
 from orca.gateway.overload import ASK_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
@@ -31,7 +31,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
         "promised_slots": None,
         "groups": (),
         "groups_formed": (),
-        "schema": 1,
+        "schema": SCHEMA,
         "newer_records": 0,
     }
     rest |= {"queued_prompt_tokens_max": 100}

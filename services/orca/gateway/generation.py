@@ -24,7 +24,7 @@ from orca.gateway.delivery import Accepted, StreamDelivery, Timing, WholeDeliver
 from orca.gateway.drain import Drain
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.goals import TTFT_HEADER, Goal, Goals, judge, read_goals, summary
+from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goal, Goals, judge, read_goals, summary
 from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
@@ -124,7 +124,9 @@ async def _open(gateway: Gateway, http: HttpRequest) -> Opened:
     gateway.drain.check()
     started = time.perf_counter()
     await _check_load(gateway, http)
-    return Opened(started=started, goals=read_goals(http.headers, is_enforced=gateway.settings.slo_enforce))
+    goals = read_goals(http.headers, is_enforced=gateway.settings.slo_enforce)
+    are_kept = (gateway.overload.schema or 0) >= SCHEMA_LEAST
+    return Opened(started=started, goals=goals if are_kept else NO_GOALS)
 
 
 def _check_deadlines(gateway: Gateway, opened: Opened, body: CompletionBody | ChatBody) -> None:

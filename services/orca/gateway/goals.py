@@ -32,6 +32,10 @@ from orca.core.errors import InvalidRequest
 from orca.core.request import FinishReason
 from orca.pool.api import RequestStatus
 
+SCHEMA_LEAST = 2
+"""In a pool with an older schema in force goals are read and left out: parts of the release before would have to read
+them, and know no such field."""
+
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 MS_MAX = 2**31
 _NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")

@@ -105,6 +105,7 @@ class Overload:
         self._answers_max = math.ceil(connections_max * ANSWERS_SHARE)
         self._stats: PoolStats | None = None
         self._known_s = -math.inf  # when the pool answered, or failed to
+        self.schema: int | None = None  # in force when the pool last answered; None until it has
         self._has_refused = False  # the pool's own refusal of a call since then
         self._asking: asyncio.Task[None] | None = None
         self._rate = EndRate()
@@ -192,6 +193,7 @@ class Overload:
         try:
             stats = await self._pool.stats()
             self._rate.note(self._clock_s(), stats)
+            self.schema = stats.schema
         except (PoolUnavailable, TimeoutError) as error:
             log.info("the pool does not say how full it is: %s", error)
         finally:

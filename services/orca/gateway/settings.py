@@ -85,7 +85,7 @@ class Settings:
     tokenize_bytes_max: int = setting(
         256 << 10, "longest text of /tokenize, where the bound for prompts is not above it", least=1
     )
-    # Off while the release before runs beside this one: it takes the deadline of a first token for that of the end.
+    # Counts for nothing while the schema of the release before is in force (goals.SCHEMA_LEAST).
     slo_enforce: bool = setting(
         False, "end a request that has missed the latency goals of its x-slo headers; else they are judged and counted"
     )

@@ -1,7 +1,8 @@
 """Schema numbers: the layouts of records, and which of them a release reads and writes (protocol: schema number).
 
 1: the first.
-2: each entry of a log holds the number of the claim that wrote it (codec.py).
+2: each entry of a log holds the number of the claim that wrote it (codec.py), and a request may have a deadline of its
+   first token and a rendering with latency goals, which only gateways of this layout write (gateway/goals.py).
 """
 
 from dataclasses import dataclass
