@@ -220,6 +220,16 @@ async def test_an_unknown_request_is_not_found() -> None:
         assert (status, error["code"]) == (404, "unknown_request")
 
 
+async def test_a_record_that_this_gateway_cannot_render_is_left_without_a_reader_of_it() -> None:
+    async with rig() as one:
+        request_id, _ = await posted(one)
+        record = one.pool.parents[request_id]
+        await until(lambda: not record.readers)
+        record.submission = replace(record.submission, render='{"of another": "release"}')
+        assert (await resumed(one, request_id)).status_code == 500
+        assert not record.readers
+
+
 async def test_a_gateway_of_another_revision_leaves_the_bytes_to_one_that_has_its_tokenizer() -> None:
     async with rig() as one, rig(pool=one.pool, model=replace(MODEL, revision="r2"), schedules=False) as newer:
         request_id, _ = await posted(one)

@@ -41,12 +41,14 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     cursor = parse_cursor(text, len(parent.requests))
     statuses = await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests))
     check_written(cursor, statuses)
+    rendering = replace(Rendering.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)
+    # From here on nothing may fail: the entry is renewed until `leave`.
     gateway.readers.add(request_id, reader)
     accepted = Accepted(
         requests=parent.requests,
-        rendering=replace(Rendering.from_json(parent.render), event_ids=True),
+        rendering=rendering,
         follower=gateway.watcher.follow(request.id for request in parent.requests),
         timing=Timing(started),
         leave=lambda: gateway.readers.remove(request_id, reader),
