@@ -27,6 +27,10 @@ _SCRIPTS = Path(__file__).with_name("scripts")
 # Words in an error reply that mean "not now", as opposed to a bug in a script. Redis 6.2 wraps the reply of a command
 # inside a script into a sentence of its own, so they may stand anywhere in it.
 _NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "ORCASCHEMA")
+# Transitions that a process makes for all its clients at once, from a task or two. Late ones would stall every stream,
+# let readers lapse, or cost a seat; they have connections of their own, whatever else waits.
+_FOR_ALL = frozenset({"read", "renew", "sweep", "report", "heartbeat"})
+_FOR_ALL_CONNECTIONS = 4
 
 
 class OutOfMemory(PoolUnavailable):
@@ -50,6 +54,40 @@ def _transitions(schemas: Schemas) -> dict[str, _Script]:
     return {name: _Script(name, schemas) for name in names if name != "prelude"}
 
 
+class Lane:
+    """Some connections, and the calls that take turns for them in the order of asking.
+
+    redis-py alone gives a connection that came free to whoever asks next, and sends the call that it woke for it back
+    to the end: among busy callers some would be served thousands of times and others never.
+    """
+
+    def __init__(self, size: int, timeout_s: float, options: dict[str, Any]) -> None:
+        self._size = size
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(size)
+        # Blocking all the same: what was cancelled may give back its connection a moment after its turn.
+        self._connections: BlockingConnectionPool = BlockingConnectionPool(
+            max_connections=size, timeout=timeout_s, socket_timeout=timeout_s, **options
+        )
+        self._client: Redis = Redis(connection_pool=self._connections)
+
+    async def call(self, call: Callable[[Redis], Awaitable[T]]) -> T:
+        """Raises: OutOfMemory; PoolUnavailable, also when no turn comes in time."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise PoolUnavailable(f"none of {self._size} connections to Redis came free in time") from error
+        try:
+            return await _ours(lambda: call(self._client))
+        finally:
+            self._turns.release()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self._connections.aclose()
+
+
 class RedisLink:
     """The connections of one process to the Redis of one deployment."""
 
@@ -68,16 +106,11 @@ class RedisLink:
             "driver_info": None,
             **connection_options(url, settings),
         }
-        self._connections: BlockingConnectionPool = BlockingConnectionPool(
-            max_connections=settings.connections_max,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            redis_connect_func=self._greet,
-            **common,
-        )
+        greeted = {"redis_connect_func": self._greet, **common}
+        self._for_one = Lane(settings.connections_max, timeout_s, greeted)
+        self._for_all = Lane(_FOR_ALL_CONNECTIONS, timeout_s, greeted)
         self.connects = 0
         """How often a call has found a server anew, which may be another one each time."""
-        self._client: Redis = Redis(connection_pool=self._connections)
         # The listening connection waits for messages without a bound.
         self._listening = ConnectionPool(socket_timeout=None, **common)
         self.listener: Redis = Redis(connection_pool=self._listening)
@@ -90,53 +123,59 @@ class RedisLink:
         """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
         script = self._transitions[transition]
 
-        async def call() -> Any:
+        async def call(client: Redis) -> Any:
             try:
-                return await self._client.evalsha(script.sha, 1, self._meta, *args)
+                return await client.evalsha(script.sha, 1, self._meta, *args)
             except NoScriptError:
-                return await self._client.eval(script.text, 1, self._meta, *args)
+                return await client.eval(script.text, 1, self._meta, *args)
 
-        return await _ours(call)
+        return await self._lane(transition).call(call)
+
+    def _lane(self, transition: str) -> Lane:
+        return self._for_all if transition in _FOR_ALL else self._for_one
 
     async def run_confirmed(self, transition: str, *args: Any) -> Any:
         """`run`, and with replicas the proof that they hold what it wrote."""
         if not self._replicas:
             return await self.run(transition, *args)
-        script = self._transitions[transition]
+        script, lane = self._transitions[transition], self._lane(transition)
         try:
-            (answer,) = await self.pipeline_confirmed(("EVALSHA", script.sha, 1, self._meta, *args))
+            return await self._confirmed(lane, ("EVALSHA", script.sha, 1, self._meta, *args))
         except NoScriptError:
-            (answer,) = await self.pipeline_confirmed(("EVAL", script.text, 1, self._meta, *args))
-        return answer
+            return await self._confirmed(lane, ("EVAL", script.text, 1, self._meta, *args))
 
     async def pipeline(self, *commands: Command) -> list[Any]:
         """The commands on one connection in one round trip; not atomic."""
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        answers: list[Any] = await _ours(pipeline.execute)
-        return answers
+        return await _pipeline(self._for_one, *commands)
 
-    async def pipeline_confirmed(self, *commands: Command) -> list[Any]:
-        """`pipeline`, and with replicas the proof that they hold all that the commands wrote or saw.
+    async def _confirmed(self, lane: Lane, command: Command) -> Any:
+        """The answer to a command, with the proof that the replicas hold all that it wrote or saw.
 
         WAIT asks for the replication offset at which its own connection last ran a command, a read included; on another
         connection it would ask for an older one and say yes at once. Hence the same connection, in the same pipeline.
 
         Raises: PoolUnavailable when too few replicas confirm in time; what was written may stay.
         """
-        if not self._replicas:
-            return await self.pipeline(*commands)
-        *answers, confirmed = await self.pipeline(*commands, ("WAIT", self._replicas, self._confirm_ms))
+        answer, confirmed = await _pipeline(lane, command, ("WAIT", self._replicas, self._confirm_ms))
         if confirmed < self._replicas:
             raise PoolUnavailable(f"{confirmed} of {self._replicas} replicas confirmed in time")
-        return answers
+        return answer
 
     async def close(self) -> None:
         await self.listener.aclose()
-        await self._client.aclose()
         await self._listening.aclose()
-        await self._connections.aclose()
+        await self._for_one.close()
+        await self._for_all.close()
+
+
+async def _pipeline(lane: Lane, *commands: Command) -> list[Any]:
+    async def call(client: Redis) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return await pipeline.execute()
+
+    return await lane.call(call)
 
 
 async def _ours(call: Callable[[], Awaitable[T]]) -> T:

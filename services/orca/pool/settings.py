@@ -49,7 +49,8 @@ class PoolSettings:
     """Replicas that must hold what a gateway accepts or shows (WAIT); 0 asks for none. All that may be promoted."""
 
     connections_max: int = 32
-    """Connections of one process, the one for notifications not counted. Calls are short, so few are enough."""
+    """Connections of one process for the calls of its clients: calls are short, so few are enough. The few for what it
+    does for all of them at once, and the one for notifications, are not counted."""
 
     user: str = "default"
     """Redis user of all parts; what it must be allowed says access.py."""

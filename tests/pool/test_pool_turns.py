@@ -1,0 +1,92 @@
+"""Calls take turns for few connections: none is passed over, and what serves all clients waits for none of them."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from pool_beds import with_settings
+from redis.asyncio import Redis
+from waiting import until
+
+from orca.core.errors import PoolUnavailable
+from orca.pool.embedded import EmbeddedRedis
+from orca.pool.keys import Keys
+from orca.pool.redis_link import Lane, RedisLink
+from orca.pool.schemas import SCHEMAS
+
+FOR_ALL = {
+    "read": (1, "a.0", 0),
+    "renew": (1000, 1000, "a", "reader"),
+    "heartbeat": ("g1", "p1", 1000, 1),
+    "sweep": (1, 1, 1, 1, 1, 1, 1, 1),
+    "report": ("part", 1000),
+}
+"""Arguments for transitions that find nothing to do."""
+
+
+@pytest.fixture
+async def link(own_redis: EmbeddedRedis) -> AsyncIterator[RedisLink]:
+    """Two connections for the calls of clients, in a pool that nothing was written to."""
+    settings = with_settings(connections_max=2, call_timeout_ms=60_000)
+    link = RedisLink(own_redis.url, Keys("d"), settings, SCHEMAS)
+    yield link
+    await link.close()
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(*calls: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def are_held(url: str, connections: int) -> bool:
+    async with Redis.from_url(url) as redis:
+        return bool((await redis.info("clients"))["blocked_clients"] == connections)
+
+
+@pytest.mark.parametrize("transition", FOR_ALL)
+async def test_what_serves_all_clients_does_not_wait_for_their_connections(
+    transition: str, link: RedisLink, own_redis: EmbeddedRedis
+) -> None:
+    async with meanwhile(*(link.pipeline(("BLPOP", "nothing", 0)) for _ in range(50))):
+        await until(lambda: are_held(own_redis.url, 2), limit_s=30)
+        async with asyncio.timeout(20):
+            await link.run(transition, *FOR_ALL[transition])
+
+
+async def test_busy_callers_are_served_in_turn(link: RedisLink) -> None:
+    served = Counter(dict.fromkeys(range(20), 0))
+
+    async def call_and_call(caller: int) -> None:
+        while True:
+            await link.run("cancel", "a")
+            served[caller] += 1
+
+    async with meanwhile(*(call_and_call(caller) for caller in served)):
+        await until(lambda: served.total() >= 400, limit_s=30)
+        assert max(served.values()) - min(served.values()) <= 2
+
+
+async def test_a_call_without_a_turn_in_time_is_an_outage_to_its_caller() -> None:
+    lane = Lane(1, 0.05, {})
+    async with meanwhile(lane.call(lambda _: asyncio.Event().wait())):
+        await asyncio.sleep(0)
+        with pytest.raises(PoolUnavailable, match="none of 1 connections"):
+            await lane.call(lambda _: asyncio.Event().wait())
+    await lane.close()
+
+
+async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on() -> None:
+    lane = Lane(1, 20, {})
+    async with meanwhile(*(lane.call(lambda _: asyncio.Event().wait()) for _ in range(3))):
+        await asyncio.sleep(0)
+    assert await lane.call(lambda _: asyncio.sleep(0, "an answer")) == "an answer"
+    await lane.close()
