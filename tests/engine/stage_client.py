@@ -54,7 +54,9 @@ class StageClient:
             await channel.close()
 
     async def _is_loaded(self, stage: int) -> bool:
-        return (await self.status(stage)).phase != Phase.LOADING
+        # A controller that has just begun to listen may be slow to take its first connection.
+        reply = await self.stubs[stage].Status(pb.StatusRequest(), timeout=30, wait_for_ready=True)
+        return reply.phase != Phase.LOADING
 
 
 async def code_of(call: Awaitable[object]) -> grpc.StatusCode:

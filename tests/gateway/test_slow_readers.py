@@ -70,7 +70,7 @@ async def test_fifty_readers_that_stop_only_hurt_themselves() -> None:
         one.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
         alone = await seconds_of_a_stream(one.server.port)
         stopped = [await stopped_reader(one) for _ in range(READERS)]
-        await until(lambda: ended(one) == (READERS + 1) * CHOICES, 4 * LIMIT_SECONDS)
+        await until(lambda: ended(one) == (READERS + 1) * CHOICES, limit_s=4 * LIMIT_SECONDS)
 
         beside = await seconds_of_a_stream(one.server.port)
         bytes_kept, tokens_kept = kept_for_each(one)

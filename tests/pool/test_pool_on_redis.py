@@ -276,7 +276,7 @@ async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[
     with EmbeddedRedis(tmp_path / "main", binary=own_redis.binary, port=0, options=at_once) as main:
         options = ("--replicaof", *main.url.removeprefix("redis://").removesuffix("/0").split(":"))
         with EmbeddedRedis(tmp_path / "replica", binary=own_redis.binary, port=0, options=options) as replica:
-            bed = RedisBed(main.url, with_settings(replicas=1, call_timeout_ms=1000))
+            bed = RedisBed(main.url, with_settings(replicas=1, call_timeout_ms=1000, accepts_loss=True))
 
             async def is_online() -> bool:
                 state = await bed.redis.info("replication")

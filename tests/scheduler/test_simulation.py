@@ -25,7 +25,7 @@ from orca.scheduler.policy import Policy
 from orca.scheduler.request_level import Habits, RequestLevel
 from orca.scheduler.simulated import CostModel, Fault, seeded_tokens
 
-SEEDS_PER_TEST = 300
+SEEDS_PER_TEST = 150
 EOS = 0
 
 
