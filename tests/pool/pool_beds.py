@@ -22,6 +22,7 @@ from orca.pool.api import (
     Entered,
     OnDisconnect,
     Pool,
+    RequestState,
     Submission,
 )
 from orca.pool.keys import Keys
@@ -32,6 +33,7 @@ from orca.pool.settings import PoolSettings
 
 REVISION = "r1"
 SETTINGS = PoolSettings()
+UNREAD_MS = SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms  # awake, until what nobody reads is cancelled
 
 
 PASSWORD_FILE = Path(__file__).with_name("password_of_tests")
@@ -293,6 +295,11 @@ async def started(bed: Bed, *parents: str, **changes: Any) -> tuple[Scheduler, d
     scheduler = Scheduler(bed)
     await scheduler.enter()
     return scheduler, await scheduler.take()
+
+
+async def state(bed: Bed, request_id: str) -> RequestState:
+    found: RequestState = (await bed.pool.status(request_id)).state
+    return found
 
 
 def with_settings(**changes: int) -> PoolSettings:
