@@ -32,7 +32,7 @@ from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 REVISION = "r1"
-SETTINGS = PoolSettings()
+SETTINGS = PoolSettings(call_timeout_ms=20_000)  # no test but those of silence may fail by a busy machine
 UNREAD_MS = SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms  # awake, until what nobody reads is cancelled
 
 
