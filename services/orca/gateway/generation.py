@@ -10,11 +10,20 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
+from orca.core.errors import (
+    InvalidRequest,
+    NeverFits,
+    OrcaError,
+    Overloaded,
+    PoolUnavailable,
+    QueueFull,
+    UnknownRequest,
+)
 from orca.core.request import End
 from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
@@ -39,6 +48,8 @@ from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool, RequestStatus, Submission
 
 log = logging.getLogger(__name__)
+
+CallBody = TypeVar("CallBody", CompletionBody, ChatBody)
 
 
 def wall_clock_ms() -> int:
@@ -80,43 +91,39 @@ class Opened:
 async def complete(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.intake.call() as held:
-        return await _complete(gateway, http, held)
-
-
-async def _complete(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
-    opened = await _open(gateway, http)
-    body = await receive_body(http, CompletionBody, gateway.settings, held)
-    async with _unless_known(gateway, http):
-        _check_deadlines(gateway, opened, body)
-    check_model(body.model, gateway.served)
-    prompts = completion_prompts(body, gateway.served, gateway.settings)
-    add_special_tokens = body.add_special_tokens is not False
-    ids = [
-        prompt
-        if isinstance(prompt, list)
-        else await gateway.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
-        for prompt in prompts
-    ]
-    return await _generate(gateway, http, body, ids, opened, prefix="cmpl")
+        opened, body = await _receive(gateway, http, CompletionBody, held)
+        prompts = completion_prompts(body, gateway.served, gateway.settings)
+        add_special_tokens = body.add_special_tokens is not False
+        ids = [
+            prompt
+            if isinstance(prompt, list)
+            else await gateway.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
+            for prompt in prompts
+        ]
+        return await _generate(gateway, http, body, ids, opened, prefix="cmpl")
 
 
 async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.intake.call() as held:
-        return await _chat(gateway, http, held)
+        opened, body = await _receive(gateway, http, ChatBody, held)
+        text = chat_prompt(body, gateway.served, gateway.settings)
+        # Templates write special tokens out.
+        add_special_tokens = body.add_special_tokens is True
+        ids = await gateway.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)
+        return await _generate(gateway, http, body, [ids], opened, prefix="chatcmpl")
 
 
-async def _chat(gateway: Gateway, http: HttpRequest, held: Held) -> Response:
+async def _receive(gateway: Gateway, http: HttpRequest, model: type[CallBody], held: Held) -> tuple[Opened, CallBody]:
+    """A call's body, and what is known without it. Raises: ApiError, OrcaError; for the load without having read it."""
     opened = await _open(gateway, http)
-    body = await receive_body(http, ChatBody, gateway.settings, held)
+    body = await receive_body(http, model, gateway.settings, held)
     async with _unless_known(gateway, http):
-        _check_deadlines(gateway, opened, body)
+        # What could not be met anyhow.
+        gateway.overload.check_deadline(body.deadline_ms)
+        gateway.overload.check_deadline(opened.goals.first_token_deadline_ms, TTFT_HEADER)
     check_model(body.model, gateway.served)
-    text = chat_prompt(body, gateway.served, gateway.settings)
-    # Templates write special tokens out.
-    add_special_tokens = body.add_special_tokens is True
-    ids = await gateway.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)
-    return await _generate(gateway, http, body, [ids], opened, prefix="chatcmpl")
+    return opened, body
 
 
 async def _open(gateway: Gateway, http: HttpRequest) -> Opened:
@@ -127,12 +134,6 @@ async def _open(gateway: Gateway, http: HttpRequest) -> Opened:
     goals = read_goals(http.headers, is_enforced=gateway.settings.slo_enforce)
     are_kept = (gateway.overload.schema or 0) >= SCHEMA_LEAST
     return Opened(started=started, goals=goals if are_kept else NO_GOALS)
-
-
-def _check_deadlines(gateway: Gateway, opened: Opened, body: CompletionBody | ChatBody) -> None:
-    """Raises: ApiError 429 for what could not be met anyhow."""
-    gateway.overload.check_deadline(body.deadline_ms)
-    gateway.overload.check_deadline(opened.goals.first_token_deadline_ms, TTFT_HEADER)
 
 
 async def _generate(
@@ -291,8 +292,8 @@ async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, En
     asked = accepted.requests if goals.named else accepted.requests[:1]
     try:
         found = await asyncio.gather(*(gateway.pool.status(request.id) for request in asked))
-    except Exception:
-        log.info("no times of a call", extra={"request_id": accepted.parent})
+    except OrcaError as error:
+        log.info("no times of a call: %s", error, extra={"request_id": accepted.parent})
         found = []
     statuses = {status.request.id: status for status in found}
     for status in statuses.values():
@@ -319,7 +320,10 @@ def _count_goals(
     A client that leaves before its first token would otherwise be missed out, and those leave that wait longest.
     """
     request_id = status.request.id
+    is_ours = {
+        Goal.TTFT: not accepted.is_resumed,
+        Goal.TPOT: request_id in ends and request_id not in accepted.ended_before,
+    }
     for goal, outcome in judge(accepted.rendering.goals, status, waited_ms).items():
-        saw_end = request_id in ends and request_id not in accepted.ended_before
-        if not accepted.is_resumed if goal is Goal.TTFT else saw_end:
+        if is_ours[goal]:
             gateway.metrics.count_goal(goal, outcome)
