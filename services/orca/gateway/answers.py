@@ -30,23 +30,33 @@ class CompletionLogprobs(Answer):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(Answer):
+class Choice(Answer):
+    """What one choice has in both APIs."""
+
     index: int
-    text: str
-    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None = Field(description="The stop string or token id that ended it.")
-    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
-class Completion(Answer):
+class Generation(Answer):
+    """What a whole answer has in both APIs."""
+
     id: str
-    object: Literal["text_completion"]
     created: int = Field(description="Unix seconds.")
     model: str
-    choices: list[CompletionChoice]
     usage: Usage
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
+
+
+class Completion(Generation):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 class TopLogprob(Answer):
@@ -70,23 +80,15 @@ class ChatAnswer(Answer):
     refusal: None
 
 
-class ChatChoice(Answer):
-    index: int
+class ChatChoice(Choice):
     message: ChatAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-    stop_reason: str | int | None = Field(description="The stop string or token id that ended it.")
-    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
-class ChatCompletion(Answer):
-    id: str
+class ChatCompletion(Generation):
     object: Literal["chat.completion"]
-    created: int = Field(description="Unix seconds.")
-    model: str
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     choices: list[ChatChoice]
-    usage: Usage
 
 
 class ChoiceState(Answer):
@@ -171,6 +173,8 @@ class Ready(BaseModel):
     model: str
     revision: str
     pool: Literal["ok", "away"]
-    groups: list[str]
+    groups: list[str] = Field(description="Groups whose scheduler lives.")
+    groups_formed: list[str] = Field(description="Those of them that serve now.")
+    max_total_tokens: int | None = Field(description="The longest request that fits; null until a group has formed.")
     waiting: int | None
     running: int | None

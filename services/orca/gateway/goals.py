@@ -160,11 +160,10 @@ def _is_without_first_token(status: RequestStatus, goal_ms: float, waited_ms: fl
 
 def _is_too_slow_for_all_tokens(status: RequestStatus, goal_ms: float) -> bool:
     """Was it cut off after a time in which all tokens that it may have should have come?"""
-    if status.end is None or status.end.reason in _BY_ITSELF or None in (status.first_token_ms, status.ended_ms):
+    first_token_ms, ended_ms, end = status.first_token_ms, status.ended_ms, status.end
+    if first_token_ms is None or ended_ms is None or end is None or end.reason in _BY_ITSELF:
         return False
-    assert status.first_token_ms is not None
-    assert status.ended_ms is not None
-    return status.ended_ms - status.first_token_ms >= (status.request.max_new_tokens - 1) * goal_ms
+    return ended_ms - first_token_ms >= (status.request.max_new_tokens - 1) * goal_ms
 
 
 def summary(goals: Goals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
