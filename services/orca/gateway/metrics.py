@@ -11,6 +11,17 @@ _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1,
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+_POOL_GAUGES = {
+    "up": "1 when the pool answers.",
+    "requests_waiting": "Requests queued in the pool, by all gateways.",
+    "requests_running": "Requests owned by a group.",
+    "requests_ended": "Ended records kept for their retention.",
+    "oldest_wait_seconds": "Age of the oldest request that waits.",
+    "reserved_bytes": "Bytes promised to accepted requests.",
+    "groups": "Groups with a living seat.",
+    "groups_formed": "Groups that serve: 0 is nobody.",
+}
+
 
 class Metrics:
     """One registry per app, so that several can live in one process."""
@@ -31,62 +42,38 @@ class Metrics:
         self.e2e_latency = histogram("orca_e2e_request_latency_seconds", "From the call to its end.", _SECONDS)
         self.prompt_tokens = histogram("orca_request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.generation_tokens = histogram("orca_request_generation_tokens", "Tokens generated for it.", _TOKENS)
-        self.prompt_tokens_total = Counter(
-            "orca_prompt_tokens", "Prompt tokens accepted.", ["model_name"], registry=self.registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, registry=self.registry)
+
+        self.prompt_tokens_total = counter("orca_prompt_tokens", "Prompt tokens accepted.", "model_name").labels(model)
+        self.generation_tokens_total = counter(
+            "orca_generation_tokens", "Generated tokens delivered.", "model_name"
         ).labels(model)
-        self.generation_tokens_total = Counter(
-            "orca_generation_tokens", "Generated tokens delivered.", ["model_name"], registry=self.registry
-        ).labels(model)
-        self._success = Counter(
-            "orca_request_success", "Requests ended.", ["model_name", "finished_reason"], registry=self.registry
-        )
-        self._goals = Counter(
+        self._success = counter("orca_request_success", "Requests ended.", "model_name", "finished_reason")
+        self._goals = counter(
             "orca_request_slo",
             "Requests that met or missed a latency goal of their call.",
-            ["model_name", "goal", "outcome"],
-            registry=self.registry,
+            *("model_name", "goal", "outcome"),
         )
         for goal, outcome in itertools.product(Goal, Outcome):
             # There from the start, so that a rate of misses can be told from the first one on.
             self._goals.labels(model, goal, outcome)
-        self._http = Counter(
-            "orca_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
+        self._http = counter("orca_http_requests", "HTTP requests answered.", "method", "route", "status")
+        self._by_key = counter("orca_api_key_requests", "HTTP requests answered, by the key's name.", "key", "status")
+        self.key_file_broken = gauge(
+            "orca_api_keys_file_broken", "1 while the file of keys cannot be used: old keys hold."
         )
-        self._by_key = Counter(
-            "orca_api_key_requests",
-            "HTTP requests answered, by the key's name.",
-            ["key", "status"],
-            registry=self.registry,
-        )
-        self.key_file_broken = Gauge(
-            "orca_api_keys_file_broken",
-            "1 while the file of keys cannot be used: old keys hold.",
-            registry=self.registry,
-        )
-        self.open_connections = Gauge(
-            "orca_open_generations", "Connections that wait for tokens.", registry=self.registry
-        )
-        self.asyncio_tasks = Gauge(
+        self.open_connections = gauge("orca_open_generations", "Connections that wait for tokens.")
+        self.asyncio_tasks = gauge(
             "orca_asyncio_tasks",
             "Tasks of this process's event loop that have not ended, that of the scrape among them.",
-            registry=self.registry,
         )
-        self.disconnects = Counter(
-            "orca_client_disconnects", "Clients that left before their answer was whole.", registry=self.registry
-        )
-        self._pool = {
-            name: Gauge(f"orca_pool_{name}", text, registry=self.registry)
-            for name, text in {
-                "up": "1 when the pool answers.",
-                "requests_waiting": "Requests queued in the pool, by all gateways.",
-                "requests_running": "Requests owned by a group.",
-                "requests_ended": "Ended records kept for their retention.",
-                "oldest_wait_seconds": "Age of the oldest request that waits.",
-                "reserved_bytes": "Bytes promised to accepted requests.",
-                "groups": "Groups with a living seat.",
-                "groups_formed": "Groups that serve: 0 is nobody.",
-            }.items()
-        }
+        self.disconnects = counter("orca_client_disconnects", "Clients that left before their answer was whole.")
+        self._pool = {name: gauge(f"orca_pool_{name}", text) for name, text in _POOL_GAUGES.items()}
         self._model = model
 
     def count_end(self, reason: str) -> None:
