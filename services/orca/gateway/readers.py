@@ -6,6 +6,7 @@ A disconnect takes out its own entry, nothing else: the pool's sweep ends a requ
 import asyncio
 import logging
 
+from orca.core.batches import batches
 from orca.core.errors import PoolUnavailable
 from orca.pool.api import Pool
 
@@ -52,9 +53,8 @@ class Readers:
             await asyncio.sleep(self._round_seconds)
 
     async def _renew(self) -> None:
-        entries = list(self._open)
-        for first in range(0, len(entries), RENEW_MAX):
-            await self._pool.renew(entries[first : first + RENEW_MAX])
+        for entries in batches(list(self._open), RENEW_MAX):
+            await self._pool.renew(entries)
 
     async def settle(self) -> None:
         """Wait until entries that were removed are out of the pool."""

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 
+from orca.core.batches import batches
 from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
 from orca.pool.api import LogSlice, Pool
 
@@ -150,9 +151,9 @@ class LogWatcher:
 
     async def _read(self, starts: Mapping[str, int]) -> bool:
         """Read these logs and deliver what is new; whether anything was."""
-        logs, is_seen = list(starts.items()), False
-        for first in range(0, len(logs), READ_MAX):
-            parts = await self._pool.read_many(dict(logs[first : first + READ_MAX]))
+        is_seen = False
+        for logs in batches(list(starts.items()), READ_MAX):
+            parts = await self._pool.read_many(dict(logs))
             self._deliver(parts)
             is_seen = is_seen or bool(parts)
         return is_seen
