@@ -78,6 +78,14 @@ async def is_refused(overload: Overload) -> bool:
     return False
 
 
+async def after_a_full_queue() -> tuple[ToldPool, Clock, Overload]:
+    """A gateway that has just refused a call, by what the pool told."""
+    pool, clock = ToldPool(stats(queued=100)), Clock()
+    overload = overload_of(pool, clock)
+    assert await is_refused(overload)
+    return pool, clock, overload
+
+
 async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
     """What a gateway knows that has looked at the pool for so long."""
     pool, clock = ToldPool(stats()), Clock()
@@ -184,15 +192,13 @@ async def test_a_full_queue_is_known_before_the_pool_is_asked(
     refused = False
     try:
         await overload.check(queue_percent)
-    except Exception as error:
+    except QueueFull as error:
         refused = "wait already" in str(error)
     assert refused == is_refused
 
 
 async def test_no_refusal_waits_for_the_pool() -> None:
-    pool, clock = ToldPool(stats(queued=100)), Clock()
-    overload = overload_of(pool, clock)
-    assert await is_refused(overload)
+    pool, clock, overload = await after_a_full_queue()
     pool.may_answer.clear()
     clock.now_s = 0.4
     async with asyncio.timeout(10):
@@ -202,9 +208,7 @@ async def test_no_refusal_waits_for_the_pool() -> None:
 
 
 async def test_a_place_that_became_free_is_seen_when_the_pool_has_answered() -> None:
-    pool, clock = ToldPool(stats(queued=100)), Clock()
-    overload = overload_of(pool, clock)
-    assert await is_refused(overload)
+    pool, clock, overload = await after_a_full_queue()
     pool.told = stats(queued=99)
     clock.now_s = 0.3
     assert await is_refused(overload)
@@ -214,18 +218,14 @@ async def test_a_place_that_became_free_is_seen_when_the_pool_has_answered() -> 
 
 
 async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by_what_is_old() -> None:
-    pool, clock = ToldPool(stats(queued=100)), Clock()
-    overload = overload_of(pool, clock)
-    assert await is_refused(overload)
+    pool, clock, overload = await after_a_full_queue()
     pool.told = stats(queued=99)
     clock.now_s = 0.6
     assert not await is_refused(overload)
 
 
 async def test_a_pool_that_stops_answering_refuses_nobody_by_what_it_said_before() -> None:
-    pool, clock = ToldPool(stats(queued=100)), Clock()
-    overload = overload_of(pool, clock)
-    assert await is_refused(overload)
+    pool, clock, overload = await after_a_full_queue()
     pool.may_answer.clear()
     clock.now_s = 0.6
     assert not await is_refused(overload)

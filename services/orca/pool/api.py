@@ -163,9 +163,8 @@ class RequestStatus:
     end: End | None
     first_claimed_ms: int | None  # wall clock of its first claim, None while it never ran
     first_token_ms: int | None  # wall clock at which token 0 was committed, None while there is none
-    ended_ms: (
-        int | None
-    )  # wall clock of the end, None while there is none; that of the last token where both came in one
+    # Wall clock of the end, None while there is none; that of the last token where both came in one.
+    ended_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,8 @@ async def _serve(
         gpus=gpus,
     )
     specs = plan(settings, model, around)
-    children: list[Supervised] = [*filter(None, (redis,)), *(Child(spec) for spec in specs)]
+    children: list[Supervised] = [] if redis is None else [redis]
+    children += [Child(spec) for spec in specs]
     recovery = Recovery(children, display.report)
     supervisor = Supervisor(children, tell=display.report, on_death=recovery.note_death)
     reasons: dict[str, str] = {}
