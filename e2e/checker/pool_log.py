@@ -21,6 +21,8 @@ LASTING_BEFORE = frozenset({"closed"})
 READER = "checker"
 READER_ACL = f"user {READER} on nopass ~{PREFIX}* resetchannels -@all +@read +@connection +info\n"
 """Line of the Redis's file of users: the services' own user may not look for keys."""
+OPEN_ACL = f"user default on nopass ~* &* +@all\n{READER_ACL}"
+"""The whole file of a Redis that the checker starts itself, which lets in whoever reaches it."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:

@@ -1,9 +1,12 @@
 """Which process of a running `orca up` is which, found in the process table alone."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+CHILD_ENDS_WITHIN_S = 10.0
 
 
 def find_parts(supervisor: int) -> dict[str, psutil.Process]:
@@ -18,10 +21,25 @@ def find_parts(supervisor: int) -> dict[str, psutil.Process]:
         name = _name_of(child)
         if name is None:
             continue
-        parts[name] = child
-        if name.startswith("worker-"):
-            parts |= {name.replace("worker", "rank") + f".{place}": rank for place, rank in enumerate(ranks_of(child))}
+        parts |= with_ranks(name, child)
     return parts
+
+
+def with_ranks(name: str, process: psutil.Process) -> dict[str, psutil.Process]:
+    """A part and, of a stage's controller, its ranks: worker-0.1 with rank-0.1.0 and so on, oldest first."""
+    if not name.startswith("worker-"):
+        return {name: process}
+    rank = name.replace("worker", "rank")
+    return {name: process, **{f"{rank}.{place}": found for place, found in enumerate(_ranks_of(process))}}
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child that was asked to end; by force after a while."""
+    try:
+        process.wait(CHILD_ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def role_of(part: str) -> str:
@@ -57,7 +75,7 @@ def _name_of(process: psutil.Process) -> str | None:
     return log.stem if log.suffix == ".log" else None
 
 
-def ranks_of(controller: psutil.Process) -> Iterator[psutil.Process]:
+def _ranks_of(controller: psutil.Process) -> Iterator[psutil.Process]:
     """The ranks of a stage, oldest first."""
     try:
         yield from sorted(controller.children(), key=lambda child: child.create_time())

@@ -21,12 +21,10 @@ import psutil
 
 from checker.checkouts import Release, Releases
 from checker.layout import GATEWAYS, GROUPS, PARTS, Layout
-from checker.pool_log import READER_ACL
-from checker.processes import is_running, ranks_of
-from checker.system import System, SystemBroke, wait_for
+from checker.pool_log import OPEN_ACL
+from checker.processes import end_child, with_ranks
+from checker.system import System, SystemBroke, model_of, wait_for
 
-READY_WITHIN_S = 600.0
-"""Nine processes start at once."""
 DRAINS_WITHIN_S = 60.0
 DEATHS_MAX, DEATHS_WITHIN_S = 6, 60.0
 """A part that dies more often by itself or by faults ends the run, as with `orca up`."""
@@ -57,25 +55,10 @@ class RollingSystem(System):
         """flags: `--model DIR --dtype float32`; others of `orca up` mean nothing here."""
         super().__init__(folder, flags, environment=environment)
         self.releases = releases
-        self.layout = Layout(Path(dict(zip(flags[::2], flags[1::2], strict=True))["--model"]), folder)
+        self.layout = Layout(Path(model_of(flags)), folder)
         self._parts: dict[str, Part] = {}
         self._watch: asyncio.Task[None] | None = None
         self._broken: str | None = None
-
-    async def __aenter__(self) -> "RollingSystem":
-        for folder in (self.logs, self.layout.iterations, self.folder / "redis"):
-            folder.mkdir(parents=True)
-        (self.folder / "redis" / "users.acl").write_text(f"user default on nopass ~* &* +@all\n{READER_ACL}")
-        self.output_path.touch()
-        try:
-            for name in ("redis", *PARTS):
-                self._parts[name] = Part(name, self.releases.before, self._start(name, self.releases.before))
-            self._watch = asyncio.create_task(self._keep())
-            await wait_for(self._is_ready, READY_WITHIN_S, "a system that is ready")
-        except BaseException:
-            await self._end()
-            raise
-        return self
 
     @property
     def url(self) -> str:
@@ -99,10 +82,7 @@ class RollingSystem(System):
             if not part.is_alive:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[part.name] = psutil.Process(part.process.pid)
-        for name in [name for name in found if name.startswith("worker-")]:
-            ranks = enumerate(ranks_of(found[name]))
-            found |= {f"{name.replace('worker', 'rank')}.{place}": rank for place, rank in ranks}
+                found |= with_ranks(part.name, psutil.Process(part.process.pid))
         self._family |= set(found.values())
         return found
 
@@ -187,6 +167,15 @@ class RollingSystem(System):
     def _last_words(self, name: str) -> str:
         return self.log_of(name).read_text(errors="replace")[-2000:]
 
+    async def _begin(self) -> None:
+        for folder in (self.logs, self.layout.iterations, self.folder / "redis"):
+            folder.mkdir(parents=True)
+        (self.folder / "redis" / "users.acl").write_text(OPEN_ACL)
+        self.output_path.touch()
+        for name in ("redis", *PARTS):
+            self._parts[name] = Part(name, self.releases.before, self._start(name, self.releases.before))
+        self._watch = asyncio.create_task(self._keep())
+
     def _is_ready(self) -> bool:
         self.check_up()
         if not all('"epoch formed"' in self.log_of(f"scheduler-{group}").read_text() for group in GROUPS):
@@ -209,14 +198,5 @@ class RollingSystem(System):
                 part.process.send_signal(signal.SIGCONT)
                 part.process.terminate()
             for part in parts:
-                await _ended(part.process)
-        for left in filter(is_running, self._family):
-            left.kill()
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
-    try:
-        await asyncio.to_thread(process.wait, 10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+                await asyncio.to_thread(end_child, part.process)
+        self._kill_family()

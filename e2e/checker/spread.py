@@ -23,16 +23,15 @@ from pathlib import Path
 import httpx
 import psutil
 
-from checker.pool_log import READER_ACL
-from checker.processes import is_running, ranks_of
-from checker.system import System, SystemBroke, wait_for
+from checker.pool_log import OPEN_ACL
+from checker.processes import end_child, with_ranks
+from checker.system import System, SystemBroke, model_of
 
 INSIDE_VARIABLE = "ORCA_CHECKER_OWN_NETWORK"
 NETWORK = "10.77.0"
 HOSTS = {"redis": 2, "gateway": 3, "scheduler": 4, "stage0": 10, "stage1": 11}
 CONTROL_PORT, REDIS_PORT, HTTP_PORT, RENDEZVOUS_PORT, METRICS_PORT = 7000, 6379, 8000, 7001, 7002
 NAMES = {"scheduler": "scheduler-0", "stage0": "worker-0.0", "stage1": "worker-0.1"}
-READY_WITHIN_S = 180.0
 
 
 def address(host: str, port: int) -> str:
@@ -91,24 +90,13 @@ class Cut:
 class SpreadSystem(System):
     """A group of two stages, a gateway and a Redis, each in a namespace of its own."""
 
+    ready_within_s = 180.0
+
     def __init__(self, folder: Path, flags: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         """flags: `--model DIR --dtype NAME`; others of `orca up` mean nothing here."""
         super().__init__(folder, flags, environment=environment)
-        self._model = dict(zip(flags[::2], flags[1::2], strict=True))["--model"]
+        self._model = model_of(flags)
         self._parts: dict[str, subprocess.Popen[bytes]] = {}
-
-    async def __aenter__(self) -> "SpreadSystem":
-        self.logs.mkdir(parents=True)
-        self.iterations.mkdir()
-        _build_network()
-        try:
-            for host, command in self._commands().items():
-                self._start(host, command)
-            await wait_for(self._is_ready, READY_WITHIN_S, "a system that is ready")
-        except BaseException:
-            await self._end()
-            raise
-        return self
 
     @property
     def output(self) -> str:
@@ -137,14 +125,16 @@ class SpreadSystem(System):
         for host, popen in self._parts.items():
             if popen.poll() is not None:
                 continue
-            name, process = NAMES.get(host, host), psutil.Process(popen.pid)
-            found[name] = process
-            if name.startswith("worker-"):
-                found |= {
-                    f"{name.replace('worker', 'rank')}.{place}": rank for place, rank in enumerate(ranks_of(process))
-                }
+            found |= with_ranks(NAMES.get(host, host), psutil.Process(popen.pid))
         self._family |= set(found.values())
         return found
+
+    async def _begin(self) -> None:
+        self.logs.mkdir(parents=True)
+        self.iterations.mkdir()
+        _build_network()
+        for host, command in self._commands().items():
+            self._start(host, command)
 
     def _is_ready(self) -> bool:
         self.check_up()
@@ -183,7 +173,7 @@ class SpreadSystem(System):
     def _redis_command(self) -> list[str]:
         folder = self.folder / "data" / "redis"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "users.acl").write_text(f"user default on nopass ~* &* +@all\n{READER_ACL}")
+        (folder / "users.acl").write_text(OPEN_ACL)
         words = ["--dir", str(folder), "--bind", f"{NETWORK}.{HOSTS['redis']}", "--port", str(REDIS_PORT)]
         # Its only users are those of these namespaces.
         words += ["--protected-mode", "no"]
@@ -206,13 +196,8 @@ class SpreadSystem(System):
         for host in ("gateway", "scheduler", "stage0", "stage1", "redis"):
             if (process := self._parts.get(host)) is not None:
                 process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        for left in filter(is_running, self._family):
-            left.kill()
+                end_child(process)
+        self._kill_family()
 
 
 def _build_network() -> None:

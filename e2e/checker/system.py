@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 import psutil
@@ -17,7 +18,6 @@ import psutil
 from checker.pool_log import READER_ACL
 from checker.processes import find_parts, is_running, role_of
 
-READY_WITHIN_S = 600.0
 ENDS_WITHIN_S = 60.0
 POLL_S = 0.1
 
@@ -28,6 +28,8 @@ class SystemBroke(Exception):
 
 class System:
     """One system on one machine: `async with System(folder, flags) as system: system.url`."""
+
+    ready_within_s = 600.0  # many processes start at once, perhaps on a machine that many share
 
     def __init__(self, folder: Path, flags: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         """
@@ -46,20 +48,10 @@ class System:
         self._process: asyncio.subprocess.Process | None = None
         self._family: set[psutil.Process] = set()
 
-    async def __aenter__(self) -> "System":
-        self.folder.mkdir(parents=True, exist_ok=True)
-        users = self.folder / "data" / "redis" / "users.acl"
-        users.parent.mkdir(parents=True, exist_ok=True)
-        users.write_text(READER_ACL)
-        with self.output_path.open("wb") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL, env=self._environment
-            )
+    async def __aenter__(self) -> Self:
         try:
-            await wait_for(
-                lambda: "\nReady:" in self.output or not self.is_up, READY_WITHIN_S, "a system that is ready"
-            )
-            self.check_up()
+            await self._begin()
+            await wait_for(self._is_ready, self.ready_within_s, "a system that is ready")
         except BaseException:
             await self._end()
             raise
@@ -104,10 +96,26 @@ class System:
         self._family |= set(parts.values())
         return parts
 
+    async def _begin(self) -> None:
+        """Start it; it need not be ready."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        users = self.folder / "data" / "redis" / "users.acl"
+        users.parent.mkdir(parents=True, exist_ok=True)
+        users.write_text(READER_ACL)
+        with self.output_path.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=output, stderr=output, stdin=asyncio.subprocess.DEVNULL, env=self._environment
+            )
+
+    def _is_ready(self) -> bool:
+        """Raises: SystemBroke when it has ended instead."""
+        if not self.is_up:
+            self.check_up()
+        return "\nReady:" in self.output
+
     async def _end(self) -> None:
         """Politely, then by force; only what this object started."""
-        assert self._process is not None
-        if not self.is_up:
+        if self._process is None or not self.is_up:
             self._kill_family()
             return
         for process in self.parts().values():
@@ -125,6 +133,11 @@ class System:
         for process in self._family:
             if is_running(process):
                 _signal(process, signal.SIGKILL)
+
+
+def model_of(flags: Sequence[str]) -> str:
+    """The model that flags of the form `--name value` name."""
+    return dict(zip(flags[::2], flags[1::2], strict=True))["--model"]
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
