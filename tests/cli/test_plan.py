@@ -94,9 +94,9 @@ def test_only_a_restarted_scheduler_is_told_that_the_one_before_it_is_dead() -> 
     assert specs["worker-0.0"].restart_arguments == ()
 
 
-def test_threads_default_to_the_processors_shared_by_all_ranks() -> None:
+def test_all_ranks_share_the_processors_and_leave_one_to_the_other_parts() -> None:
     processors = len(os.sched_getaffinity(0))
-    assert parse_settings(["--stages", "1"]).threads_per_rank == processors
+    assert parse_settings(["--stages", "1"]).threads_per_rank == max(1, processors - 1)
     assert parse_settings(["--stages", str(processors), "--tensor", "2"]).threads_per_rank == 1
 
 
