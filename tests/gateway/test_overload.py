@@ -1,6 +1,7 @@
 """More calls than can be served: who is refused, how cheaply, and when they are told to come back."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -337,3 +338,17 @@ async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill
             for key in ("b", "p")
         ]
         assert [error_of(answer)[0] for answer in answers] == [429, 400]
+
+
+async def test_a_refused_call_counts_by_its_path_and_against_its_keys_limits(tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text(line(ApiKey("one", digest("k"), Limits(requests_per_minute=1))))
+    settings = Settings(model="tiny", api_keys_file=str(file))
+    async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=100))) as one:
+        keyed = {"authorization": "Bearer k"}
+        # The first one asks the pool, behind the router; from the second on the queue is known to be full.
+        first, second = [await one.client.post(COMPLETIONS, json={"prompt": "a"}, headers=keyed) for _ in range(2)]
+        assert [error_of(answer)[1]["code"] for answer in (first, second)] == ["queue_full", "rate_limit_exceeded"]
+        assert second.headers["x-ratelimit-remaining-requests"] == "0"
+        metrics = (await one.client.get("/metrics")).text
+        assert re.search(r'orca_http_requests_total\{[^}]*route="/v1/completions"[^}]*status="429"[^}]*\} 2', metrics)

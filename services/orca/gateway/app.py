@@ -25,7 +25,7 @@ from orca.gateway.accept import Served
 from orca.gateway.auth import check_access, key_check
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
-from orca.gateway.errors import ApiError, answer_to
+from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.generation import Gateway, wall_clock_ms
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
@@ -37,6 +37,7 @@ from orca.gateway.receive import Intake
 from orca.gateway.render import Reading
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
+from orca.gateway.turn_away import TurnAway
 from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool
 
@@ -89,6 +90,7 @@ def create_app(
     app.state.gateway = gateway
     app.include_router(_open_routes())
     app.include_router(_keyed_routes(), dependencies=[Depends(key_check(keys))])
+    app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
@@ -106,11 +108,11 @@ def _keyed_routes() -> APIRouter:
     """What needs a key, if there are any."""
     router = APIRouter()
 
-    @router.post("/v1/completions", **document.COMPLETIONS)
+    @router.post(generation.COMPLETIONS, **document.COMPLETIONS)
     async def completions(request: Request) -> Response:
         return await generation.complete(_gateway(request), request)
 
-    @router.post("/v1/chat/completions", **document.CHAT_COMPLETIONS)
+    @router.post(generation.CHAT, **document.CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
 
@@ -233,23 +235,23 @@ def _map_errors(app: FastAPI) -> None:
 
     async def api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return _answer(error)
+        return response_to(error)
 
     async def orca_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, OrcaError)
-        return _answer(answer_to(error))
+        return response_to(answer_to(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return _answer(ApiError(error.status_code, message, code=code), error.headers)
+        return response_to(ApiError(error.status_code, message, code=code), error.headers)
 
     async def client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     async def bug(_: Request, __: Exception) -> Response:
-        return _answer(ApiError(500, "internal error", kind="server_error", code="internal_error"))
+        return response_to(ApiError(500, "internal error", kind="server_error", code="internal_error"))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         ApiError: api_error,
@@ -260,12 +262,3 @@ def _map_errors(app: FastAPI) -> None:
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-
-
-def _answer(error: ApiError, headers: Any = None) -> Response:
-    return Response(
-        error.body(),
-        status_code=error.status,
-        headers={**(headers or {}), **error.headers()},
-        media_type="application/json",
-    )

@@ -13,6 +13,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from orca.core.errors import SettingError
@@ -59,8 +60,7 @@ def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
         if keys.is_open:
             yield
             return
-        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-        key = keys.find(shown.strip() if scheme.lower() == "bearer" else "")
+        key = shown_key(keys, request.headers)
         if key is None:
             raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
         request.scope[KEYS_SHOWN].append(key)
@@ -71,6 +71,12 @@ def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
             keys.leave(key)
 
     return check
+
+
+def shown_key(keys: KeyRing, headers: Headers) -> ApiKey | None:
+    """The one of `keys` that a call shows."""
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    return keys.find(shown.strip() if scheme.lower() == "bearer" else "")
 
 
 def owner_of(request: Request) -> str:

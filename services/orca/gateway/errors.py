@@ -3,12 +3,15 @@
 ApiError        an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
 `answer_to`     OrcaError -> ApiError
 `answer_to_end` the reason of an end that is none of the generation's own -> ApiError
+`response_to`   ApiError -> HTTP
 """
 
 import logging
 import math
+from collections.abc import Mapping
 
 import orjson
+from starlette.responses import Response
 
 from orca.core.errors import (
     InvalidRequest,
@@ -134,6 +137,16 @@ def answer_to_end(reason: FinishReason) -> ApiError | None:
             # Also alone (pool/poison.py), or the first group to form was too small for what was accepted before it.
             message = "the request cannot be run: it broke every group that ran it, or none has memory for it"
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)
+
+
+def response_to(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """Args: headers: of the answer besides the error's own."""
+    return Response(
+        error.body(),
+        status_code=error.status,
+        headers={**(headers or {}), **error.headers()},
+        media_type="application/json",
+    )
 
 
 def _shortened(text: str, most: int) -> str:

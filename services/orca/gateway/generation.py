@@ -49,6 +49,9 @@ from orca.pool.api import Pool, RequestStatus, Submission
 
 log = logging.getLogger(__name__)
 
+COMPLETIONS, CHAT = PATHS = "/v1/completions", "/v1/chat/completions"
+"""Of the calls that generate."""
+
 CallBody = TypeVar("CallBody", CompletionBody, ChatBody)
 
 

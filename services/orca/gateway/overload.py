@@ -115,15 +115,19 @@ class Overload:
 
         Raises: QueueFull when the queue is known to be full; a pool that does not answer is left to `submit`.
         """
-        share = (queue_percent or 100) / 100
-        age_s = self._clock_s() - self._known_s
-        if age_s > ASK_SECONDS:
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._ask())
-            if age_s > BELIEVE_SECONDS or self._fullness(share) is None:
-                await self._wait_for(self._asking)
-        if message := self._fullness(share):
-            raise self.refusal(QueueFull(message), secrets.token_hex(8))
+        refusal = self.refusal_known(queue_percent)
+        if refusal is None and self._asking is not None and self._age_s > ASK_SECONDS:
+            await self._wait_for(self._asking)
+            refusal = self._refusal_by_counts(queue_percent)
+        if refusal is not None:
+            raise refusal
+
+    def refusal_known(self, queue_percent: int | None = None) -> Overloaded | None:
+        """What `check` would raise, where that is known without waiting; sees to it that counts are asked for."""
+        age_s = self._age_s
+        if age_s > ASK_SECONDS and self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        return self._refusal_by_counts(queue_percent) if age_s <= BELIEVE_SECONDS else None
 
     def check_answers(self, answers: int) -> None:
         """Raises: ApiError 503 when so many answers are open here that one more would leave no way in for the rest."""
@@ -167,6 +171,15 @@ class Overload:
     def note_full(self) -> None:
         """The queue had no place for one more: what is counted here is behind."""
         self._has_refused = True
+
+    @property
+    def _age_s(self) -> float:
+        """Of what is known."""
+        return self._clock_s() - self._known_s
+
+    def _refusal_by_counts(self, queue_percent: int | None) -> Overloaded | None:
+        message = self._fullness((queue_percent or 100) / 100)
+        return None if message is None else self.refusal(QueueFull(message), secrets.token_hex(8))
 
     def _retry_after_s(self, waiting: int, word: str) -> float:
         return retry_after_seconds(waiting, self._rate.per_second, word)

@@ -1,0 +1,64 @@
+"""Refuses calls for the load in front of the router: the refusal of `Overload.check`, at a part of what it costs there.
+
+A gateway that is asked for many times what the groups can do mostly refuses, and where it shares processors with them,
+each refusal takes computing time from a call that was accepted.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orca.gateway.auth import KEYS_SHOWN, shown_key
+from orca.gateway.errors import ApiError, answer_to, response_to
+from orca.gateway.generation import Gateway
+from orca.gateway.idempotency import HEADER
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What the router would have noted of a call, for those who count by it."""
+
+    path: str
+
+
+class TurnAway:
+    """ASGI middleware. Whatever is not plainly one call too many passes, and is judged behind the router: other paths,
+    calls without a valid key, and those that may repeat an accepted call.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, paths: Collection[str]) -> None:
+        """Args: paths: of the calls that generate."""
+        self._app = app
+        self._gateway = gateway
+        self._routes = {path: _Route(path) for path in paths}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        refusal = None if route is None else self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            scope["route"] = route
+            await response_to(refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        gateway, headers = self._gateway, Headers(scope=scope)
+        if gateway.drain.has_begun or HEADER in headers:
+            return None
+        key = None
+        if not gateway.keys.is_open and (key := shown_key(gateway.keys, headers)) is None:
+            return None
+        overloaded = gateway.overload.refusal_known(None if key is None else key.limits.queue_percent)
+        if overloaded is None:
+            return None
+        refusal = answer_to(overloaded)
+        if key is not None:
+            scope[KEYS_SHOWN].append(key)
+            try:
+                gateway.keys.enter(key)
+            except ApiError as error:
+                return error
+            gateway.keys.leave(key)
+        return refusal
