@@ -64,7 +64,7 @@ def plan_walk(roles: Iterable[str], *, only: str = "") -> list[Stop]:
     # In turns: a part that has just died may not die again at once.
     turns = sorted(POINTS, key=lambda point: [each for each in POINTS if each.part == point.part].index(point))
     wanted = [Stop(point, action) for action in ACTIONS for point in turns]
-    wanted += [Stop(point, COME_LATE) for point in LATE_POINTS]
+    wanted += [Stop(point, action) for point, action in LATE_POINTS.items()]
     can_die = {"worker" if role == "stage" else role for role in roles}
     return [stop for stop in wanted if only in stop.name and (not stop.kills or stop.point.part in can_die)]
 
@@ -111,8 +111,8 @@ class Walk:
             return f"no such call came within {REACHED_WITHIN_S:g} s{tokens}"
         if stop.action == COME_LATE:
             _kill_a_rank(scene)
-            if not await _appears(scene, CAME_LATE):
-                return f"nobody joined within {REACHED_WITHIN_S:g} s"
+        if stop.point in LATE_POINTS and not await _appears(scene, CAME_LATE):
+            return f"nobody joined or claimed within {REACHED_WITHIN_S:g} s"
         return None
 
     async def _calm(self, scene: Scene, part: str) -> bool:

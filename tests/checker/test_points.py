@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,15 @@ import pytest
 from checker.faults import PlannedFault
 from checker.freezes import NewClaims, standby_command, standing_by
 from checker.partitions import plan_partitions
-from checker.points.fault_points import LateCalls, Trigger
+from checker.points.fault_points import HeldCommits, LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.mutants import MUTANTS
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE, LATE_POINTS, POINTS
 from checker.spread import Cut
 from checker.walk import plan_walk
+from orca.core.request import Token
+from orca.core.step import Claim
+from orca.pool.api import CommitEntry
 
 E2E = Path(__file__).parents[2] / "e2e"
 
@@ -107,6 +111,19 @@ async def test_what_is_late_comes_once_and_its_failure_is_nobodys(tmp_path: Path
     await late.come()
     assert came == ["step"]
     assert (tmp_path / CAME_LATE).exists()
+
+
+async def test_a_commit_outlives_its_maker_until_its_requests_are_claimed_again(tmp_path: Path) -> None:
+    entry = CommitEntry(request_id="a.0", claim=Claim(1, "s/1"), index=0, tokens=(Token(5),))
+    came: list[Sequence[CommitEntry]] = []
+
+    async def commit(entries: Sequence[CommitEntry]) -> None:
+        came.append(entries)
+
+    HeldCommits(tmp_path).hold([entry, replace(entry, request_id="b.0")])
+    for claimed in ({"c.0"}, {"a.0"}, {"a.0"}):
+        await HeldCommits(tmp_path).come(claimed, commit)
+    assert came == [[entry]]
 
 
 def test_parts_are_known_by_their_command_line() -> None:

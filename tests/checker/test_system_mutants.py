@@ -9,10 +9,10 @@ import pytest
 
 E2E = Path(__file__).parents[2] / "e2e"
 KILL = ("kills", "--kills", "1", "--faults", "scheduler", "--no-freezes")
-FREEZE = ("freezes", "--rounds", "1", "--faults", "scheduler")
 LOSE_REPLY = ("points", "--only", "scheduler grpc.Run: drop reply")
 SOAK = ("soak", "--minutes", "5", "--quiet", "80", "--least-life", "2", "--faults", "rank")
 COME_LATE = ("points", "--only", "worker serve.Run: come late")
+OUTLIVE = ("points", "--only", "scheduler pool.commit: outlive")
 
 
 @pytest.mark.prove
@@ -24,7 +24,7 @@ COME_LATE = ("points", "--only", "worker serve.Run: come late")
         ("neighbour's slots", "equals_oracle", KILL),
         ("step twice", "stale_work_is_refused", LOSE_REPLY),
         ("epochs ignored", "stale_work_is_refused", COME_LATE),
-        ("claims ignored", "stale_work_is_refused", FREEZE),
+        ("claims ignored", "stale_work_is_refused", OUTLIVE),
         ("calls remembered", "does_not_grow", SOAK),
     ],
 )

@@ -1,11 +1,13 @@
 """Wraps the calls of a process by name, and does what is armed when its time has come."""
 
 import asyncio
+import functools
 import json
 import os
+import pickle
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,32 @@ class LateCalls:
             self._told.touch()
 
 
+class HeldCommits:
+    """A commit that is under way when its scheduler dies, as a file. What made it will never hear of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "commit"
+        self._told = folder / names.CAME_LATE
+
+    def hold(self, entries: Sequence[Any]) -> None:
+        self._file.write_bytes(pickle.dumps(entries))
+
+    async def come(self, claimed: Container[str], commit: Callable[[Sequence[Any]], Awaitable[Any]]) -> None:
+        """Args: claimed: the requests that have just changed hands; of others nothing comes."""
+        if not self._file.exists():
+            return
+        entries = [entry for entry in pickle.loads(self._file.read_bytes()) if entry.request_id in claimed]
+        if entries:
+            self._file.unlink()
+            await commit(entries)
+            self._told.touch()
+
+
 def install(folder: Path, part: str) -> None:
     trigger = Trigger(folder, part)
+    if part == "scheduler":
+        held = HeldCommits(folder)
+        after_import("orca.pool.redis_pool", lambda module: _wrap_commits(module.RedisPool, trigger, held))
     after_import("orca.pool.redis_link", lambda module: _wrap_redis(module, trigger))
     after_import("orca.core.links", lambda module: _wrap_stubs(module, trigger))
     late = LateCalls(folder)
@@ -97,6 +123,23 @@ def _wrap_redis(module: Any, trigger: Trigger) -> None:
         return await _at(action, lambda: run(self, transition, *args), lost)
 
     module.RedisLink.run = wrapped
+
+
+def _wrap_commits(pool: Any, trigger: Trigger, held: HeldCommits) -> None:
+    claim, commit = pool.claim, pool.commit
+
+    async def wrapped_claim(self: Any, *args: Any, **options: Any) -> Any:
+        answer = await claim(self, *args, **options)
+        await held.come({given.request.id for given in answer.claimed}, functools.partial(commit, self))
+        return answer
+
+    async def wrapped_commit(self: Any, entries: Sequence[Any]) -> Any:
+        if trigger.action("pool.commit") == names.OUTLIVE:
+            held.hold(entries)
+            _die()
+        return await commit(self, entries)
+
+    pool.claim, pool.commit = wrapped_claim, wrapped_commit
 
 
 def _wrap_service(served: Any, trigger: Trigger, late: LateCalls) -> None:

@@ -10,6 +10,7 @@ KILL_AFTER = "kill after"  # it was made, and nobody has used its answer
 DROP_REPLY = "drop reply"  # it was made, and the caller is told that no answer came
 ACTIONS = (KILL_BEFORE, KILL_AFTER, DROP_REPLY)
 COME_LATE = "come late"  # it was made, and comes once more behind the next join, as if it had been held up on its way
+OUTLIVE = "outlive"  # it is on its way when its maker dies, and comes when another has just claimed the requests
 
 CAME_LATE = "late"
 """File that says so."""
@@ -44,5 +45,7 @@ POINTS = (
     Point("worker", "serve.Run"),
     *(Point("worker", f"serve.{name}", FORMING) for name in ("Status", "Join")),
 )
-LATE_POINTS = (Point("worker", "serve.Run"),)
-"""What comes here late is a step of an epoch that is over."""
+LATE_POINTS = {Point("worker", "serve.Run"): COME_LATE, Point("scheduler", "pool.commit"): OUTLIVE}
+"""What comes late here is a step of an epoch that is over, and tokens of a claim that is over. Nothing else has come
+for these requests meanwhile: the tokens fit the log, and the fence alone keeps them out.
+"""
