@@ -133,6 +133,20 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "bad_words", ["a"]),
     (COMPLETIONS, "truncate_prompt_tokens", 5),
     (COMPLETIONS, "priority", 1),
+    (COMPLETIONS, "regex", "a+"),
+    (COMPLETIONS, "ebnf", "root ::= 'a'"),
+    (COMPLETIONS, "json_schema", "{}"),
+    (COMPLETIONS, "grammar", "root ::= 'a'"),
+    (COMPLETIONS, "nvext", {"guided_json": {}}),
+    (COMPLETIONS, "num_beams", 4),
+    (COMPLETIONS, "max_new_tokens", 5),
+    (COMPLETIONS, "no_repeat_ngram_size", 2),
+    (COMPLETIONS, "typical_p", 0.5),
+    (COMPLETIONS, "mirostat", 2),
+    (COMPLETIONS, "lora_path", "a"),
+    (CHAT, "best_of", 2),
+    (CHAT, "suffix", "end"),
+    (CHAT, "response_schema", {}),
 ]
 
 

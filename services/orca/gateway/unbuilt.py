@@ -1,7 +1,8 @@
 """Fields that would change the meaning of an answer and are not built: refused by name, never dropped.
 
 Each has the values that mean nothing; null always does. A field that is missing here and in `bodies.py` is harmless
-and ignored.
+and ignored. The names are those of OpenAI's API and of what other servers add to it, by which clients know them: a
+constraint or a sampler that is dropped in silence gives an answer which its client takes for another.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ from typing import Any
 from orca.core.errors import InvalidRequest
 
 _GENERATION: dict[str, tuple[Any, ...]] = {
+    # OpenAI
     "response_format": ({"type": "text"},),
+    "verbosity": ("medium",),
+    # vLLM
     "structured_outputs": ({},),
     "structural_tag": (),
     "guided_json": (),
@@ -32,6 +36,51 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
     "prompt_embeds": (),
     "kv_transfer_params": (),
+    "thinking_token_budget": (),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    # SGLang
+    "regex": ("",),
+    "ebnf": ("",),
+    "json_schema": ("",),
+    "stop_regex": ([],),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "session_params": ({},),
+    "lora_path": (),
+    "input_embeds": (),
+    # TGI, Transformers and llama.cpp
+    "grammar": ("",),
+    "adapter_id": (),
+    "lora": ([],),
+    "watermark": (False,),
+    "do_sample": (True,),
+    "num_beams": (1,),
+    "max_new_tokens": (),
+    "min_new_tokens": (0,),
+    "max_length": (),
+    "n_predict": (),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "repeat_penalty": (1, 1.0),
+    "dynatemp_range": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "top_a": (0, 0.0),
+    "top_n_sigma": (-1, -1.0),
+    "tfs_z": (1, 1.0),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "samplers": ([],),
+    "image_data": ([],),
+    # TensorRT-LLM, Dynamo and Gemini's proxies
+    "beam_width": (1,),
+    "nvext": ({},),
+    "response_schema": (),
 }
 
 COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {"suffix": ("",)}
@@ -48,6 +97,9 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "chat_template": (),
     "continue_final_message": (False,),
     "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "thinking": ({"type": "disabled"},),
     "reasoning_effort": (),
 }
 
