@@ -1,5 +1,6 @@
 """Models, tokens, metrics, the page, the OpenAPI document, spans and settings."""
 
+import asyncio
 import os
 import re
 from dataclasses import replace
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from gateway_rig import MODEL, WORDS, error_of, ids, rig, until
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
 from orca.core.errors import SettingError
 from orca.gateway.settings import Settings, parse_settings
 from orca.gateway.tracing import Tracing
+from orca.pool.settings import PoolSettings
 
 
 async def test_models_are_listed_and_named() -> None:
@@ -132,6 +135,35 @@ async def test_spans_tell_the_phases_of_a_call_under_the_callers_span() -> None:
     assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {"0af7651916cd43dd8448eb211c80319c"}
     assert call.attributes is not None
     assert call.attributes["gen_ai.usage.output_tokens"] == len(ids(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "outcome"),
+    [
+        ({"prompt": "a", "background": True}, 202, StatusCode.UNSET),
+        ({"prompt": ["a", "b"]}, 429, StatusCode.ERROR),
+    ],
+)
+async def test_a_call_that_is_not_answered_with_tokens_has_a_span_too(
+    body: dict[str, Any], status: int, outcome: StatusCode
+) -> None:
+    exporter = InMemorySpanExporter()
+    async with rig(tracing=Tracing(exporter), schedules=False, pool_settings=PoolSettings(max_queued=1)) as one:
+        assert (await one.client.post("/v1/completions", json=body)).status_code == status
+    [call] = [span for span in exporter.get_finished_spans() if span.name == "POST /v1/completions"]
+    assert call.status.status_code == outcome
+
+
+async def test_a_client_that_leaves_ends_the_span_of_its_call() -> None:
+    exporter = InMemorySpanExporter()
+    async with rig(tracing=Tracing(exporter), schedules=False) as one:
+        call = asyncio.create_task(one.post("/v1/completions", prompt="a"))
+        await until(lambda: len(one.pool.parents) == 1)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    [span] = [span for span in exporter.get_finished_spans() if span.name == "POST /v1/completions"]
+    assert span.attributes is not None
+    assert span.attributes["orca.choices_unseen"] == 1
 
 
 def test_settings_come_from_flags_over_variables_over_defaults() -> None:

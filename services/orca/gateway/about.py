@@ -13,7 +13,7 @@ from orca.core.errors import InvalidRequest, PoolUnavailable
 from orca.gateway.accept import chat_prompt, check_model
 from orca.gateway.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
-from orca.gateway.generation import Gateway
+from orca.gateway.gateway import Gateway
 from orca.gateway.receive import receive_body
 from orca.pool.api import PoolStats
 

@@ -26,7 +26,7 @@ from orca.gateway.auth import check_access, key_check
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to, response_to
-from orca.gateway.generation import Gateway, wall_clock_ms
+from orca.gateway.gateway import Gateway, wall_clock_ms
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits

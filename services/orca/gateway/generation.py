@@ -1,15 +1,11 @@
-"""The life of a call in the gateway: receive, check, tokenize, submit, deliver.
+"""The life of a call: receive, check, tokenize, submit; then delivery.py answers it and closing.py looks back."""
 
-The parts of the process that calls share are in `Gateway`; nothing of a call outlives its connection.
-"""
-
-import asyncio
 import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -18,34 +14,26 @@ from starlette.responses import Response
 from orca.core.errors import (
     InvalidRequest,
     NeverFits,
-    OrcaError,
     Overloaded,
     PoolUnavailable,
     QueueFull,
     UnknownRequest,
 )
-from orca.core.request import End
 from orca.core.request import Request as OrcaRequest
-from orca.gateway.accept import SEEDS, Call, Served, chat_prompt, check_model, completion_prompts, submission
+from orca.gateway.accept import SEEDS, Call, chat_prompt, check_model, completion_prompts, submission
 from orca.gateway.auth import key_of, owner_of
 from orca.gateway.bodies import ChatBody, CompletionBody
+from orca.gateway.closing import note_closed
 from orca.gateway.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
-from orca.gateway.drain import Drain
-from orca.gateway.encoding import Encoder
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goal, Goals, judge, read_goals, summary
+from orca.gateway.gateway import Gateway
+from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_goals
 from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
-from orca.gateway.key_ring import KeyRing
-from orca.gateway.metrics import Metrics
-from orca.gateway.overload import Overload
-from orca.gateway.readers import Readers
-from orca.gateway.receive import Held, Intake, receive_body
-from orca.gateway.render import Reading, Rendering
-from orca.gateway.settings import Settings
+from orca.gateway.receive import Held, receive_body
+from orca.gateway.render import Rendering
 from orca.gateway.state import describe, state_answer
-from orca.gateway.tracing import CallSpan, Tracing
-from orca.gateway.watcher import LogWatcher
-from orca.pool.api import Pool, RequestStatus, Submission
+from orca.gateway.tracing import CallSpan
+from orca.pool.api import Pool, Submission
 
 log = logging.getLogger(__name__)
 
@@ -53,34 +41,6 @@ COMPLETIONS, CHAT = PATHS = "/v1/completions", "/v1/chat/completions"
 """Of the calls that generate."""
 
 CallBody = TypeVar("CallBody", CompletionBody, ChatBody)
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-@dataclass(slots=True, kw_only=True)
-class Gateway:
-    """What all calls of a process share."""
-
-    pool: Pool
-    served: Served
-    settings: Settings
-    clock_ms: Callable[[], int]
-    metrics: Metrics
-    tracing: Tracing
-    watcher: LogWatcher
-    readers: Readers
-    reading: Reading
-    encoder: Encoder
-    keys: KeyRing
-    overload: Overload
-    intake: Intake
-    drain: Drain = field(default_factory=Drain)
-    # Of the longest request that fits, prompt and output, as the first group of our revision that was formed promised;
-    # None until then, and never None again.
-    max_total_tokens: int | None = None
-    finishing: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +108,26 @@ async def _generate(
     *,
     prefix: str,
 ) -> Response:
-    """Submit, and only when the record is durable return the response that will answer."""
+    """Accept the call inside a span of its own, which ends with the connection, or here."""
     span = gateway.tracing.start(f"POST {http.url.path}", http.headers)
+    try:
+        return await _accept(gateway, http, body, prompts, opened, span, prefix=prefix)
+    except BaseException as error:
+        gateway.tracing.fail(span, error)
+        raise
+
+
+async def _accept(
+    gateway: Gateway,
+    http: HttpRequest,
+    body: CompletionBody | ChatBody,
+    prompts: Sequence[Sequence[int]],
+    opened: Opened,
+    span: CallSpan,
+    *,
+    prefix: str,
+) -> Response:
+    """Submit, and only when the record is durable return the response that will answer."""
     is_background = bool(body.background) or _asks_for_async(http)
     call = _call(gateway, http, body, opened, span, prefix=prefix, is_background=is_background)
     wanted = submission(body, prompts, gateway.served, gateway.settings, call)
@@ -163,7 +141,9 @@ async def _generate(
         rendering = Rendering.from_json(stored.render)
         if is_background:
             applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
-            return state_answer(await describe(gateway.pool, gateway.reading, stored), 202, applied)
+            answer = state_answer(await describe(gateway.pool, gateway.reading, stored), 202, applied)
+            gateway.tracing.finish(span, Timing(opened.started), {"orca.request_id": call.parent})
+            return answer
     gateway.readers.add(call.parent, call.reader)
     accepted = Accepted(
         requests=requests,
@@ -272,61 +252,3 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
     except InvalidRequest as error:
         # All else was checked before: our revision is not, or no longer, the one in force. Not the client's mistake.
         raise ApiError(503, str(error), kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1) from error
-
-
-def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None = None) -> None:
-    """A connection is over: judge the goals that are its to judge, and export the call's span.
-
-    Args: ends: those that went out, by request; a client that left has not seen them all.
-    """
-    is_whole = len(ends) == len(accepted.requests)
-    traced = span if span is not None and span.span is not None and is_whole else None
-    if traced is None and not accepted.rendering.goals.named:
-        return
-    task = asyncio.create_task(_look_back(gateway, accepted, dict(ends), traced))
-    gateway.finishing.add(task)
-    task.add_done_callback(gateway.finishing.discard)
-
-
-async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None) -> None:
-    """Tell what only the pool has: when requests were claimed, had their first token, and ended."""
-    waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
-    goals = accepted.rendering.goals
-    asked = accepted.requests if goals.named else accepted.requests[:1]
-    try:
-        found = await asyncio.gather(*(gateway.pool.status(request.id) for request in asked))
-    except OrcaError as error:
-        log.info("no times of a call: %s", error, extra={"request_id": accepted.parent})
-        found = []
-    statuses = {status.request.id: status for status in found}
-    for status in statuses.values():
-        _count_goals(gateway, accepted, ends, status, waited_ms)
-    said = summary(goals, statuses)
-    if said:
-        log.info("goals judged", extra={"request_id": accepted.parent, **said})
-    if span is not None:
-        attributes: dict[str, str | int | float] = {
-            "orca.request_id": accepted.parent,
-            "gen_ai.request.model": accepted.rendering.model,
-            "gen_ai.usage.output_tokens": sum(end.count for end in ends.values()),
-            **{f"orca.{name}": value for name, value in said.items()},
-        }
-        first_claimed_ms = found[0].first_claimed_ms if found else None
-        gateway.tracing.finish(span, accepted.timing, attributes, first_claimed_ms)
-
-
-def _count_goals(
-    gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
-) -> None:
-    """Once for a request: the first token by the connection that made the call, the rest by the one that saw the end.
-
-    A client that leaves before its first token would otherwise be missed out, and those leave that wait longest.
-    """
-    request_id = status.request.id
-    is_ours = {
-        Goal.TTFT: not accepted.is_resumed,
-        Goal.TPOT: request_id in ends and request_id not in accepted.ended_before,
-    }
-    for goal, outcome in judge(accepted.rendering.goals, status, waited_ms).items():
-        if is_ours[goal]:
-            gateway.metrics.count_goal(goal, outcome)

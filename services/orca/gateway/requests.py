@@ -14,10 +14,12 @@ from starlette.responses import Response
 
 from orca.core.errors import UnknownRequest
 from orca.gateway.auth import owner_of
+from orca.gateway.closing import note_closed
 from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
 from orca.gateway.delivery import Accepted, StreamDelivery, Timing
 from orca.gateway.errors import answer_to_end
-from orca.gateway.generation import Gateway, check_revision, note_closed
+from orca.gateway.gateway import Gateway
+from orca.gateway.generation import check_revision
 from orca.gateway.render import Rendering, whole_answer
 from orca.gateway.state import describe, read_logs, state_answer
 from orca.pool.api import Parent

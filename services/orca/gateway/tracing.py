@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from orca.gateway.delivery import Timing
@@ -64,8 +64,18 @@ class Tracing:
         TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
         return CallSpan(span, carrier.get("traceparent"))
 
+    def fail(self, call: CallSpan, error: BaseException) -> None:
+        """End the span of a call that was not accepted. The error's words are the client's, its kind tells enough."""
+        if call.span is not None:
+            call.span.set_status(StatusCode.ERROR, type(error).__name__)
+            call.span.end()
+
     def finish(
-        self, call: CallSpan, timing: Timing, attributes: Mapping[str, str | int | float], first_claimed_ms: int | None
+        self,
+        call: CallSpan,
+        timing: Timing,
+        attributes: Mapping[str, str | int | float],
+        first_claimed_ms: int | None = None,
     ) -> None:
         """End a call's span, with one child per phase that it came to.
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca.gateway.auth import KEYS_SHOWN, shown_key
 from orca.gateway.errors import ApiError, answer_to, response_to
-from orca.gateway.generation import Gateway
+from orca.gateway.gateway import Gateway
 from orca.gateway.idempotency import HEADER
 
 

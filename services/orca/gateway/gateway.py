@@ -1,0 +1,48 @@
+"""What all calls of a gateway process share."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orca.gateway.accept import Served
+from orca.gateway.drain import Drain
+from orca.gateway.encoding import Encoder
+from orca.gateway.key_ring import KeyRing
+from orca.gateway.metrics import Metrics
+from orca.gateway.overload import Overload
+from orca.gateway.readers import Readers
+from orca.gateway.receive import Intake
+from orca.gateway.render import Reading
+from orca.gateway.settings import Settings
+from orca.gateway.tracing import Tracing
+from orca.gateway.watcher import LogWatcher
+from orca.pool.api import Pool
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Gateway:
+    """Its parts; nothing of a call outlives its connection but what is in `finishing`."""
+
+    pool: Pool
+    served: Served
+    settings: Settings
+    clock_ms: Callable[[], int]
+    metrics: Metrics
+    tracing: Tracing
+    watcher: LogWatcher
+    readers: Readers
+    reading: Reading
+    encoder: Encoder
+    keys: KeyRing
+    overload: Overload
+    intake: Intake
+    drain: Drain = field(default_factory=Drain)
+    # Of the longest request that fits, prompt and output, as the first group of our revision that was formed promised;
+    # None until then, and never None again.
+    max_total_tokens: int | None = None
+    finishing: set[asyncio.Task[None]] = field(default_factory=set)
