@@ -14,7 +14,6 @@ from tiny_models import FAMILIES, tiny_checkpoint
 
 from orca.core.errors import ModelError
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing
-from orca.worker.loader import fetch_model
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.shard import Shard, SingleRank, heads_of, part
 
@@ -195,15 +194,6 @@ def test_names_without_the_outer_prefix_are_found(tmp_path: Path) -> None:
     before = load(folder).weight_bytes
     save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}, path)
     assert load(folder).weight_bytes == before
-
-
-def test_a_name_is_fetched_only_if_it_is_no_folder(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fetch_model(original) == original
-    with pytest.raises(ModelError, match="neither a folder nor a model name"):
-        fetch_model("/no/such/folder")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="cannot be reached"):
-        fetch_model("nobody/nothing")
 
 
 @pytest.mark.parametrize("kind", [OneDnnLinear, MklLinear])

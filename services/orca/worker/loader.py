@@ -1,7 +1,7 @@
 """Reads one rank's slices of a model's weights from safetensors files, and nothing else of them.
 
-`fetch_model` brings a model that is named instead of given as a folder; `Checkpoint` reads tensors, whole or in slices,
-and refuses what is missing, misshapen or of a type that is not a plain float.
+`Checkpoint` reads tensors, whole or in slices, and refuses what is missing, misshapen or of a type that is not a plain
+float.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,36 +15,10 @@ from torch import Tensor
 from orca.core.errors import ModelError
 from orca.core.model import weight_files
 
-# What a served model consists of; pickles, images and other frameworks' weights stay where they are.
-_FETCHED = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "merges.txt", "*.jinja"]
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Slice = tuple[int, int] | None
 """[first, last) along one dimension; None takes all of it."""
-
-
-def fetch_model(name_or_path: str | Path, revision: str | None = None) -> Path:
-    """The folder of a model: `name_or_path` itself if it is one, else a snapshot from the Hugging Face hub.
-
-    Args:
-        revision: branch, tag or commit on the hub; its main branch by default.
-    Raises: ModelError when the hub cannot be reached or has no such model, and no earlier snapshot is on this machine.
-    """
-    if Path(name_or_path).is_dir():
-        return Path(name_or_path)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(name_or_path), revision=revision, allow_patterns=_FETCHED))
-    except HFValidationError as error:
-        raise ModelError(f"{name_or_path} is neither a folder nor a model name of the form owner/name") from error
-    except HfHubHTTPError as error:
-        raise ModelError(f"the Hugging Face hub refused {name_or_path}: {error}") from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(
-            f"{name_or_path} is not a folder, and the Hugging Face hub cannot be reached to fetch it: {error}"
-        ) from error
 
 
 class Checkpoint:

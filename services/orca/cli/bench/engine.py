@@ -11,6 +11,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from orca.cli.model_folder import find_model
 from orca.core.engine import Engine, EngineShape
 from orca.core.request import DEFAULT_BLOCK_TOKENS, SamplingParams, slots_needed
 from orca.core.step import Claim, Epoch, NewRequest, Row, Step, StepResult
@@ -49,13 +50,12 @@ def time_local(model: str, batches: Sequence[BatchShape], *, stages: int, thread
     """The in-process engine on a model folder: all stages in one thread, one step at a time. Raises: ModelError."""
     import torch
 
-    from orca.worker.loader import fetch_model
     from orca.worker.local_engine import LocalEngine
     from orca.worker.models.build import load_stage
     from orca.worker.shard import Shard
 
     torch.set_num_threads(threads)
-    folder = fetch_model(model)
+    folder, _ = find_model(model)
     models = [load_stage(folder, Shard(stage=stage, stages=stages)) for stage in range(stages)]
     slots = max(batch.slots(DEFAULT_BLOCK_TOKENS) for batch in batches)
     vocab_size = models[0].config.vocab_size

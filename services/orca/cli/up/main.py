@@ -19,11 +19,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from orca.cli.model_folder import find_model
 from orca.cli.small_model import small_model_folder
 from orca.cli.up import places
 from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.log_errors import follow_errors
-from orca.cli.up.model_folder import find_model_folder
 from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
 from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
@@ -45,8 +45,8 @@ def main(argv: Sequence[str]) -> int:
     Raises: SettingError, ModelError before anything has started.
     """
     settings = parse_settings(argv)
-    folder = small_model_folder() if settings.model is None else find_model_folder(settings.model)
-    model = load_model_info(folder, name=settings.served_name, dtype=settings.dtype)
+    folder, name = find_model(str(small_model_folder()) if settings.model is None else settings.model)
+    model = load_model_info(folder, name=settings.served_name or name, dtype=settings.dtype)
     tokenizer_file(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
