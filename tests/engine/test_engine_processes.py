@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,9 @@ from engine_builders import (
     next_result,
     until,
 )
-from tiny_model import write_tiny_model
 
 from orca.core import engine_pb2 as pb
-from orca.core import links, wire
+from orca.core import links
 from orca.core.step import Epoch, NewRequest, Row, Step
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.worker.local_engine import LocalEngine
@@ -125,22 +123,6 @@ async def test_a_step_that_no_stage_can_run_ends_the_epoch_and_the_next_one_runs
     epoch = group.next_epoch()
     await engine.form(epoch)
     assert await generate(engine, epoch, requests()[:1], WANTED[:1], stages=2)
-
-
-async def test_bytes_of_a_step_on_grpc_do_not_grow_with_the_hidden_size(tmp_path: Path) -> None:
-    sizes = []
-    for hidden in (32, 256):
-        model = load_stage(write_tiny_model(tmp_path / str(hidden), layers=1, hidden=hidden), packs=False)
-        engine = LocalEngine([model], slots=256, block_tokens=BLOCK_TOKENS, prefetch=0)
-        await engine.form(Epoch(1, "test"))
-        rows = tuple(Row(handle=new.handle, start=0, count=new.prompt_length, sample=True) for new in requests())
-        step = Step(epoch=Epoch(1, "test"), number=1, new=tuple(requests()), rows=rows)
-        await engine.submit(step)
-        result = replace(await next_result(engine), timing=None)
-        sizes.append((wire.step_to_wire(step).ByteSize(), wire.result_to_wire(result).ByteSize()))
-        await engine.close()
-    assert sizes[0] == sizes[1]
-    assert max(sizes[0]) < 600
 
 
 async def _slots_in_use_are(group: Stages, slots: int) -> bool:
