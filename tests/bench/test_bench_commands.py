@@ -72,9 +72,12 @@ def test_the_costs_of_the_simulated_engine_can_be_chosen(tmp_path: Path) -> None
     file = tmp_path / "times.json"
     costs = ["--stages", "3", "--step-us", "1000", "--token-us", "0", "--context-ns", "0"]
     batches = ["--batch-sizes", "2", "--prompt-tokens", "8", "--new-tokens", "4"]
-    assert bench(["engine", "--engine", "simulated", *costs, *batches, "--json", str(file)]) == 0
+    picture = tmp_path / "times.svg"
+    files = ["--json", str(file), "--plot", str(picture)]
+    assert bench(["engine", "--engine", "simulated", *costs, *batches, *files]) == 0
     [time] = json.loads(file.read_text())
     assert time["seconds"] == pytest.approx(4 * 3 * 0.001)
+    assert "<svg" in picture.read_text()
 
 
 async def test_serve_measures_a_running_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orca.cli.bench import client, engine, overload, report, simulate
+from orca.cli.bench import client, engine, overload, plot, report, simulate
 from orca.cli.bench.options import (
     Parser,
     add_output_options,
@@ -101,7 +101,7 @@ def _parser() -> Parser:
     add("--rounds", type=int, default=3, metavar="N", help="the median counts (%(default)s)")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
     simulate.add_engine_options(alone)
-    add_output_options(alone, can_plot=False)
+    add_output_options(alone, can_plot=True)
 
     peers = actions.add_parser("peers", help="beside Hugging Face transformers")
     add = peers.add_argument
@@ -235,6 +235,8 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         )
     print("\n".join(engine.lines(times)))
     write_json(options.json, engine.to_json(times))
+    if options.plot is not None:
+        plot.plot_batches(times, options.plot)
 
 
 def _small_model() -> str:
