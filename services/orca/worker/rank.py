@@ -7,13 +7,11 @@ thread sends the heartbeat.
 
 import logging
 import os
-import queue
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,16 @@ import orjson
 import torch
 from torch import Tensor
 
-from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
 from orca.worker import frames
-from orca.worker.executor import Executor, IterationLog, Task
-from orca.worker.frames import Beat, Frame, FrameSocket, JoinOrder, Kind, Loaded
+from orca.worker.executor import Executor, IterationLog
+from orca.worker.frames import Beat, FrameSocket, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
+from orca.worker.inbox import EpochSteps, Inbox
 from orca.worker.memory import slots_possible
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import StageModel, load_stage
@@ -57,14 +55,12 @@ class Rank:
         self._device = _device_of(settings, rank)
         self._progress = progress
         self._tensor = TensorLink(settings.tensor, progress)
-        self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._orders: deque[Frame] = deque()
-        self._tasks: deque[Task] = deque()
+        self._inbox = Inbox()
         self._epoch = 0  # of the group that this rank is in, 0 when in none
         self._newest_epoch = 0  # of the newest join order seen by the reader thread
         self._store: RendezvousStore | None = None
         self._groups: Groups | None = None
-        self._executor: Executor | None = None
+        self._steps: EpochSteps | None = None
         self._stage: Stage | None = None
         path = settings.iteration_log
         self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
@@ -76,10 +72,10 @@ class Rank:
         model = self._load()
         self._progress.at("idle", is_waiting=True)
         while True:
-            if self._tasks and not self._is_leaving:
+            if self._steps and not self._is_leaving:
                 self._run_next()
                 continue
-            kind, payload = self._next_frame()
+            kind, payload = self._inbox.next()
             if kind is Kind.STOP:
                 self._leave()
                 if self._log is not None:
@@ -87,7 +83,7 @@ class Rank:
                 return
             if kind is Kind.JOIN:
                 self._join(JoinOrder(**orjson.loads(payload)), model)
-            elif kind is Kind.STEP:
+            elif kind is Kind.STEP and self._steps is not None:
                 self._take(payload)
 
     def _load(self) -> StageModel:
@@ -108,38 +104,19 @@ class Rank:
         self._socket.write(frames.encode_record(Kind.LOADED, loaded))
         return model
 
-    def _next_frame(self) -> Frame:
-        return self._orders.popleft() if self._orders else self._inbox.get()
-
-    def _take_arrived(self) -> None:
-        """Post the receives of all steps whose control message is here already, before the next one computes."""
-        while not self._orders:
-            try:
-                kind, payload = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if kind is Kind.STEP:
-                self._take(payload)
-            else:
-                self._orders.append((kind, payload))
+    # Neither keeps the steps in a variable: they hold links of the epoch, which must close while it breaks.
 
     def _take(self, payload: bytes) -> None:
-        received_ns, message = frames.decode_step(payload)
-        step = wire.step_from_wire(pb.StepMessage.FromString(message))
-        if self._executor is None or step.epoch.number != self._epoch:
-            return  # a step of an epoch that broke or was left
+        assert self._steps is not None
         try:
-            self._tasks.append(self._executor.take(step, received_ns))
+            self._steps.take(payload)
         except Exception as error:
             self._break(error)
 
     def _run_next(self) -> None:
-        assert self._executor is not None
-        self._take_arrived()
-        if not self._tasks or self._is_leaving:
-            return
+        assert self._steps is not None
         try:
-            result = self._executor.run(self._tasks.popleft())
+            result = self._steps.run_next()
         except Exception as error:
             self._break(error)
             return
@@ -197,7 +174,7 @@ class Rank:
             timeout_s=order.timeout_s,
         )
         self._stage = stage
-        self._executor = Executor(
+        executor = Executor(
             self._shard,
             stage,
             self._groups,
@@ -206,10 +183,10 @@ class Rank:
             iteration_log=self._log,
             delay_ms=settings.delay_ms,
         )
+        self._steps = EpochSteps(order.epoch, executor, self._inbox)
 
     def _leave(self) -> None:
-        self._tasks.clear()
-        self._executor = None
+        self._steps = None
         self._stage = None
         if self._groups is not None:
             self._groups.leave(self._tensor)

@@ -1,0 +1,118 @@
+"""worker.inbox: receives are posted before an earlier step computes, and orders keep their place."""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from engine_builders import new_request
+
+from orca.core import wire
+from orca.core.step import Epoch, Row, Step
+from orca.worker import frames
+from orca.worker.executor import Executor
+from orca.worker.frames import FrameSocket, Kind
+from orca.worker.inbox import EpochSteps, Inbox
+from orca.worker.progress import Progress
+from orca.worker.shard import Shard
+
+
+class Link:
+    """Plays both the data plane and the model of a rank, and notes in which order they were called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def receive_hidden(self, tokens: int) -> "Link":
+        if tokens > 9:
+            raise RuntimeError("the link is gone")
+        self.calls.append(f"post {tokens}")
+        return self
+
+    def wait(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def begin(self, step: Step) -> Step:
+        return step
+
+    def forward(self, plan: Step, hidden: torch.Tensor | None) -> None:  # noqa: ARG002 - a stage's shape
+        self.calls.append(f"compute {plan.tokens}")
+
+    def sample(self, *_: object) -> Sequence[Any]:
+        return []
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def steps(link: Link, inbox: Inbox) -> EpochSteps:
+    """Steps of epoch 1 on the last of two stages."""
+    executor = Executor(
+        Shard(stage=1, stages=2),
+        link,  # type: ignore[arg-type]
+        link,  # type: ignore[arg-type]
+        feeds_tokens=False,
+        progress=Progress(),
+        iteration_log=None,
+        delay_ms=0.0,
+    )
+    return EpochSteps(1, executor, inbox)
+
+
+def step_of(tokens: int, epoch: int = 1) -> bytes:
+    """The payload of a step with so many tokens, by which the test knows it again."""
+    row = Row(handle=1, start=0, count=tokens, sample=True)
+    step = Step(epoch=Epoch(epoch, "test"), number=tokens, new=(new_request(1, (5,), 2),), rows=(row,))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frames.encode_step(0, wire.step_to_wire(step).SerializeToString()))
+        frame = FrameSocket(ours).read()
+    assert frame is not None
+    return frame[1]
+
+
+def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_computes(
+    link: Link, inbox: Inbox, steps: EpochSteps
+) -> None:
+    steps.take(step_of(1))
+    inbox.put((Kind.STEP, step_of(2)))
+    inbox.put((Kind.STEP, step_of(3)))
+    while steps:
+        steps.run_next()
+    assert link.calls == ["post 1", "post 2", "post 3", "compute 1", "compute 2", "compute 3"]
+
+
+def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
+    steps.take(step_of(1))
+    for frame in ((Kind.STEP, step_of(2)), (Kind.STOP, b""), (Kind.STEP, step_of(3))):
+        inbox.put(frame)
+    steps.run_next()
+    assert link.calls == ["post 1", "post 2", "compute 1"]
+    steps.run_next()
+    assert link.calls[3:] == ["compute 2"]
+    assert [inbox.next()[0], inbox.next()[0]] == [Kind.STOP, Kind.STEP]
+
+
+def test_a_step_of_another_epoch_is_passed_over(link: Link, steps: EpochSteps) -> None:
+    steps.take(step_of(1, epoch=2))
+    assert not steps
+    assert link.calls == []
+
+
+def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
+    link: Link, inbox: Inbox, steps: EpochSteps
+) -> None:
+    steps.take(step_of(1))
+    inbox.put((Kind.STEP, step_of(10)))
+    with pytest.raises(RuntimeError, match="the link is gone"):
+        steps.run_next()
+    assert link.calls == ["post 1"]
