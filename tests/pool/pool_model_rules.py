@@ -3,20 +3,28 @@
 Some rules back each other up, so that one of them alone may go: a claim's number rises at each take-back and at each
 claim; and a commit compares the value at an index that is already there, which catches an owner that should not be one
 at its first token. Where a rule is only seen to be needed without that comparison, its class inherits IndexOnly.
+
+Others cost no token when they go, since schedulers give back what they do not know, and commits compare claims: the
+order of claims and the marks, stored answers and stale calls, heartbeats without a seat, the take-back after a gap. The
+promises of the calls themselves need those (see pool_model_calls).
 """
 
 # The rules that are taken away here are methods whose arguments then go unused.
 # ruff: noqa: ARG002
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from orca.core.request import End, Request, slots_needed
 from orca.core.step import Claim
 from orca.pool.api import (
+    Caller,
+    ClaimAnswer,
     CommitAnswer,
     CommitEntry,
     Entered,
+    Heartbeat,
     RequestState,
     Submission,
     Wait,
@@ -205,6 +213,106 @@ class SuspectsRunInCompany(MemoryPool):
         return slots_needed(record.request.max_total_tokens, block_tokens)
 
 
+class YoungestFirst(MemoryPool):
+    def _choose(self, caller: Caller, *slots: int) -> tuple[list[Record], bool]:
+        queue = self._queue(caller.revision)
+        queue.reverse()
+        try:
+            return super()._choose(caller, *slots)
+        finally:
+            queue.reverse()
+
+
+class MarksNothing(MemoryPool):
+    """Whatever is younger passes a request that does not fit now."""
+
+    def _may_mark(self, slots: int, total_slots: int) -> bool:
+        return False
+
+
+class MarksOutliveSeats(MemoryPool):
+    def _is_marked_for_another(self, record: Record, group: str) -> bool:
+        return record.mark is not None and record.mark[1] != group
+
+
+class GapsCostNoClaim(MemoryPool):
+    """An entry that disagrees with the log is refused, and its request stays with its owner.
+
+    In walks it is always a gap: while claims are compared, no two values of one index come under the same claim.
+    """
+
+    is_committing = False
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        self.is_committing = True
+        try:
+            return await super().commit(entries)
+        finally:
+            self.is_committing = False
+
+    def _take_back(self, record: Record) -> None:
+        if not self.is_committing:
+            super()._take_back(record)
+
+
+def held_by(caller: Caller, pool: MemoryPool) -> Seat:
+    """The caller's seat, or one that nobody else knows."""
+    seat = pool.seats.get(caller.group, Seat())
+    return seat if seat.holder == caller.process else Seat()
+
+
+class ClaimAnswersAreNotKept(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        held_by(caller, self).claim_call = None
+        return await super().claim(caller, call, **slots)
+
+
+class RepeatedClaimsRun(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        seat = held_by(caller, self)
+        if call == seat.claim_call:
+            seat.claim_call, seat.last_call = None, call - 1
+        return await super().claim(caller, call, **slots)
+
+
+class OlderClaimsRun(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        seat = held_by(caller, self)
+        if call != seat.claim_call:
+            seat.last_call = min(seat.last_call, call - 1)
+        return await super().claim(caller, call, **slots)
+
+
+class EnterAnswersAreNotKept(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        held_by(caller, self).enter_call = None
+        return await super().enter(caller, call, **arguments)
+
+
+class RepeatedEntersRun(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        seat = held_by(caller, self)
+        if call == seat.enter_call:
+            seat.enter_call, seat.last_call = None, call - 1
+        return await super().enter(caller, call, **arguments)
+
+
+class OlderEntersRun(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        seat = held_by(caller, self)
+        if call != seat.enter_call:
+            seat.last_call = min(seat.last_call, call - 1)
+        return await super().enter(caller, call, **arguments)
+
+
+class HeartbeatsNeedNoSeat(MemoryPool):
+    """Any process of the group's name is answered as the holder is."""
+
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+        seat = self.seats.get(caller.group, Seat(holder=caller.process))
+        return await super().heartbeat(replace(caller, process=seat.holder), is_formed=is_formed)
+
+
 POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
 REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
 POOL_RULES = [
@@ -223,4 +331,17 @@ POOL_RULES = [
     FirstTokensLiftNoDeadline,
     ReadersAreNotRenewed,
     SubmitStoresAgain,
+]
+CALL_RULES = [
+    YoungestFirst,
+    MarksNothing,
+    MarksOutliveSeats,
+    ClaimAnswersAreNotKept,
+    RepeatedClaimsRun,
+    OlderClaimsRun,
+    EnterAnswersAreNotKept,
+    RepeatedEntersRun,
+    OlderEntersRun,
+    HeartbeatsNeedNoSeat,
+    GapsCostNoClaim,
 ]

@@ -7,12 +7,15 @@ pool_model_rules), those of the parts around it by name (see pool_model.World).
 import pytest
 from pool_model import World
 from pool_model_rules import (
+    CALL_RULES,
     POISON_RULES,
     POOL_RULES,
     REVISION_RULES,
     AppendsBehindGaps,
     CallIdNotCompared,
     EnteringKeepsClaims,
+    GapsCostNoClaim,
+    MarksOutliveSeats,
 )
 from pool_model_stages import Violation
 from pool_model_weather import Weather
@@ -75,6 +78,14 @@ def finds_violation(
 def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
     needs_fail_over = pool_class in (CallIdNotCompared, AppendsBehindGaps)
     assert finds_violation(pool_class, weather=FAIL_OVERS if needs_fail_over else None)
+
+
+@pytest.mark.parametrize("pool_class", CALL_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(pool_class: type[MemoryPool]) -> None:
+    # A pool that never fails over keeps what an owner sent before, and sees no gap. Only a request that must run alone
+    # can be too big now for more than one of the model's groups.
+    weathers = {GapsCostNoClaim: FAIL_OVERS, MarksOutliveSeats: POISON}
+    assert finds_violation(pool_class, weather=weathers.get(pool_class), seeds=100)
 
 
 @pytest.mark.parametrize("start", range(0, 40, 20))
