@@ -195,6 +195,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(gateway.watcher.run(), name="log-watcher"),
         asyncio.create_task(gateway.readers.run(), name="readers"),
         asyncio.create_task(gateway.keys.run(), name="key-file"),
+        asyncio.create_task(gateway.overload.lag.run(), name="loop-lag"),
         asyncio.create_task(_introduce(gateway), name="introduce"),
     ]
     try:
