@@ -224,7 +224,7 @@ async def _introduce(gateway: Gateway) -> None:
             await gateway.pool.set_revision(gateway.served.info.revision, 0)
             await about.learn_longest_request(gateway)
         except PoolUnavailable:
-            log.info("the pool does not know this gateway yet: away")
+            log.debug("the pool does not know this gateway yet: away")
         except Exception:
             log.exception("stating the revision failed")
         if gateway.max_total_tokens is None:
