@@ -1,8 +1,8 @@
 """The controller of a stage: one process, control messages only, no torch (ORCA, section 4.1, Figure 7).
 
-It serves the Stage service to the master and to the stage before, forwards each step to the next stage before its own
-ranks have touched it, hands it to them, and (on the last stage) streams results back. What a rank process does is
-worker.rank's; which step may run when is worker.order's.
+It serves the Stage service to the master and to the stage before, hands each step to its ranks and at once, without
+waiting for their computation, to the next stage, and (on the last stage) streams results back. What a rank process does
+is worker.rank's; which step may run when is worker.order's.
 """
 
 import asyncio
@@ -198,11 +198,12 @@ class Controller:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, detail)
         if verdict is Verdict.ACCEPTED:
             # No await from here on: steps leave in the order in which they were admitted.
-            if self._next_stub is not None:
-                self._spawn(self._forward(epoch, Handover(self._next_stub, request)), self._epoch_tasks)
+            # The ranks first: a stage may idle for this step, and the next one cannot before they have computed it.
             frame = frames.encode_step(received_ns, request.SerializeToString())
             for rank in self._ranks:
                 rank.send(frame)
+            if self._next_stub is not None:
+                self._spawn(self._forward(epoch, Handover(self._next_stub, request)), self._epoch_tasks)
         else:
             fields = {"verdict": verdict.value, "step": request.number, "epoch": epoch.number, "holder": epoch.holder}
             log.info("step refused", extra=fields | {"joined": self._epoch.number, "last_step": self._order.last})
