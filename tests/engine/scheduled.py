@@ -7,10 +7,11 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
-from engine_builders import until
+from engine_builders import generate, new_request, until
 
 from orca.core.engine import Engine
 from orca.core.request import End, Request, SamplingParams
+from orca.core.step import Epoch
 from orca.pool.api import Caller, LogSlice, OnDisconnect, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler.epoch import Seams
@@ -40,8 +41,10 @@ class Scheduled:
     The engine is closed then.
     """
 
-    def __init__(self, engine: Engine, *, max_batch_size: int, prefetch: int = 0) -> None:
-        self.pool = MemoryPool(VirtualClock())
+    def __init__(
+        self, engine: Engine, *, max_batch_size: int, prefetch: int = 0, pool: MemoryPool | None = None
+    ) -> None:
+        self.pool = pool or MemoryPool(VirtualClock())
         self.log = IterationLog()
         self._engine = engine
         seams = Seams(
@@ -103,3 +106,20 @@ class Scheduled:
     def _raise_dead(self) -> None:
         if self._running.done():
             self._running.result()
+
+
+async def alone(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
+    """The tokens of each request when nothing else runs: a step at a time, without scheduler or pool.
+
+    The requests are named request<number>; the engine is closed.
+    """
+    tokens = {}
+    for number, request in enumerate(requests, start=1):
+        handle = int(request.parent.removeprefix("request"))
+        epoch = Epoch(number, "test")
+        await engine.form(epoch)
+        new = new_request(handle, request.prompt, request.max_new_tokens)
+        drawn = await generate(engine, epoch, [new], [request.max_new_tokens], stages=1)
+        tokens[request.id] = drawn[handle]
+    await engine.close()
+    return tokens

@@ -1,99 +1,170 @@
-"""Pipelining with real processes: three stages of 30 ms each, prefetch 0 (ORCA, section 4.2 and Figure 8a)."""
+"""Pipelining with real processes under the real scheduler: three stages of 30 ms each, prefetch 0 (ORCA, Figure 8a).
+
+A bubble that loop or engine leave is there in every step; other work on the machine delays some steps and spares
+others. So each part of a step's way is judged by its quicker steps, on a busy machine too, and how long the stages idle
+by the whole run, where the machine had time for it.
+"""
 
 import asyncio
-from collections.abc import Callable
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_builders import Stages, engine_for, generate, new_request
+from engine_builders import BLOCK_TOKENS, Stages, engine_for
+from priority import Sleeper, ahead_of_others
+from scheduled import Scheduled, a_request, alone
 
-from orca.core.step import Epoch
+from orca.pool.api import CommitAnswer, CommitEntry
+from orca.pool.memory_pool import MemoryPool
+from orca.scheduler.observer import IterationRecord
+from orca.scheduler.virtual_time import VirtualClock
+from orca.worker.local_engine import LocalEngine
+from orca.worker.models.build import load_stage
 
 pytestmark = pytest.mark.alone
 
 STAGES = 3
 DELAY_MS = 30
-STEPS = 75
+COMMIT_MS = 20
+TOKENS = 30  # of each request
+STEPS = TOKENS * STAGES
 WARM_UP = 9
 IDLE_MAX = 0.10
-# Other work on the machine only adds idle time, and the pipeline has no slack to make up for it. So the share is read
-# over the quietest rounds in a row, half a second of them; stages that do not overlap idle two thirds of any round.
-ROUNDS = 5
-ATTEMPTS = 10
+HOP_MAX_MS = 5.0
+"""Of the quicker steps; the slowest of the hops takes one millisecond when the machine has time."""
+LATE_MAX_MS = 0.3
+"""How late a sleeper may wake, on average, on a machine that has time. Once round the stages is some fifteen wake-ups,
+and the promise leaves ten milliseconds for all that they do and wait."""
+ATTEMPTS = 3
+REQUESTS = [a_request(f"request{number}", (number, 3), TOKENS) for number in range(1, 7)]
 
 Log = list[dict[str, Any]]
 
 
+class SlowPool(MemoryPool):
+    """A pool whose commits take their time: who waits for one before the next step shows it."""
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        await asyncio.sleep(COMMIT_MS / 1000)
+        return await super().commit(entries)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stages and loop wrote down of each step, and how late the machine woke a sleeper meanwhile."""
+
+    stages: list[Log]
+    loop: list[IterationRecord]
+    tokens: dict[str, list[int]]
+    late_ms: float
+
+    @property
+    def idle_share(self) -> float:
+        """Of the stage that is idle most, over all steps between warm-up and the last ones."""
+        return max(_idle_share(log[WARM_UP : STEPS - STAGES]) for log in self.stages)
+
+    def hops_ms(self) -> dict[str, list[float]]:
+        """What lies between two computations of a batch: by hop, how long each step took for it.
+
+        Steps that found their stage at work are left out: they waited for that, and it hid the hop.
+        """
+        first, last = self.stages[0], self.stages[-1]
+        steps = range(WARM_UP, STEPS - STAGES)
+        hops = {
+            "last stage to loop": [self.loop[n].returned_ns - last[n]["end_ns"] for n in steps],
+            "loop to first stage": [first[n + STAGES]["received_ns"] - self.loop[n].returned_ns for n in steps],
+            "first stage to its rank": _waits_ns(first, "received_ns", first, steps),
+        }
+        for stage, (before, after) in enumerate(pairwise(self.stages)):
+            hops[f"rank {stage} to {stage + 1}"] = _waits_ns(before, "end_ns", after, steps)
+        return {hop: [ns / 1e6 for ns in times] for hop, times in hops.items()}
+
+
 @pytest.fixture(scope="module")
-def logs(start_stages: Callable[..., Stages]) -> list[Log]:
-    """Iteration logs of three stages that ran six requests in batches of two: AB, CD, EF, AB, ..."""
+def run(start_stages: Callable[..., Stages]) -> Run:
+    """Six requests in batches of two: AB, CD, EF, AB, ...; another run when the machine was busy with other work."""
     group = start_stages(STAGES, 1, "--delay-ms", str(DELAY_MS))
-    runs = []
     for _ in range(ATTEMPTS):
-        epoch = group.next_epoch()
-        asyncio.run(_run(group, epoch))
-        runs.append([group.log(stage, epoch)[:STEPS] for stage in range(STAGES)])
-        if _idle_share(runs[-1]) < IDLE_MAX:
+        run = asyncio.run(_run(group))
+        if run.idle_share < IDLE_MAX:
             break
-    return min(runs, key=_idle_share)
+    return run
 
 
-async def _run(group: Stages, epoch: Epoch) -> None:
+async def _run(group: Stages) -> Run:
     engine = engine_for(group.addresses)
-    await engine.form(epoch)
-    count = STEPS // STAGES
-    requests = [new_request(handle, (handle, 3), count) for handle in range(1, 7)]
-    await generate(engine, epoch, requests, [count] * 6, stages=STAGES, batch=2, arrive_at_once=True)
-    await engine.close()
+    await engine.wait_loaded()
+    pids = [os.getpid(), *(process.pid for process in group.processes)]
+    pids += [pid for stage in range(STAGES) for pid in group.rank_pids(stage)]
+    with ahead_of_others(pids):
+        async with Scheduled(engine, max_batch_size=2, pool=SlowPool(VirtualClock())) as scheduled:
+            with Sleeper(DELAY_MS) as sleeper:
+                for request in REQUESTS:
+                    await scheduled.submit(request)
+                tokens = {request.id: (await scheduled.outcome_of(request))[0] for request in REQUESTS}
+    loop = scheduled.log.records[:STEPS]
+    logs = [group.log(stage, loop[0].epoch)[:STEPS] for stage in range(STAGES)]
+    return Run(stages=logs, loop=loop, tokens=tokens, late_ms=sleeper.late_ms)
 
 
-def test_batches_take_their_turns_as_in_figure_8a(logs: list[Log]) -> None:
-    for log in logs:
+async def test_the_loop_over_grpc_gives_each_request_the_tokens_that_it_gets_alone(run: Run, tiny_model: Path) -> None:
+    engine = LocalEngine([load_stage(tiny_model, packs=False)], slots=64, block_tokens=BLOCK_TOKENS, prefetch=0)
+    assert run.tokens == await alone(engine, REQUESTS)
+
+
+def test_batches_take_their_turns_as_in_figure_8a(run: Run) -> None:
+    for log in run.stages:
         assert [line["step"] for line in log] == list(range(1, STEPS + 1))
-        assert [line["handles"] for line in log] == [[1, 2], [3, 4], [5, 6]] * (STEPS // STAGES)
+        assert [line["handles"] for line in log] == [[1, 2], [3, 4], [5, 6]] * TOKENS
 
 
-def test_a_batch_is_on_one_stage_after_the_other_and_a_stage_on_one_batch_at_a_time(logs: list[Log]) -> None:
+def test_a_batch_is_on_one_stage_after_the_other_and_a_stage_on_one_batch_at_a_time(run: Run) -> None:
     for step in range(STEPS):
-        for before, after in pairwise(logs):
+        for before, after in pairwise(run.stages):
             assert before[step]["start_ns"] + DELAY_MS * 1_000_000 <= after[step]["start_ns"]
-    for log in logs:
+    for log in run.stages:
         assert all(first["end_ns"] <= second["start_ns"] for first, second in pairwise(log))
 
 
-def test_all_stages_compute_at_the_same_time_each_another_batch(logs: list[Log]) -> None:
-    steps = range(WARM_UP, STEPS - STAGES)
-    together_ns = []
-    for step in steps:
-        lines = [log[step + STAGES - 1 - stage] for stage, log in enumerate(logs)]
+def test_all_stages_compute_at_the_same_time_each_another_batch(run: Run) -> None:
+    together_ms = []
+    for step in range(WARM_UP, STEPS - STAGES):
+        lines = [log[step + STAGES - 1 - stage] for stage, log in enumerate(run.stages)]
         assert len({tuple(line["handles"]) for line in lines}) == STAGES
-        together_ns.append(min(line["end_ns"] for line in lines) - max(line["start_ns"] for line in lines))
-    is_half = [overlap_ns > DELAY_MS * 1_000_000 / 2 for overlap_ns in together_ns]
-    assert sum(is_half) > 0.9 * len(steps), "for half of each step; the machine may disturb one in ten"
+        together_ms.append((min(line["end_ns"] for line in lines) - max(line["start_ns"] for line in lines)) / 1e6)
+    assert statistics.median(together_ms) > DELAY_MS / 2, "for most of a step; the machine may disturb some"
 
 
-def test_every_stage_is_idle_under_a_tenth_of_the_time_after_warm_up(logs: list[Log]) -> None:
-    assert _idle_share(logs) < IDLE_MAX
-
-
-def test_the_control_message_reaches_the_last_stage_before_the_first_ends_its_computation(
-    logs: list[Log],
-) -> None:
-    for first, last in zip(logs[0], logs[-1], strict=True):
+def test_the_control_message_of_each_step_reaches_the_last_stage_before_the_first_has_computed_it(run: Run) -> None:
+    for first, last in zip(run.stages[0], run.stages[-1], strict=True):
         assert last["received_ns"] < first["end_ns"]
 
 
-def _idle_share(logs: list[Log]) -> float:
-    """Of the stage that is idle most, over the quietest rounds between warm-up and the last steps."""
-    length = ROUNDS * STAGES
-    return min(
-        max(_idle_share_of_stage(log[first : first + length + 1]) for log in logs)
-        for first in range(WARM_UP, STEPS - STAGES - length)
-    )
+def test_no_part_of_the_way_from_a_batch_to_its_next_step_has_a_bubble(run: Run) -> None:
+    # A hop that hardly any step had to wait for is none.
+    quicker_ms = {
+        hop: statistics.quantiles(times, n=4)[0] for hop, times in run.hops_ms().items() if len(times) > STAGES
+    }
+    assert max(quicker_ms.values()) < HOP_MAX_MS, quicker_ms
 
 
-def _idle_share_of_stage(log: Log) -> float:
+def test_every_stage_is_idle_under_a_tenth_of_the_time_after_warm_up(run: Run) -> None:
+    if run.idle_share >= IDLE_MAX and run.late_ms > LATE_MAX_MS:
+        pytest.skip(f"the machine is busy: a sleeper woke {run.late_ms:.1f} ms late on average in {ATTEMPTS} runs")
+    assert run.idle_share < IDLE_MAX, f"{run.idle_share:.3f}, a sleeper woke {run.late_ms:.2f} ms late"
+
+
+def _idle_share(log: Log) -> float:
     """Between the end of the first step and that of the last one."""
     busy_ns = sum(line["end_ns"] - line["start_ns"] for line in log[1:])
     return float(1 - busy_ns / (log[-1]["end_ns"] - log[0]["end_ns"]))
+
+
+def _waits_ns(log: Log, sent: str, stage: Log, steps: range) -> list[int]:
+    """From the time `sent` of each step in `log` to its start on a stage that did nothing in between."""
+    return [stage[n]["start_ns"] - log[n][sent] for n in steps if stage[n - 1]["end_ns"] <= log[n][sent]]

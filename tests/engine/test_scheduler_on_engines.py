@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from engine_builders import BLOCK_TOKENS, generate, new_request
-from scheduled import Scheduled, a_request
+from engine_builders import BLOCK_TOKENS
+from scheduled import Scheduled, a_request, alone
 
 from orca.core.engine import Engine, EngineShape
 from orca.core.request import End, FinishReason, Request
-from orca.core.step import Epoch
 from orca.scheduler.simulated import CostModel, SimulatedEngine, seeded_tokens
 from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import load_stage
@@ -40,20 +39,6 @@ def simulated_engine(model: Path) -> MakeEngine:  # noqa: ARG001 - its tokens ar
         return SimulatedEngine(shape, cost=CostModel(step_us=1_000), tokens=seeded_tokens(7, vocab_size=97))
 
     return make
-
-
-async def alone(engine: Engine, requests: Sequence[Request]) -> dict[str, list[int]]:
-    """The tokens of each request when nothing else runs: a step at a time, without scheduler or pool."""
-    tokens = {}
-    for number, request in enumerate(requests, start=1):
-        handle = int(request.parent.removeprefix("request"))
-        epoch = Epoch(number, "test")
-        await engine.form(epoch)
-        new = new_request(handle, request.prompt, request.max_new_tokens)
-        drawn = await generate(engine, epoch, [new], [request.max_new_tokens], stages=1)
-        tokens[request.id] = drawn[handle]
-    await engine.close()
-    return tokens
 
 
 def stopping_at(request: Request, tokens: Sequence[int], index: int) -> tuple[Request, list[int]]:
