@@ -119,7 +119,8 @@ async def test_a_step_that_no_stage_can_run_ends_the_epoch_and_the_next_one_runs
     await engine.form(epoch)
     await engine.submit(Step(epoch=epoch, number=1, rows=(Row(handle=9, start=0, count=1, sample=True),)))
     error = await error_of(next_result(engine))
-    assert "request 9 is not on this stage" in str(error)
+    # Said by the stage itself, or first by its neighbour, whose link broke by that.
+    assert "request 9 is not on this stage" in str(error) or "closed by peer" in str(error)
     epoch = group.next_epoch()
     await engine.form(epoch)
     assert await generate(engine, epoch, requests()[:1], WANTED[:1], stages=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, started, submission, with_settings
+from pool_beds import REVISION, RedisBed, Scheduler, started, submission, with_settings
 from pool_kinds import KINDS, redis_binary
 
 from orca.core.errors import PoolFull
@@ -93,7 +93,8 @@ async def test_all_that_was_accepted_is_finished_in_full(small_bed: RedisBed) ->
 async def test_a_token_weighs_less_than_what_is_reserved_for_it(
     own_redis: EmbeddedRedis, node_bytes: int, top: int | None
 ) -> None:
-    bed, sampling = RedisBed(own_redis.url, SETTINGS), SamplingParams(logprobs=top)
+    # On a busy machine ten submits take longer than a request lives that nobody reads.
+    bed, sampling = RedisBed(own_redis.url, with_settings(resume_grace_ms=600_000)), SamplingParams(logprobs=top)
     await bed.redis.config_set("stream-node-max-bytes", node_bytes)
     _, owned = await started(bed, *(f"r{number}" for number in range(10)), sampling=sampling, max_new_tokens=1000)
     tokens = tuple(Token(LAST_ID, None if top is None else logprob(5, top)) for _ in range(200))
