@@ -152,6 +152,19 @@ async def test_a_crash_loop_ends_the_system_with_the_name_and_the_log(system: Sy
     assert len(system.told) == 2
 
 
+async def test_a_part_that_refuses_its_settings_later_is_tried_until_they_are_mended(system: System) -> None:
+    mended = system.folder / "mended"
+    refusing = f"import os, sys; os.path.exists({str(mended)!r}) or sys.exit(2); {SLEEP}"
+    child = system.add("gateway", refusing, Role.GATEWAY)
+    system.start()
+    await until(lambda: len(system.told) > 5)  # two restarts are all that a crash gets here
+    assert not system.running.done()
+    assert "gateway exited with code 2" in system.told[0]
+    assert "is tried again until it accepts its settings" in system.told[0]
+    mended.touch()
+    await until(lambda: "up" in system.log(child))
+
+
 async def test_a_process_that_gives_up_before_the_system_was_up_ends_the_start_with_its_own_words(
     system: System,
 ) -> None:

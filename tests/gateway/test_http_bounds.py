@@ -121,6 +121,27 @@ async def test_a_request_that_would_speak_another_protocol_is_answered_in_this_o
         assert answer.endswith(b'"ok"}')
 
 
+@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_a_body_behind_an_offer_of_another_protocol_is_read(framing: str, pieces: int) -> None:
+    body = b'{"tokens": [0, 1]}'
+    length = b"content-length: %d\r\n" % len(body)
+    sent = body if framing == "content-length" else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    head = b"POST /detokenize HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+    head += b"content-type: application/json\r\n"
+    head += (length if framing == "content-length" else b"transfer-encoding: chunked\r\n") + b"\r\n"
+    async with served() as one:
+        first = sent if pieces == 1 else sent[:5]
+        reader, writer = await one.open(head + first)
+        for more in [] if pieces == 1 else [sent[5:9], sent[9:]]:
+            await writer.drain()
+            writer.write(more)
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b'{"prompt":"'), LIMIT_SECONDS)
+        # The connection is still one of HTTP/1.1.
+        writer.write(HEALTH)
+        assert b" 200 " in await asyncio.wait_for(reader.readuntil(b'"ok"}'), LIMIT_SECONDS)
+
+
 async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger() -> None:
     async with served(bounded(connections_max=1)) as one:
         held, _ = await one.open(HEALTH)

@@ -17,7 +17,7 @@ from orca.pool.settings import PoolSettings
 
 GRACE_MS = 300
 SETTINGS = Settings(model="tiny", port=0, drain_seconds=1, round_seconds=0.05)
-POOL = PoolSettings(resume_grace_ms=GRACE_MS, reader_lease_ms=2_000)
+POOL = PoolSettings(resume_grace_ms=GRACE_MS, reader_lease_ms=2_000, max_queued=10_000)
 
 
 def tasks_and_files() -> tuple[int, int]:

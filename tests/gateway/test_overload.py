@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orca.core.errors import PoolUnavailable, QueueFull
 from orca.core.request import SCHEMA, Request
 from orca.gateway.api_keys import ApiKey, Limits, digest, line
-from orca.gateway.overload import ASK_SECONDS, EndRate, Overload, retry_after_seconds
+from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, PoolStats, Submission
 from orca.pool.memory_pool import MemoryPool
@@ -338,6 +338,19 @@ async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill
             for key in ("b", "p")
         ]
         assert [error_of(answer)[0] for answer in answers] == [429, 400]
+
+
+async def test_a_loop_that_is_late_takes_no_new_calls_until_it_keeps_up_again() -> None:
+    async with rig(schedules=False) as one:
+        lag = one.app.state.gateway.overload.lag
+        time.sleep(2 * LAG_MOST_SECONDS)  # noqa: ASYNC251 - nothing else is to have its turn
+        await until(lambda: lag.seconds > LAG_MOST_SECONDS)
+        refused = await one.client.post(COMPLETIONS, json={"prompt": "a"})
+        assert (refused.status_code, error_of(refused)[1]["code"]) == (503, "gateway_busy")
+        assert 1 <= int(refused.headers["retry-after-ms"]) / 1000 <= 2
+        await until(lambda: lag.seconds < LAG_MOST_SECONDS)
+        [call] = await filled(one, 1)
+        call.cancel()
 
 
 async def test_a_refused_call_counts_by_its_path_and_against_its_keys_limits(tmp_path: Any) -> None:

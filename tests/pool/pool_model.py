@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from pool_beds import REVISION, FakeClock, request
+from pool_model_calls import CallPromises
 from pool_model_promises import Client, Promises
 from pool_model_schedulers import BLOCK, Group, Message, Process, now
 from pool_model_stages import Stage, Violation
@@ -71,6 +72,7 @@ class World:
         self.poisoned: dict[str, int] = {}  # request -> length at which it breaks the stage that runs it
         self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
         self.promises = Promises(self)
+        self.calls = CallPromises(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
@@ -292,6 +294,7 @@ class World:
         """A replica, where there is one, catches up."""
         if self.replica is not None or not self.groups:
             self.replica = copy.deepcopy(self.pool, {id(self.clock): self.clock})
+            self.calls.keep_for_replica()
 
     def fail_over(self) -> None:
         """The replica takes over: what it did not have never happened."""
@@ -299,6 +302,7 @@ class World:
             return
         self.pool = copy.deepcopy(self.replica, {id(self.clock): self.clock})
         self.promises.forget_lost()
+        self.calls.forget_lost()
 
     # clients
 

@@ -22,7 +22,6 @@ from orca.pool.api import (
     ProcessClosed,
     SeatLost,
 )
-from orca.pool.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from pool_model import World
@@ -125,7 +124,7 @@ class Process:
             self.next_beat = world.time + 500
             self._beat()
         if self.is_leaving:
-            self._call("leave", lambda pool: pool.leave(self.caller))
+            self._call("leave", lambda: world.pool.leave(self.caller))
         elif self.epoch is None:
             self._enter()
         elif not self.is_formed:
@@ -147,7 +146,7 @@ class Process:
             is_dead = not any(other.is_alive for other in others)
             self._call(
                 "enter",
-                lambda pool: pool.enter(
+                lambda: self.world.calls.enter(
                     self.caller, number, reported_epoch=reported, is_holder_dead=is_dead, blamed=blamed
                 ),
             )
@@ -158,8 +157,8 @@ class Process:
         if self.epoch is not None and "heartbeat" not in self.open:
             change = self.change
 
-            async def beat(pool: MemoryPool) -> tuple[Heartbeat, int]:
-                return await pool.heartbeat(self.caller), change
+            async def beat() -> tuple[Heartbeat, int]:
+                return await self.world.calls.heartbeat(self.caller), change
 
             self._call("heartbeat", beat)
 
@@ -171,7 +170,7 @@ class Process:
         all_slots = self.group.slots
         held = sum(all_slots if sequence.is_alone else sequence.slots for sequence in self.own.values())
         slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots}
-        self._call("claim", lambda pool: pool.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots))
+        self._call("claim", lambda: self.world.calls.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots))
 
     def _step(self) -> None:
         assert self.epoch is not None
@@ -203,8 +202,8 @@ class Process:
         if self.entries and "commit" not in self.open:
             entries, self.entries = self.entries, []
 
-            async def commit(pool: MemoryPool) -> list[tuple[CommitEntry, CommitAnswer]]:
-                return list(zip(entries, await pool.commit(entries), strict=True))
+            async def commit() -> list[tuple[CommitEntry, CommitAnswer]]:
+                return list(zip(entries, await self.world.calls.commit(entries), strict=True))
 
             self._call("commit", commit)
 
@@ -268,7 +267,7 @@ class Process:
                 log = [token.id for token in record.log]
                 self.own[request_id] = Sequence(record.request, claim, log)
         else:
-            self._call("give back", lambda pool: pool.give_back(unknown))
+            self._call("give back", lambda: self.world.pool.give_back(unknown))
 
     def _take_result(self, answer: Any) -> None:
         if answer == "broke":
@@ -325,9 +324,9 @@ class Process:
 
     # sending
 
-    def _call(self, kind: str, run: Callable[[MemoryPool], Awaitable[Any]]) -> None:
+    def _call(self, kind: str, run: Callable[[], Awaitable[Any]]) -> None:
         if kind not in self.open:
-            self._send(Message(lambda: now(run(self.world.pool)), self, kind, self.world.next_tag()))
+            self._send(Message(lambda: now(run()), self, kind, self.world.next_tag()))
 
     def _ask_stage(self, kind: str, run: Callable[[], Any]) -> None:
         if kind not in self.open:

@@ -195,6 +195,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(gateway.watcher.run(), name="log-watcher"),
         asyncio.create_task(gateway.readers.run(), name="readers"),
         asyncio.create_task(gateway.keys.run(), name="key-file"),
+        asyncio.create_task(gateway.overload.lag.run(), name="loop-lag"),
         asyncio.create_task(_introduce(gateway), name="introduce"),
     ]
     try:
@@ -223,7 +224,7 @@ async def _introduce(gateway: Gateway) -> None:
             await gateway.pool.set_revision(gateway.served.info.revision, 0)
             await about.learn_longest_request(gateway)
         except PoolUnavailable:
-            log.info("the pool does not know this gateway yet: away")
+            log.debug("the pool does not know this gateway yet: away")
         except Exception:
             log.exception("stating the revision failed")
         if gateway.max_total_tokens is None:

@@ -13,6 +13,7 @@ import asyncio
 import collections
 import functools
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,7 @@ class Connection(HttpToolsProtocol):
     _address: str | None = None  # under which it was counted, if it was
     _header_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
+    _is_in_known_head = False  # while a second parser is told of the body that the first one would not read
     _is_ending = False  # the last answer was written
     is_deaf = False  # no request is taken any more: what still comes in is thrown away
     _header_count = 0
@@ -108,7 +110,7 @@ class Connection(HttpToolsProtocol):
             self._start_header_timer()
         self._has_told = False
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserUpgrade:
             # Nothing but HTTP/1.1 is spoken here. The request itself was read and is answered; the parser is stuck.
             self._end_behind_request()
@@ -123,6 +125,21 @@ class Connection(HttpToolsProtocol):
         if self._silent_bytes > self.door.settings.header_bytes_max:
             self._refuse(_headers_too_large(self.door.settings))
 
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. Where an Upgrade header made it stop in front of a body, another one reads on: clients that
+        offer HTTP/2 that way, as Java's does, send the body at once, and whoever does not know the offer ignores it.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not (framing := _body_framing(self.headers)):
+                raise
+            self.parser = httptools.HttpRequestParser(self)
+            self._is_in_known_head = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+            self._is_in_known_head = False
+            self.parser.feed_data(data[upgrade.args[0] :])
+
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the way to the client stays open: it does for the answer to a request that came whole."""
         cycle = self.cycle
@@ -136,6 +153,8 @@ class Connection(HttpToolsProtocol):
     # What the parser tells of.
 
     def on_message_begin(self) -> None:
+        if self._is_in_known_head:
+            return
         self._has_told = True
         if self.cycle is not None and not self.cycle.response_complete:
             raise _SecondRequest
@@ -147,6 +166,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
+        if self._is_in_known_head:
+            return
         self._has_told = True
         super().on_url(url)
         most = self.door.settings.url_bytes_max
@@ -154,6 +175,8 @@ class Connection(HttpToolsProtocol):
             raise ApiError(414, f"the URL is longer than {most} bytes", code="url_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_known_head:
+            return
         self._has_told = True
         settings = self.door.settings
         self._header_count += 1
@@ -166,6 +189,8 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_in_known_head:
+            return
         self._stop_header_timer()
         super().on_headers_complete()
         self._is_in_head = False
@@ -179,6 +204,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and _body_framing(self.headers):
+            return
         self._has_told = True
         self._stop_header_timer()
         super().on_message_complete()
@@ -320,6 +347,14 @@ def _answer_to_parser(error: httptools.HttpParserError) -> ApiError:
         return cause
     reason = "its URL cannot be read" if cause is not None else str(error).rstrip(".")
     return ApiError(400, f"the request is not valid HTTP/1.1: {reason}", code="invalid_http")
+
+
+def _body_framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The header that says how long a request's body is; empty where it has none. `headers` have lower-case names."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
+            return name + b": " + value
+    return b""
 
 
 def _headers_too_large(settings: Settings) -> ApiError:

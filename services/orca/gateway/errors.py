@@ -111,7 +111,9 @@ def answer_to(error: OrcaError) -> ApiError:
             message = "the request pool does not answer"
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_unavailable", retry_after_s=1)
         case UnknownRequest():
-            return ApiError(404, message, code="unknown_request")
+            return ApiError(
+                404, f"there is no request {message!r}, or its time to be read is over", code="unknown_request"
+            )
         case _:
             return ApiError(500, message, kind="server_error", code="internal_error")
 

@@ -31,6 +31,10 @@ and a place that becomes free is seen so much later at most."""
 ANSWERS_SHARE = 0.9
 """Part of a gateway's connections that new calls may hold open: the others are for probes, cancels and resuming."""
 
+LAG_LOOK_SECONDS = 0.1
+LAG_MOST_SECONDS = 0.5
+"""How late the event loop may be for new calls. Probes give up after 2 s and are sent three times (`orca up`)."""
+
 RATE_WINDOW_SECONDS = 30.0
 RATE_LEAST_SECONDS = 3.0
 RATE_LEAST_ENDS = 10
@@ -95,6 +99,35 @@ class EndRate:
         return ends / seconds if seconds >= RATE_LEAST_SECONDS and ends >= RATE_LEAST_ENDS else None
 
 
+class LoopLag:
+    """How late this process's event loop is. `run` is one task of the process.
+
+    A gateway that takes in more calls than it has time for would answer all of them late, probes too, and be killed.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled: see by how much a short sleep is too long."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due_s = clock() + LAG_LOOK_SECONDS
+            await asyncio.sleep(LAG_LOOK_SECONDS)
+            self.seconds = clock() - due_s
+
+    def check(self) -> None:
+        """Raises: ApiError 503 for a new call while the ones before it have not had their turn."""
+        if self.seconds > LAG_MOST_SECONDS:
+            raise ApiError(
+                503,
+                f"this gateway is {self.seconds:.1f} s behind its calls",
+                kind=UNAVAILABLE,
+                code="gateway_busy",
+                retry_after_s=retry_after_seconds(0, None, secrets.token_hex(8)),
+            )
+
+
 class Overload:
     """The pool's backlog as this process last heard of it."""
 
@@ -109,6 +142,7 @@ class Overload:
         self._has_refused = False  # the pool's own refusal of a call since then
         self._asking: asyncio.Task[None] | None = None
         self._rate = EndRate()
+        self.lag = LoopLag()
 
     async def check(self, queue_percent: int | None = None) -> None:
         """Before anything is done for a call. Args: queue_percent: of the queue's bounds, where its key has less.

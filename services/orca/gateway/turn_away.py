@@ -14,6 +14,7 @@ from orca.gateway.auth import KEYS_SHOWN, shown_key
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
 from orca.gateway.idempotency import HEADER
+from orca.gateway.overload import Overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,8 @@ class TurnAway:
         key = None
         if not gateway.keys.is_open and (key := shown_key(gateway.keys, headers)) is None:
             return None
-        overloaded = gateway.overload.refusal_known(None if key is None else key.limits.queue_percent)
-        if overloaded is None:
-            return None
-        refusal = answer_to(overloaded)
-        if key is not None:
+        refusal = _known(gateway.overload, None if key is None else key.limits.queue_percent)
+        if refusal is not None and key is not None:
             scope[KEYS_SHOWN].append(key)
             try:
                 gateway.keys.enter(key)
@@ -62,3 +60,12 @@ class TurnAway:
                 return error
             gateway.keys.leave(key)
         return refusal
+
+
+def _known(overload: Overload, queue_percent: int | None) -> ApiError | None:
+    try:
+        overload.lag.check()
+    except ApiError as error:
+        return error
+    refusal = overload.refusal_known(queue_percent)
+    return None if refusal is None else answer_to(refusal)

@@ -29,8 +29,9 @@ class PoolSettings:
     retire_ms: int = 600_000
     """How long requests of a replaced revision may still run before they end with `model_replaced`."""
 
-    max_queued: int = 10_000
-    """Requests that may wait, over all revisions; more are refused with QueueFull. Longer helps nobody."""
+    max_queued: int = 1_000
+    """Requests that may wait, over all revisions; more are refused with QueueFull. Longer helps nobody: a group that
+    serves 20 requests a second takes 50 seconds for so many."""
 
     max_queued_prompt_tokens: int = 10_000_000
     """Tokens of the prompts that may wait: what they will cost, as `max_queued` is how many. One alone may pass it."""

@@ -29,6 +29,9 @@ from orca.scheduler.state import Batch, GroupRequest, GroupState
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")
 
+SAY_AGAIN_S = 5.0
+"""Between two words on one call that the pool does not answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
@@ -380,10 +383,13 @@ def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Call the pool until it answers; every transition may be repeated."""
+    """Call the pool until it answers, and say now and then that it does not; every transition may be repeated."""
+    clock, silent_until = asyncio.get_running_loop().time, 0.0
     while True:
         try:
             return await call()
         except PoolUnavailable as error:
-            log.warning("the pool did not answer, asking again", extra={"error": str(error)})
+            if clock() >= silent_until:
+                log.warning("the pool did not answer, asking again", extra={"error": str(error)})
+                silent_until = clock() + SAY_AGAIN_S
             await asyncio.sleep(pause_s)

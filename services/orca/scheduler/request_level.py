@@ -113,22 +113,22 @@ class RequestLevel:
         return tuple(admitted)
 
     def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[Pick, ...]:
-        turns: list[tuple[int, int, int, list[Pick], bool]] = []
+        """The microbatch that has run the fewest iterations, the oldest among equals; nothing while that one runs."""
+        turns: list[_Turn] = []
         for members in batches:
             if all(entry.is_over for entry in members):
                 continue
-            for number, part in groupby(sorted(members, key=_microbatch), key=_microbatch):
-                entries = list(part)
-                wanted = [entry for entry in entries if self.habits.computes_ended or not entry.is_over]
+            for _, part in groupby(sorted(members, key=_microbatch), key=_microbatch):
+                wanted = [entry for entry in part if self.habits.computes_ended or not entry.is_over]
                 if wanted:
-                    iterations = max(entry.iterations for entry in wanted)
-                    picks = [self._pick(entry, members) for entry in wanted]
-                    is_running = any(entry.in_flight for entry in wanted)
-                    turns.append((iterations, members[0].batch, number, picks, is_running))
+                    turns.append(_Turn(max(entry.iterations for entry in wanted), wanted, members))
         if not turns:
             return NOTHING.picks
-        *_, picks, is_running = min(turns, key=lambda turn: turn[:3])
-        return NOTHING.picks if is_running else tuple(picks)
+        # The batches come oldest first, and of equals `min` takes the first.
+        turn = min(turns, key=lambda turn: turn.iterations)
+        if any(entry.in_flight for entry in turn.wanted):
+            return NOTHING.picks
+        return tuple(self._pick(entry, turn.batch) for entry in turn.wanted)
 
     def _pick(self, entry: GroupRequest, members: list[GroupRequest]) -> Pick:
         if entry.is_over and entry.computed:
@@ -139,6 +139,15 @@ class RequestLevel:
             count = min(len(other.known) for other in members) if self.habits.starts_at_shortest else known
             return Pick(entry, 0, count, sample=count == known)
         return Pick(entry, entry.computed, 1, sample=entry.computed + 1 >= known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A microbatch that could run now."""
+
+    iterations: int
+    wanted: list[GroupRequest]
+    batch: list[GroupRequest]
 
 
 def _microbatch(entry: GroupRequest) -> int:

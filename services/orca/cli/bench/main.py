@@ -25,6 +25,7 @@ from orca.cli.bench.options import (
     add_output_options,
     add_trace_options,
     listed,
+    positive,
     trace_spec,
     write_json,
 )
@@ -95,11 +96,17 @@ def _parser() -> Parser:
     add = alone.add_argument
     add("--engine", choices=("real", "simulated"), default="real", help="real runs in this process (%(default)s)")
     add("--model", metavar="DIR", help="what it runs (the small model)")
-    add("--batch-sizes", type=listed(int), default=(1, 2, 4, 8, 16), metavar="N,M", help="(1,2,4,8,16)")
-    add("--prompt-tokens", type=listed(int), default=(32, 128), metavar="N,M", help="of every request (32,128)")
-    add("--new-tokens", type=int, default=32, metavar="N", help="of every request (%(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="the median counts (%(default)s)")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
+    add("--batch-sizes", type=listed(positive(int)), default=(1, 2, 4, 8, 16), metavar="N,M", help="(1,2,4,8,16)")
+    add(
+        "--prompt-tokens",
+        type=listed(positive(int)),
+        default=(32, 128),
+        metavar="N,M",
+        help="of every request (32,128)",
+    )
+    add("--new-tokens", type=positive(int), default=32, metavar="N", help="of every request (%(default)s)")
+    add("--rounds", type=positive(int), default=3, metavar="N", help="the median counts (%(default)s)")
+    add("--threads", type=positive(int), default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
     simulate.add_engine_options(alone)
     add_output_options(alone, can_plot=True)
 
@@ -107,8 +114,8 @@ def _parser() -> Parser:
     add = peers.add_argument
     add("--model", type=Path, metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
     add("--batch-size", type=int, default=16, metavar="N", help="of every system (%(default)s)")
-    add("--threads", type=int, default=2, metavar="N", help="of computation, in all (%(default)s)")
-    add("--rounds", type=int, default=3, metavar="N", help="turns of each system (%(default)s)")
+    add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
+    add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
     add_trace_options(peers, preset="small", requests=128)
     add_output_options(peers, can_plot=False)
     return parser
@@ -119,8 +126,10 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=("real", "simulated"), default="real", help="real starts `orca up` itself (%(default)s)")
     add("--model", metavar="DIR", help="what `orca up` serves (its own small model)")
     add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
-    add("--max-batch-sizes", type=listed(int), default=(1, 8, 16), metavar="N,M", help="a curve each (1,8,16)")
-    add("--rates", type=listed(float), metavar="X,Y", help="arrival rates in requests/s, a point each")
+    add(
+        "--max-batch-sizes", type=listed(positive(int)), default=(1, 8, 16), metavar="N,M", help="a curve each (1,8,16)"
+    )
+    add("--rates", type=listed(positive(float)), metavar="X,Y", help="arrival rates in requests/s, a point each")
     simulate.add_engine_options(parser)
     simulate.add_baseline_options(parser)
     add_output_options(parser, can_plot=True)

@@ -13,6 +13,7 @@ from orca.cli.bench.trace import PRESETS, Range, TraceSpec
 from orca.core.errors import SettingError
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -34,6 +35,19 @@ def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
         return tuple(kind(part) for part in text.split(","))
 
     read.__name__ = f"list of {kind.__name__}"
+    return read
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A reader of a number above 0."""
+
+    def read(text: str) -> Number:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    read.__name__ = kind.__name__
     return read
 
 

@@ -22,6 +22,8 @@ from orca.core.leash import leashed
 
 CRASH_WINDOW_S = 60.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0)
+REFUSES_SETTINGS = 2
+"""Exit code of a part that cannot begin with what it was given (cli/main.py)."""
 TAIL_LINES = 5
 TAIL_BYTES = 16_384
 TAIL_AGE = timedelta(seconds=10)
@@ -83,7 +85,8 @@ class Supervisor:
             tell: gets a sentence for people whenever a process died or was restarted.
             on_death: called at once when a process of a system that was up dies.
             restart_delays_s: wait before restart number 1, 2, ... within CRASH_WINDOW_S; one exit more than there are
-                delays ends the system.
+                delays ends the system. A part that served and now refuses its settings, such as a file of keys that was
+                broken meanwhile, waits for the longest of them until they are mended: the others serve on.
         """
         self.children = children
         self._restart_delays_s = restart_delays_s
@@ -131,6 +134,11 @@ class Supervisor:
             if not self.was_up and code > 0:
                 raise SystemFailed(f"{name} did not start: {last_error(log)}\nIts log is {log}", exit_code=code)
             report = "\n".join([f"{name} {_how(code)}; its log is {log}", *tail(log, log_start, datetime.now(UTC))])
+            if self.was_up and code == REFUSES_SETTINGS:
+                crashes.clear()
+                self._tell(f"{report}\n{name} is tried again until it accepts its settings")
+                await asyncio.sleep(self._restart_delays_s[-1])
+                continue
             if len(crashes) > len(self._restart_delays_s):
                 raise SystemFailed(f"{report}\n{name} died {len(crashes)} times in {CRASH_WINDOW_S:.0f} s")
             self._tell(f"{report}\nrestarting {name}")

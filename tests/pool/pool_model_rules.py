@@ -1,0 +1,347 @@
+"""The pool's rules, each left out by a class of its own: what a walk of the model drives to find what a rule is for.
+
+Some rules back each other up, so that one of them alone may go: a claim's number rises at each take-back and at each
+claim; and a commit compares the value at an index that is already there, which catches an owner that should not be one
+at its first token. Where a rule is only seen to be needed without that comparison, its class inherits IndexOnly.
+
+Others cost no token when they go, since schedulers give back what they do not know, and commits compare claims: the
+order of claims and the marks, stored answers and stale calls, heartbeats without a seat, the take-back after a gap. The
+promises of the calls themselves need those (see pool_model_calls).
+"""
+
+# The rules that are taken away here are methods whose arguments then go unused.
+# ruff: noqa: ARG002
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orca.core.request import End, Request, slots_needed
+from orca.core.step import Claim
+from orca.pool.api import (
+    Caller,
+    ClaimAnswer,
+    CommitAnswer,
+    CommitEntry,
+    Entered,
+    Heartbeat,
+    RequestState,
+    Submission,
+    Wait,
+)
+from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory_state import ParentRecord, Record, Seat
+
+
+class IndexOnly(MemoryPool):
+    """A commit at an index that is already there is taken for a repeated one, whatever its value."""
+
+    def _is_there(self, record: Record, entry: CommitEntry) -> bool:
+        return True
+
+
+class ClaimsNotCompared(IndexOnly):
+    def _is_owner(self, record: Record, claim: Claim) -> bool:
+        return record.state is RequestState.OWNED
+
+
+class CallIdNotCompared(IndexOnly):
+    def _is_owner(self, record: Record, claim: Claim) -> bool:
+        return record.state is RequestState.OWNED and record.number == claim.number
+
+
+class NewestProcessWins(MemoryPool):
+    def _may_take_seat(self, group: str, seat: Seat, is_holder_dead: bool) -> bool:
+        return True
+
+
+class EnteringKeepsClaims(IndexOnly):
+    """A new process finds the requests of the old one under the same claims."""
+
+    is_entering = False
+
+    async def enter(self, *args: Any, **kwargs: Any) -> Entered | Wait:
+        self.is_entering = True
+        try:
+            return await super().enter(*args, **kwargs)
+        finally:
+            self.is_entering = False
+
+    def _take_back_all(self, group: str) -> None:
+        if not self.is_entering:
+            super()._take_back_all(group)
+
+
+class LeavingClosesNothing(MemoryPool):
+    def _close_process(self, process: str) -> None:
+        pass
+
+
+class ForgetsWhoHasLeftTooSoon(MemoryPool):
+    """Before the last call that a process sent may have come in."""
+
+    async def sweep(self) -> None:
+        self.closed_at = {process: at for process, at in self.closed_at.items() if at > self.awake - 1000}
+        await super().sweep()
+
+
+class WallClockLeases(MemoryPool):
+    def _awake_step(self, passed_ms: int) -> int:
+        return max(0, passed_ms)
+
+
+class TimeRunsBackwards(MemoryPool):
+    def _awake_step(self, passed_ms: int) -> int:
+        return min(passed_ms, 1000)
+
+
+class GroupsReserveWhatTheyCanNeverHold(MemoryPool):
+    def _may_mark(self, slots: int, total_slots: int) -> bool:
+        return True
+
+
+class AppendsAtAnyIndex(MemoryPool):
+    def _is_next(self, record: Record, entry: CommitEntry) -> bool:
+        return True
+
+
+class AppendsBehindGaps(MemoryPool):
+    def _is_next(self, record: Record, entry: CommitEntry) -> bool:
+        return entry.index >= len(record.log)
+
+
+class SweepLeavesDeadGroupsTheirRequests(MemoryPool):
+    is_sweeping = False
+
+    async def sweep(self) -> None:
+        self.is_sweeping = True
+        try:
+            await super().sweep()
+        finally:
+            self.is_sweeping = False
+
+    def _take_back_all(self, group: str) -> None:
+        if not self.is_sweeping:
+            super()._take_back_all(group)
+
+
+class EndsAreNotFinal(MemoryPool):
+    """A commit goes into a log that a cancel or deadline has ended."""
+
+    def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
+        record = self.records.get(entry.request_id)
+        if record is not None and record.state is RequestState.ENDED and entry.index == len(record.log):
+            record.log += entry.tokens
+            record.end = End(record.end.reason, len(record.log)) if record.end else None
+            return CommitAnswer.APPLIED
+        return super()._commit_entry(entry)
+
+
+class FirstTokensLiftNoDeadline(MemoryPool):
+    def _note_first_token(self, record: Record) -> None:
+        pass
+
+
+class ReadersAreNotRenewed(MemoryPool):
+    async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
+        self._begin()
+
+
+class SubmitStoresAgain(MemoryPool):
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:
+        if submission.parent in self.parents:
+            self._forget(submission.parent)
+        return await super().submit(submission)
+
+    def _forget(self, parent: str) -> None:
+        known: ParentRecord = self.parents.pop(parent)
+        for request in known.submission.requests:
+            record = self.records.pop(request.id)
+            self.bytes_reserved -= record.bytes
+            if record.state is RequestState.QUEUED:
+                self._unqueue(record)
+            elif record.state is RequestState.OWNED:
+                del self.own[record.group][request.id]
+
+
+class RetiresAtOnce(MemoryPool):
+    async def set_revision(self, revision: str, generation: int) -> str:
+        before = self.revision
+        in_force = await super().set_revision(revision, generation)
+        if before is not None and before != in_force:
+            self._retired.set(before, self.awake)
+        return in_force
+
+
+class RetiresNobody(MemoryPool):
+    def _end_retired(self, revision: str) -> int:
+        return 0
+
+
+class OlderGenerationsWin(MemoryPool):
+    async def set_revision(self, revision: str, generation: int) -> str:
+        self._generation = 0
+        return await super().set_revision(revision, generation)
+
+
+class RevisionsShareAQueue(MemoryPool):
+    def _queue(self, revision: str) -> list[tuple[int, str]]:
+        return super()._queue("every")
+
+
+class BlamesNobody(MemoryPool):
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()
+
+
+class BlamesAllOfTheGroup(MemoryPool):
+    """Whoever is in the group when its engine fails counts as on trial, whatever it has committed."""
+
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        for request_id in blamed.keys() & self.own.get(group, {}).keys():
+            self.own[group][request_id].is_on_trial = True
+        return super()._blame(group, blamed)
+
+
+class CommitsAcquitNobody(MemoryPool):
+    def _acquit(self, record: Record) -> None:
+        pass
+
+
+class SuspectsRunInCompany(MemoryPool):
+    def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
+        return slots_needed(record.request.max_total_tokens, block_tokens)
+
+
+class YoungestFirst(MemoryPool):
+    def _choose(self, caller: Caller, *slots: int) -> tuple[list[Record], bool]:
+        queue = self._queue(caller.revision)
+        queue.reverse()
+        try:
+            return super()._choose(caller, *slots)
+        finally:
+            queue.reverse()
+
+
+class MarksNothing(MemoryPool):
+    """Whatever is younger passes a request that does not fit now."""
+
+    def _may_mark(self, slots: int, total_slots: int) -> bool:
+        return False
+
+
+class MarksOutliveSeats(MemoryPool):
+    def _is_marked_for_another(self, record: Record, group: str) -> bool:
+        return record.mark is not None and record.mark[1] != group
+
+
+class GapsCostNoClaim(MemoryPool):
+    """An entry that disagrees with the log is refused, and its request stays with its owner.
+
+    In walks it is always a gap: while claims are compared, no two values of one index come under the same claim.
+    """
+
+    is_committing = False
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        self.is_committing = True
+        try:
+            return await super().commit(entries)
+        finally:
+            self.is_committing = False
+
+    def _take_back(self, record: Record) -> None:
+        if not self.is_committing:
+            super()._take_back(record)
+
+
+def held_by(caller: Caller, pool: MemoryPool) -> Seat:
+    """The caller's seat, or one that nobody else knows."""
+    seat = pool.seats.get(caller.group, Seat())
+    return seat if seat.holder == caller.process else Seat()
+
+
+class ClaimAnswersAreNotKept(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        held_by(caller, self).claim_call = None
+        return await super().claim(caller, call, **slots)
+
+
+class RepeatedClaimsRun(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        seat = held_by(caller, self)
+        if call == seat.claim_call:
+            seat.claim_call, seat.last_call = None, call - 1
+        return await super().claim(caller, call, **slots)
+
+
+class OlderClaimsRun(MemoryPool):
+    async def claim(self, caller: Caller, call: int, **slots: int) -> ClaimAnswer:
+        seat = held_by(caller, self)
+        if call != seat.claim_call:
+            seat.last_call = min(seat.last_call, call - 1)
+        return await super().claim(caller, call, **slots)
+
+
+class EnterAnswersAreNotKept(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        held_by(caller, self).enter_call = None
+        return await super().enter(caller, call, **arguments)
+
+
+class RepeatedEntersRun(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        seat = held_by(caller, self)
+        if call == seat.enter_call:
+            seat.enter_call, seat.last_call = None, call - 1
+        return await super().enter(caller, call, **arguments)
+
+
+class OlderEntersRun(MemoryPool):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+        seat = held_by(caller, self)
+        if call != seat.enter_call:
+            seat.last_call = min(seat.last_call, call - 1)
+        return await super().enter(caller, call, **arguments)
+
+
+class HeartbeatsNeedNoSeat(MemoryPool):
+    """Any process of the group's name is answered as the holder is."""
+
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+        seat = self.seats.get(caller.group, Seat(holder=caller.process))
+        return await super().heartbeat(replace(caller, process=seat.holder), is_formed=is_formed)
+
+
+POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
+REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
+POOL_RULES = [
+    ClaimsNotCompared,
+    CallIdNotCompared,
+    NewestProcessWins,
+    LeavingClosesNothing,
+    ForgetsWhoHasLeftTooSoon,
+    WallClockLeases,
+    TimeRunsBackwards,
+    GroupsReserveWhatTheyCanNeverHold,
+    AppendsAtAnyIndex,
+    AppendsBehindGaps,
+    SweepLeavesDeadGroupsTheirRequests,
+    EndsAreNotFinal,
+    FirstTokensLiftNoDeadline,
+    ReadersAreNotRenewed,
+    SubmitStoresAgain,
+]
+CALL_RULES = [
+    YoungestFirst,
+    MarksNothing,
+    MarksOutliveSeats,
+    ClaimAnswersAreNotKept,
+    RepeatedClaimsRun,
+    OlderClaimsRun,
+    EnterAnswersAreNotKept,
+    RepeatedEntersRun,
+    OlderEntersRun,
+    HeartbeatsNeedNoSeat,
+    GapsCostNoClaim,
+]
