@@ -100,10 +100,10 @@ async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
         assert not any("secret" in str(parent) for parent in one.pool.parents.values())
 
 
-@pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "é"])
-async def test_a_key_must_be_printable_and_short(key: str) -> None:
+@pytest.mark.parametrize("keys", [[""], ["x" * 256], ["tab\there"], ["é"], ["one", "another"]])
+async def test_there_is_one_key_and_it_is_printable_and_short(keys: list[str]) -> None:
     async with rig() as one:
-        headers = [(b"idempotency-key", key.encode("latin-1"))]
+        headers = [(b"idempotency-key", key.encode("latin-1")) for key in keys]
         status, error = error_of(await one.client.post("/v1/completions", json=BODY, headers=headers))
         assert (status, error["code"], error["param"]) == (400, "invalid_idempotency_key", "Idempotency-Key")
 

@@ -18,7 +18,11 @@ CHARACTERS_MAX = 255
 
 def idempotency_key(http: Request) -> str | None:
     """The key that a call shows, None without one. Raises: ApiError 400."""
-    key = http.headers.get(HEADER)
+    keys = set(http.headers.getlist(HEADER))
+    if len(keys) > 1:
+        message = "the Idempotency-Key header is there more than once, with different values"
+        raise ApiError(400, message, param="Idempotency-Key", code="invalid_idempotency_key")
+    key = keys.pop() if keys else None
     if key is not None and not (1 <= len(key) <= CHARACTERS_MAX and key.isascii() and key.isprintable()):
         message = f"the Idempotency-Key header must be 1 to {CHARACTERS_MAX} printable ASCII characters"
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_idempotency_key")

@@ -154,7 +154,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     try:
         outcomes = asyncio.run(run())
     except (OSError, ValueError) as error:
-        raise BenchFailed(f"{options.url} does not answer: {error}") from error
+        raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
     figures = report.summarise(outcomes)
     print("\n".join(report.lines(figures)))
     write_json(options.json, report.to_json(figures))
@@ -181,7 +181,7 @@ def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     try:
         figures = asyncio.run(run())
     except (OSError, ValueError) as error:
-        raise BenchFailed(f"{options.url} does not answer: {error}") from error
+        raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
     if not figures.capacity_per_s:
         raise BenchFailed("no request ended while the capacity was measured")
     print("\n".join(overload.lines(figures)))
