@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +20,19 @@ def ahead_of_others(pids: Sequence[int]) -> Iterator[None]:
         _set_policy(pids, os.SCHED_OTHER, priority=0)
 
 
+def waited_s(pids: Sequence[int]) -> float:
+    """For how long the threads of some processes were ready and had no processor so far, all added up.
+
+    0 where the kernel does not tell (/proc/<pid>/task/<tid>/schedstat: nanoseconds run, nanoseconds waited, turns).
+    """
+    waited_ns = 0
+    for pid in pids:
+        for thread in _threads_of(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                waited_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
 def _set_policy(pids: Sequence[int], policy: int, *, priority: int) -> None:
     for pid in pids:
         for thread in _threads_of(pid):
@@ -35,32 +46,3 @@ def _threads_of(pid: int) -> list[int]:
         return [int(entry.name) for entry in (Path("/proc") / str(pid) / "task").iterdir()]
     except FileNotFoundError:
         return []
-
-
-class Sleeper:
-    """A thread that sleeps again and again while the context is open, to tell how late the machine wakes it."""
-
-    def __init__(self, sleep_ms: float) -> None:
-        self._sleep_s = sleep_ms / 1000
-        self._late_s: list[float] = []
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sleeper")
-
-    @property
-    def late_ms(self) -> float:
-        """By how much it woke too late, on average."""
-        return 1000 * sum(self._late_s) / max(1, len(self._late_s))
-
-    def __enter__(self) -> "Sleeper":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            started = time.monotonic()
-            time.sleep(self._sleep_s)
-            self._late_s.append(time.monotonic() - started - self._sleep_s)
