@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orca.core.errors import SettingError
 from orca.gateway.api_keys import KEYS_MAX, ApiKey, KeyFileError, Limits, digest, line, make_key, parse_keys
 from orca.gateway.auth import check_access
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.key_ring import READING_LEAST, KeyRing
 from orca.gateway.rate_limit import TokenBucket
 from orca.gateway.settings import Settings
 
@@ -40,7 +40,7 @@ def swap(link: Path, target: Path) -> None:
 
 
 async def call(one: Rig, key: str) -> httpx.Response:
-    return await one.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+    return await one.client.post("/tokenize", json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
 
 
 @given(limits=st.builds(Limits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
@@ -174,6 +174,31 @@ async def test_a_key_has_so_many_requests_a_minute_and_is_told_of_them(tmp_path:
         metrics = (await one.client.get("/metrics")).text
         assert 'orca_api_key_requests_total{key="alice",status="200"} 2.0' in metrics
         assert 'orca_api_key_requests_total{key="alice",status="429"} 1.0' in metrics
+
+
+async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are_used_up(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=1, calls=1)
+    async with rig(schedules=False, settings=settings_with(file)) as one:
+        keyed = {"authorization": "Bearer a"}
+        running = asyncio.create_task(one.client.post("/v1/completions", json={"prompt": "a"}, headers=keyed))
+        await until(lambda: len(one.pool.parents) == 1)
+        [parent] = one.pool.parents
+        assert (await call(one, "a")).status_code == 429
+        for method in ("GET", "DELETE"):
+            answer = await one.client.request(method, f"/v1/requests/{parent}", headers=keyed)
+            assert answer.status_code == 200
+        assert (await running).status_code == 409  # cancelled
+
+
+def test_calls_that_read_on_have_a_bound_of_their_own(tmp_path: Path) -> None:
+    keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"), calls=1)))
+    key = keys.find("a")
+    assert key is not None
+    for _ in range(READING_LEAST):
+        keys.enter(key, makes_work=False)
+    with pytest.raises(Exception, match=f"more than {READING_LEAST} reading calls at a time"):
+        keys.enter(key, makes_work=False)
+    keys.enter(key)
 
 
 async def test_a_key_without_a_rate_is_told_of_none() -> None:

@@ -89,7 +89,8 @@ def create_app(
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
     app.include_router(_open_routes())
-    app.include_router(_keyed_routes(), dependencies=[Depends(key_check(keys))])
+    app.include_router(_working_routes(), dependencies=[Depends(key_check(keys, makes_work=True))])
+    app.include_router(_reading_routes(), dependencies=[Depends(key_check(keys, makes_work=False))])
     app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
@@ -104,8 +105,8 @@ def _written(path: Path) -> int:
     return int(path.stat().st_mtime) if path.is_file() else 0
 
 
-def _keyed_routes() -> APIRouter:
-    """What needs a key, if there are any."""
+def _working_routes() -> APIRouter:
+    """What needs a key, if there are any, and is work: it counts against the key's limits."""
     router = APIRouter()
 
     @router.post(generation.COMPLETIONS, **document.COMPLETIONS)
@@ -115,6 +116,21 @@ def _keyed_routes() -> APIRouter:
     @router.post(generation.CHAT, **document.CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
+
+    @router.post("/tokenize", **document.TOKENIZE)
+    async def tokenize(request: Request) -> dict[str, Any]:
+        return await about.tokenize(_gateway(request), request)
+
+    @router.post("/detokenize", **document.DETOKENIZE)
+    async def detokenize(request: Request) -> dict[str, Any]:
+        return await about.detokenize(_gateway(request), request)
+
+    return router
+
+
+def _reading_routes() -> APIRouter:
+    """What needs a key, if there are any, and only reads, or ends what was begun."""
+    router = APIRouter()
 
     @router.get("/v1/requests/{request_id}", **document.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
@@ -147,14 +163,6 @@ def _keyed_routes() -> APIRouter:
     @router.get("/v1/models/{name:path}", **document.MODEL)
     async def model(request: Request, name: str) -> dict[str, Any]:
         return about.model(_gateway(request), name)
-
-    @router.post("/tokenize", **document.TOKENIZE)
-    async def tokenize(request: Request) -> dict[str, Any]:
-        return await about.tokenize(_gateway(request), request)
-
-    @router.post("/detokenize", **document.DETOKENIZE)
-    async def detokenize(request: Request) -> dict[str, Any]:
-        return await about.detokenize(_gateway(request), request)
 
     return router
 

@@ -50,10 +50,11 @@ def check_access(settings: Settings, keys: KeyRing) -> None:
         )
 
 
-def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
+def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], AsyncIterator[None]]:
     """A dependency that lets a call pass if it shows one of `keys` and keeps within that key's limits.
 
-    A call is counted until its answer has ended. Raises (the dependency): ApiError 401 or 429.
+    A call is counted until its answer has ended. Args: makes_work: as for `KeyRing.enter`.
+    Raises (the dependency): ApiError 401 or 429.
     """
 
     async def check(request: Request) -> AsyncIterator[None]:
@@ -64,11 +65,11 @@ def key_check(keys: KeyRing) -> Callable[[Request], AsyncIterator[None]]:
         if key is None:
             raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
         request.scope[KEYS_SHOWN].append(key)
-        keys.enter(key)
+        keys.enter(key, makes_work=makes_work)
         try:
             yield
         finally:
-            keys.leave(key)
+            keys.leave(key, makes_work=makes_work)
 
     return check
 

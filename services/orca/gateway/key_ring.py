@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
+READING_LEAST = 16
+"""Calls at a time that read on, ask or cancel, for a key that may make fewer: a few old connections that nobody has
+seen die must not keep the new one out."""
+
 
 class KeyRing:
     """`run` is one task of the process; it ends at once when there is no file to look at."""
@@ -36,7 +40,7 @@ class KeyRing:
         )
         self._file = None if settings.api_keys_file is None else Path(settings.api_keys_file)
         self._seen = _signature(self._file)
-        self._open_calls: collections.Counter[str] = collections.Counter()
+        self._open_calls: collections.Counter[tuple[str, bool]] = collections.Counter()
         self._buckets: dict[str, TokenBucket] = {}
         self.is_file_broken = False
         try:
@@ -60,12 +64,23 @@ class KeyRing:
         fitting = [key for key in self._keys if hmac.compare_digest(hashed, key.digest)]
         return fitting[0] if fitting else None
 
-    def enter(self, key: ApiKey) -> None:
-        """Count a call that is to `leave`. Raises: ApiError 429, and then it is not counted."""
+    def enter(self, key: ApiKey, *, makes_work: bool = True) -> None:
+        """Count a call that is to `leave` with the same words. Raises: ApiError 429, and then it is not counted.
+
+        Args: makes_work: False for calls that read on, ask or cancel. They have no rate and places of their own: what a
+            key has running must be within its reach when its rate is used up, or it would be cancelled unread.
+        """
         most = key.limits.calls or self._calls_max
-        if most is not None and self._open_calls[key.name] >= most:
-            message = f"more than {most} calls at a time with this key"
+        if most is not None and not makes_work:
+            most = max(READING_LEAST, most)
+        if most is not None and self._open_calls[key.name, makes_work] >= most:
+            message = f"more than {most} {'calls' if makes_work else 'reading calls'} at a time with this key"
             raise ApiError(429, message, kind="overloaded_error", code="too_many_calls", retry_after_s=1)
+        if makes_work:
+            self._take_from_rate(key)
+        self._open_calls[key.name, makes_work] += 1
+
+    def _take_from_rate(self, key: ApiKey) -> None:
         bucket, now_s = self._bucket(key), self._clock_s()
         if bucket is not None and not bucket.take(now_s):
             message = f"more than {bucket.per_minute} requests a minute with this key"
@@ -73,12 +88,11 @@ class KeyRing:
             raise ApiError(
                 429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=max(1, wait_s)
             )
-        self._open_calls[key.name] += 1
 
-    def leave(self, key: ApiKey) -> None:
-        self._open_calls[key.name] -= 1
-        if not self._open_calls[key.name]:
-            del self._open_calls[key.name]
+    def leave(self, key: ApiKey, *, makes_work: bool = True) -> None:
+        self._open_calls[key.name, makes_work] -= 1
+        if not self._open_calls[key.name, makes_work]:
+            del self._open_calls[key.name, makes_work]
 
     def headers(self, key: ApiKey) -> dict[str, str]:
         """What an answer tells of the key's rate; nothing where none is set."""
