@@ -142,6 +142,16 @@ async def test_a_body_behind_an_offer_of_another_protocol_is_read(framing: str, 
         assert b" 200 " in await asyncio.wait_for(reader.readuntil(b'"ok"}'), LIMIT_SECONDS)
 
 
+async def test_what_comes_too_early_behind_such_a_body_does_not_cost_the_call_its_answer() -> None:
+    body = b'{"tokens": [0, 1]}'
+    head = POST.replace(b"/v1/completions", b"/detokenize") + b"connection: upgrade\r\nupgrade: h2c\r\n"
+    async with served() as one:
+        reader, _ = await one.open(head + b"content-length: %d\r\n\r\n" % len(body) + body + HEALTH)
+        answer = await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b'{"prompt":"' in answer
+
+
 async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger() -> None:
     async with served(bounded(connections_max=1)) as one:
         held, _ = await one.open(HEALTH)

@@ -131,14 +131,19 @@ class Connection(HttpToolsProtocol):
         """
         try:
             self.parser.feed_data(data)
+            return
         except httptools.HttpParserUpgrade as upgrade:
-            if not (framing := _body_framing(self.headers)):
+            framing, read = _body_framing(self.headers), upgrade.args[0]
+            if not framing:
                 raise
-            self.parser = httptools.HttpRequestParser(self)
-            self._is_in_known_head = True
+        # Outside of the handler: errors are told apart by what they were raised from.
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_in_known_head = True
+        try:
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+        finally:
             self._is_in_known_head = False
-            self.parser.feed_data(data[upgrade.args[0] :])
+        self.parser.feed_data(data[read:])
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the way to the client stays open: it does for the answer to a request that came whole."""
