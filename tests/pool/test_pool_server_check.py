@@ -35,7 +35,8 @@ class Server:
         self.seconds = 0.0
         self.check = ServerCheck(cast(RedisLink, self), Keys("d"), settings, SCHEMAS, lambda: self.seconds)
 
-    async def pipeline(self, *_commands: object) -> list[Any]:
+    async def pipeline(self, *_commands: object, for_all: bool) -> list[Any]:
+        assert for_all, "a look waits for no client's connection"
         self.looks += 1
         return [self.info, None]
 

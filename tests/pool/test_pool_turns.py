@@ -60,6 +60,7 @@ async def test_what_serves_all_clients_does_not_wait_for_their_connections(
         await until(lambda: are_held(own_redis.url, 2), limit_s=30)
         async with asyncio.timeout(20):
             await link.run(transition, *FOR_ALL[transition])
+            await link.pipeline(("PING",), for_all=True)
 
 
 async def test_busy_callers_are_served_in_turn(link: RedisLink) -> None:

@@ -144,9 +144,12 @@ class RedisLink:
         except NoScriptError:
             return await self._confirmed(lane, ("EVAL", script.text, 1, self._meta, *args))
 
-    async def pipeline(self, *commands: Command) -> list[Any]:
-        """The commands on one connection in one round trip; not atomic."""
-        return await _pipeline(self._for_one, *commands)
+    async def pipeline(self, *commands: Command, for_all: bool = False) -> list[Any]:
+        """The commands on one connection in one round trip; not atomic.
+
+        Args: for_all: they serve all clients at once, and wait for none of them.
+        """
+        return await _pipeline(self._for_all if for_all else self._for_one, *commands)
 
     async def _confirmed(self, lane: Lane, command: Command) -> Any:
         """The answer to a command, with the proof that the replicas hold all that it wrote or saw.

@@ -78,7 +78,7 @@ class ServerCheck:
             raise PoolNotDurable(self._refusal)
 
     async def _look(self) -> dict[str, Any]:
-        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"))
+        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"), for_all=True)
         # The look itself may have connected.
         self._connects_seen = self._link.connects
         _check_redis(info, self._settings)
