@@ -98,6 +98,11 @@ class Call:
         return self.request_id is not None
 
     @property
+    def is_let_down(self) -> bool:
+        """Its last attempt was neither accepted nor refused when the client gave up: for all it knows, it is lost."""
+        return self.left is not None and self.intent != "cancel" and len(self.refused) < len(self.sent)
+
+    @property
     def request_id(self) -> str | None:
         """The server's name of the call: that of its first good answer."""
         for connection in self.connections.values():

@@ -159,6 +159,10 @@ class Client:
             if response.status_code in (429, 503) and "retry-after" in response.headers:
                 body = await response.aread()
                 if _code(body) not in ERROR_ENDS:
+                    if cursor is None and "x-request-id" in response.headers:
+                        # Accepted, and then this connection was cut: the same key asks for the same generation.
+                        journey.request_id = response.headers["x-request-id"]
+                        return float(response.headers["retry-after"])
                     return self._refused(journey, response, _code(body), is_resuming=cursor is not None)
             is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
             self._answered(journey, number, response, cursor)

@@ -55,7 +55,7 @@ def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
     """
     calls = gather_calls(records)
     evidence = gather_evidence(records, decode)
-    accepted = [call for call in calls if call.is_accepted or _has_failed(call)]
+    accepted = [call for call in calls if call.is_accepted or call.is_let_down or _has_failed(call)]
     violations = [found for call in accepted for found in _of_call(call, evidence)]
     violations += system_violations(calls, evidence)
     return _verdict(calls, accepted, violations, evidence, records)

@@ -240,10 +240,24 @@ async def test_a_slow_call_is_followed_as_long_as_something_is_heard(tmp_path: P
     assert not any(isinstance(r, Left) for r in records)
 
 
-async def test_a_call_without_an_end_is_given_up_in_time(tmp_path: Path) -> None:
+async def test_an_accepted_call_whose_answer_was_cut_asks_for_it_again_under_its_key(tmp_path: Path) -> None:
+    cut = httpx.Response(503, headers={"x-request-id": "cmpl-1", "retry-after": "0"}, json={"error": {"code": "busy"}})
+    choice = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": [1, 2, 3]}
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    answer = {"id": "cmpl-1", "choices": [choice], "usage": usage}
+    seen: list[httpx.Request] = []
+    whole = httpx.Response(200, headers={"x-request-id": "cmpl-1"}, json=answer)
+    records, _ = await record(tmp_path, in_turn(seen, cut, whole), plan(stream=False))
+    assert len({request.headers["idempotency-key"] for request in seen}) == 1
+    verdict = judge(records, lambda ids: "abc"[: len(ids)])
+    assert (verdict.requests, verdict.refused, verdict.violations) == (1, 0, ())
+
+
+async def test_a_call_without_an_end_is_given_up_in_time_and_lost(tmp_path: Path) -> None:
     def handle(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("nobody there")
 
     records, _ = await record(tmp_path, handle, plan(), patience_s=0.1)
     assert "nothing heard for" in next(r.reason for r in records if isinstance(r, Left))
-    assert judge(records).unaccepted == 1
+    verdict = judge(records)
+    assert (verdict.unaccepted, verdict.harms["lost"]) == (0, 1)
