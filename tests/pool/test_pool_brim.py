@@ -36,7 +36,7 @@ async def small_bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     kind, node_bytes = request.param
     options = ("--stream-node-max-bytes", str(node_bytes))
     with EmbeddedRedis(tmp_path, binary=redis_binary(kind), maxmemory_bytes=MAXMEMORY, options=options) as server:
-        bed = RedisBed(server.url, with_settings(bytes_max=BYTES_MAX))
+        bed = RedisBed(server.url, with_settings(bytes_max=BYTES_MAX, max_queued=10**6))
         yield bed
         await bed.close()
 

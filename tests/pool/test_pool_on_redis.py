@@ -89,13 +89,13 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "enter": lambda _b, scheduler, _o: scheduler.enter(),
     "claim": lambda _b, scheduler, _o: scheduler.ask(),
     "commit": lambda bed, _s, owned: bed.pool.commit([entry(owned["a.0"], 0, 5, end=FinishReason.STOP)]),
-    "cancel": lambda bed, _s, _o: bed.pool.cancel("a"),
     "attach": lambda bed, _s, _o: bed.pool.attach("a", "other"),
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
+    "cancel": lambda bed, _s, _o: bed.pool.cancel("a"),
     "heartbeat": lambda _b, scheduler, _o: scheduler.heartbeat(),
     "give_back": lambda bed, _s, owned: bed.pool.give_back({"a.0": owned["a.0"].claim}),
     "leave": lambda bed, scheduler, _o: bed.pool.leave(scheduler.caller),
