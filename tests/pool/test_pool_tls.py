@@ -69,6 +69,7 @@ async def test_a_rotated_certificate_is_read_at_the_next_connect(
 ) -> None:
     own, strange = authority.issue("client"), Authority(tmp_path / "strangers").issue("client")
     pool = await open_redis_pool(url, "d", settings_with(authority, own))
+    await pool.stats()
     strange.certificate.replace(own.certificate)
     strange.key.replace(own.key)
     await pool.stats()  # on the connection that is open
