@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import waiting
 from redis.asyncio import Redis
 
-from orca.cli.up.redis_child import RedisChild
+from orca.cli.up.redis_child import RedisChild, _exit_code
 from orca.cli.up.supervisor import Supervisor
 from orca.pool.embedded import find_redis_server
 from orca.pool.keys import Keys
@@ -85,3 +86,9 @@ async def test_what_scripts_wrote_is_there_after_a_kill(child: RedisChild) -> No
         assert await redis.hgetall(other) == {b"b": b"2"}
     await child.stop()
     await running
+
+
+def test_the_exit_of_a_child_that_was_collected_already_is_an_orderly_one() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert _exit_code(ended.pid) == 0

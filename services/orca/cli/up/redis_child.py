@@ -80,7 +80,11 @@ class RedisChild:
 
 def _exit_code(pid: int) -> int:
     """Of a child that has exited; WNOWAIT leaves it to be collected by its owner, EmbeddedRedis."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        # It was told to stop, and its owner was quicker.
+        return 0
     if ended is None:
         return 0
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
