@@ -9,12 +9,14 @@ These routes are open, every other one needs a key where there are keys:
     /openapi.json   the API's document: the same text for every deployment
 """
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import Scope
 
 from orca.core.errors import SettingError
 from orca.core.settings import is_loopback
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 
 KEYS_SHOWN = "orca.keys_shown"
 """In a call's scope: a list that the middleware puts there, and that gets the key which the call showed."""
+
+KEY_FOUND = "orca.key_found"
+"""In a call's scope: what `shown_key` found."""
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 """The table above, for the tests. Nothing is decided by it."""
@@ -61,23 +66,33 @@ def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], AsyncIt
         if keys.is_open:
             yield
             return
-        key = shown_key(keys, request.headers)
+        key = shown_key(keys, request.scope)
         if key is None:
             raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
-        request.scope[KEYS_SHOWN].append(key)
-        keys.enter(key, makes_work=makes_work)
-        try:
+        with counted(keys, key, request.scope, makes_work=makes_work):
             yield
-        finally:
-            keys.leave(key, makes_work=makes_work)
 
     return check
 
 
-def shown_key(keys: KeyRing, headers: Headers) -> ApiKey | None:
-    """The one of `keys` that a call shows."""
-    scheme, _, shown = headers.get("authorization", "").partition(" ")
-    return keys.find(shown.strip() if scheme.lower() == "bearer" else "")
+def shown_key(keys: KeyRing, scope: Scope) -> ApiKey | None:
+    """The one of `keys` that a call shows; it is looked for once."""
+    if KEY_FOUND not in scope:
+        scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
+        scope[KEY_FOUND] = keys.find(shown.strip() if scheme.lower() == "bearer" else "")
+    found: ApiKey | None = scope[KEY_FOUND]
+    return found
+
+
+@contextlib.contextmanager
+def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> Iterator[None]:
+    """A call counts for its key, and against its limits while it lasts. Args, raises: as `KeyRing.enter`."""
+    scope[KEYS_SHOWN].append(key)
+    keys.enter(key, makes_work=makes_work)
+    try:
+        yield
+    finally:
+        keys.leave(key, makes_work=makes_work)
 
 
 def owner_of(request: Request) -> str:

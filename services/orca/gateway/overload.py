@@ -117,16 +117,17 @@ class LoopLag:
             await asyncio.sleep(LAG_LOOK_SECONDS)
             self.seconds = clock() - due_s
 
-    def check(self) -> None:
-        """Raises: ApiError 503 for a new call while the ones before it have not had their turn."""
-        if self.seconds > self.most_seconds:
-            raise ApiError(
-                503,
-                f"this gateway is {self.seconds:.1f} s behind its calls",
-                kind=UNAVAILABLE,
-                code="gateway_busy",
-                retry_after_s=retry_after_seconds(0, None, secrets.token_hex(8)),
-            )
+    def refusal(self) -> ApiError | None:
+        """Of a new call while the ones before it have not had their turn: 503."""
+        if self.seconds <= self.most_seconds:
+            return None
+        return ApiError(
+            503,
+            f"this gateway is {self.seconds:.1f} s behind its calls",
+            kind=UNAVAILABLE,
+            code="gateway_busy",
+            retry_after_s=retry_after_seconds(0, None, secrets.token_hex(8)),
+        )
 
 
 class Overload:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca.gateway.auth import KEYS_SHOWN, shown_key
+from orca.gateway.auth import counted, shown_key
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
 from orca.gateway.idempotency import HEADER
@@ -45,27 +45,24 @@ class TurnAway:
             await response_to(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        gateway, headers = self._gateway, Headers(scope=scope)
-        if gateway.drain.has_begun or HEADER in headers:
+        gateway = self._gateway
+        if gateway.drain.has_begun or HEADER in Headers(scope=scope):
             return None
-        key = None
-        if not gateway.keys.is_open and (key := shown_key(gateway.keys, headers)) is None:
+        if gateway.keys.is_open:
+            return _known(gateway.overload, None)
+        key = shown_key(gateway.keys, scope)
+        refusal = None if key is None else _known(gateway.overload, key.limits.queue_percent)
+        if key is None or refusal is None:
             return None
-        refusal = _known(gateway.overload, None if key is None else key.limits.queue_percent)
-        if refusal is not None and key is not None:
-            scope[KEYS_SHOWN].append(key)
-            try:
-                gateway.keys.enter(key)
-            except ApiError as error:
-                return error
-            gateway.keys.leave(key)
-        return refusal
+        try:
+            with counted(gateway.keys, key, scope, makes_work=True):
+                return refusal
+        except ApiError as beyond_its_limits:
+            return beyond_its_limits
 
 
 def _known(overload: Overload, queue_percent: int | None) -> ApiError | None:
-    try:
-        overload.lag.check()
-    except ApiError as error:
-        return error
-    refusal = overload.refusal_known(queue_percent)
-    return None if refusal is None else answer_to(refusal)
+    if late := overload.lag.refusal():
+        return late
+    full = overload.refusal_known(queue_percent)
+    return None if full is None else answer_to(full)
