@@ -13,7 +13,7 @@ import asyncio
 import collections
 import functools
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,6 @@ class Connection(HttpToolsProtocol):
     _address: str | None = None  # under which it was counted, if it was
     _header_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
-    _is_in_known_head = False  # while a second parser is told of the body that the first one would not read
     _is_ending = False  # the last answer was written
     is_deaf = False  # no request is taken any more: what still comes in is thrown away
     _header_count = 0
@@ -137,12 +136,10 @@ class Connection(HttpToolsProtocol):
             if not framing:
                 raise
         # Outside of the handler: errors are told apart by what they were raised from.
-        self.parser = httptools.HttpRequestParser(self)
-        self._is_in_known_head = True
-        try:
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
-        finally:
-            self._is_in_known_head = False
+        listener = _BehindHead(self)
+        self.parser = httptools.HttpRequestParser(listener)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+        listener.is_behind = True
         self.parser.feed_data(data[read:])
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -158,8 +155,6 @@ class Connection(HttpToolsProtocol):
     # What the parser tells of.
 
     def on_message_begin(self) -> None:
-        if self._is_in_known_head:
-            return
         self._has_told = True
         if self.cycle is not None and not self.cycle.response_complete:
             raise _SecondRequest
@@ -171,8 +166,6 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if self._is_in_known_head:
-            return
         self._has_told = True
         super().on_url(url)
         most = self.door.settings.url_bytes_max
@@ -180,8 +173,6 @@ class Connection(HttpToolsProtocol):
             raise ApiError(414, f"the URL is longer than {most} bytes", code="url_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_known_head:
-            return
         self._has_told = True
         settings = self.door.settings
         self._header_count += 1
@@ -194,8 +185,6 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._is_in_known_head:
-            return
         self._stop_header_timer()
         super().on_headers_complete()
         self._is_in_head = False
@@ -309,6 +298,18 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         self.loop.call_later(HALF_CLOSED_SECONDS, self._watch_half_closed, cycle)
+
+
+class _BehindHead:
+    """Listens to a parser for a connection that knows the head already: the parser is fed one for the body's length."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.is_behind = False
+
+    def __getattr__(self, callback: str) -> Callable[..., None]:
+        tell = getattr(self._connection, callback)
+        return lambda *told: tell(*told) if self.is_behind else None
 
 
 def connections(door: Door) -> type[Connection]:
