@@ -12,7 +12,8 @@ promises of the calls themselves need those (see pool_model_calls).
 # The rules that are taken away here are methods whose arguments then go unused.
 # ruff: noqa: ARG002
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,21 +56,30 @@ class NewestProcessWins(MemoryPool):
         return True
 
 
-class EnteringKeepsClaims(IndexOnly):
-    """A new process finds the requests of the old one under the same claims."""
+class LeavesWithTheirOwner(MemoryPool):
+    """Has moments in which a group's requests are not taken back."""
 
-    is_entering = False
+    is_leaving_them = False
 
-    async def enter(self, *args: Any, **kwargs: Any) -> Entered | Wait:
-        self.is_entering = True
+    @contextlib.contextmanager
+    def leaving_them(self) -> Iterator[None]:
+        self.is_leaving_them = True
         try:
-            return await super().enter(*args, **kwargs)
+            yield
         finally:
-            self.is_entering = False
+            self.is_leaving_them = False
 
     def _take_back_all(self, group: str) -> None:
-        if not self.is_entering:
+        if not self.is_leaving_them:
             super()._take_back_all(group)
+
+
+class EnteringKeepsClaims(LeavesWithTheirOwner, IndexOnly):
+    """A new process finds the requests of the old one under the same claims."""
+
+    async def enter(self, *args: Any, **kwargs: Any) -> Entered | Wait:
+        with self.leaving_them():
+            return await super().enter(*args, **kwargs)
 
 
 class LeavingClosesNothing(MemoryPool):
@@ -110,19 +120,10 @@ class AppendsBehindGaps(MemoryPool):
         return entry.index >= len(record.log)
 
 
-class SweepLeavesDeadGroupsTheirRequests(MemoryPool):
-    is_sweeping = False
-
+class SweepLeavesDeadGroupsTheirRequests(LeavesWithTheirOwner):
     async def sweep(self) -> None:
-        self.is_sweeping = True
-        try:
+        with self.leaving_them():
             await super().sweep()
-        finally:
-            self.is_sweeping = False
-
-    def _take_back_all(self, group: str) -> None:
-        if not self.is_sweeping:
-            super()._take_back_all(group)
 
 
 class EndsAreNotFinal(MemoryPool):

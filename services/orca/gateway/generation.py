@@ -11,14 +11,7 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from orca.core.errors import (
-    InvalidRequest,
-    NeverFits,
-    Overloaded,
-    PoolUnavailable,
-    QueueFull,
-    UnknownRequest,
-)
+from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
 from orca.core.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, chat_prompt, check_model, completion_prompts, submission
 from orca.gateway.auth import key_of, owner_of
