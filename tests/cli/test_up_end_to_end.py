@@ -241,7 +241,7 @@ def test_a_model_that_the_stages_refuse_ends_the_start_with_their_sentence(tmp_p
     up = Up(tmp_path, "--model", str(model))
     try:
         up.wait_until(lambda: up.family() and up.process.poll() is not None)
-        assert up.process.returncode == 2
+        assert up.process.returncode == 2, up.output
         assert re.search(r"^orca up: worker-0\.. did not start: .*model\.norm\.weight", up.output, re.MULTILINE), (
             up.output
         )

@@ -1,23 +1,34 @@
 """Ports for servers that are told theirs on the command line, some time before they listen on it."""
 
+import os
 import secrets
 import socket
+from collections import deque
 
 # Below the ports that the kernel gives to connections and to servers that ask for any (from 32768), so that none of
 # those comes in between; and below the node ports of Kubernetes (from 30000).
 _FIRST, _COUNT = 20_000, 10_000
+_HELD_MAX = 256
+
+_held: deque[int] = deque()
+"""File descriptors of sockets that are bound and do not listen, oldest first."""
 
 
 def free_port() -> int:
     """A port on which nobody listens now, on any IPv4 address of this machine.
 
-    Two who ask at the same time, perhaps in different processes, get the same one with a chance of 1 in 10,000.
+    Nobody else who asks here gets it, in this process or another, while this process lives or until it has asked for
+    256 more: the port stays bound. A server that sets SO_REUSEADDR, as every one of ours does, can listen on it.
     """
     while True:
         port = _FIRST + secrets.randbelow(_COUNT)
-        with socket.socket() as probe:
+        with socket.socket() as holder:
             try:
-                probe.bind(("", port))
+                holder.bind(("", port))  # without SO_REUSEADDR: fails also when another only holds it
             except OSError:
                 continue
-            return port
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _held.append(holder.detach())
+        if len(_held) > _HELD_MAX:
+            os.close(_held.popleft())
+        return port
