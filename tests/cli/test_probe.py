@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import waiting
 
-from orca.cli.up.probe import MISSES_MAX, Probe, Silence
+from orca.cli.up.probe import Probe, Silence
 from orca.cli.up.redis_child import RedisChild
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervisor
@@ -73,30 +73,75 @@ async def probing(part: FakePart) -> AsyncIterator[list[str]]:
     running.cancel()
 
 
-def notes(*answers: bool, pid: int | None = 7) -> list[bool]:
-    silence = Silence()
-    return [silence.note(pid, is_answered=answer) for answer in answers]
+BOUND_S = 6.0
 
 
-def test_three_misses_in_a_row_are_a_freeze_and_an_answer_between_them_is_none() -> None:
-    assert MISSES_MAX == 3
-    assert notes(True, False, False, False) == [False, False, False, True]
-    assert True not in notes(True, False, False, True, False, False)
+class Asked:
+    """A part that is asked every 2 s: what is said of it after each question."""
+
+    def __init__(self) -> None:
+        self.silence = Silence(bound_s=BOUND_S)
+        self.now_s = 100.0
+
+    def question(self, *, is_answered: bool, took_s: float, pid: int | None = 7) -> bool:
+        asked_s, self.now_s = self.now_s, self.now_s + took_s
+        is_frozen = self.silence.note(pid, asked_s, self.now_s, is_answered=is_answered)
+        self.now_s = max(self.now_s, asked_s + 2)
+        return is_frozen
+
+    def come_up(self) -> "Asked":
+        assert not self.question(is_answered=True, took_s=0)
+        return self
+
+
+def test_no_answer_within_the_bound_is_a_freeze() -> None:
+    asked = Asked().come_up()
+    assert asked.silence.patience_s(asked.now_s) == BOUND_S
+    assert asked.question(is_answered=False, took_s=BOUND_S)
+
+
+def test_a_slow_answer_is_an_answer() -> None:
+    asked = Asked().come_up()
+    assert not any(asked.question(is_answered=True, took_s=5.9) for _ in range(20))
+
+
+def test_a_part_that_refuses_its_connections_is_frozen_after_the_same_time() -> None:
+    asked = Asked().come_up()
+    assert [asked.question(is_answered=False, took_s=0) for _ in range(4)] == [False, False, False, True]
+    assert asked.silence.patience_s(asked.now_s) == BOUND_S
+
+
+def test_questions_after_the_first_are_waited_for_only_until_the_bound_is_over() -> None:
+    asked = Asked().come_up()
+    asked.question(is_answered=False, took_s=0)
+    assert asked.silence.patience_s(asked.now_s) == BOUND_S - 2
+    assert asked.question(is_answered=False, took_s=BOUND_S - 2)
+
+
+def test_an_answer_ends_the_silence() -> None:
+    asked = Asked().come_up()
+    for _ in range(5):
+        assert not asked.question(is_answered=False, took_s=0)
+        assert not asked.question(is_answered=False, took_s=0)
+        assert not asked.question(is_answered=True, took_s=1)
 
 
 def test_one_that_has_not_come_up_yet_may_be_silent_for_ever() -> None:
-    assert True not in notes(*[False] * 50)
+    asked = Asked()
+    assert not any(asked.question(is_answered=False, took_s=BOUND_S) for _ in range(50))
 
 
 def test_one_that_stays_frozen_gets_as_much_time_again() -> None:
-    assert notes(True, *[False] * 7) == [False, False, False, True, False, False, True, False]
+    asked = Asked().come_up()
+    assert asked.question(is_answered=False, took_s=BOUND_S)
+    assert [asked.question(is_answered=False, took_s=0) for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_successor_has_to_come_up_first() -> None:
-    silence = Silence()
-    assert [silence.note(7, is_answered=answer) for answer in (True, False, False)] == [False] * 3
-    assert silence.note(None, is_answered=False) is False
-    assert True not in [silence.note(8, is_answered=False) for _ in range(10)]
+    asked = Asked().come_up()
+    assert not asked.question(is_answered=False, took_s=0)
+    assert not asked.question(is_answered=False, took_s=0, pid=None)
+    assert not any(asked.question(is_answered=False, took_s=BOUND_S, pid=8) for _ in range(10))
 
 
 async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path: Path) -> None:

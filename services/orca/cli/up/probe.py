@@ -1,8 +1,10 @@
 """Finds processes that are there and do not move: stopped by a signal, blocked, or in an endless loop.
 
-Each is asked as a kubelet would ask it (period, bound, failures in a row) for what only its own event loop can answer;
-nothing else shows a freeze, since the kernel goes on taking its connections and gRPC answers pings by a thread. It is
-asked from its first answer on, so that a start may take as long as it takes. Ranks are their controllers' to watch.
+Each is asked for what only its own event loop can answer; nothing else shows a freeze, since the kernel goes on taking
+its connections and gRPC answers pings by a thread. A question is waited for until the bound on silence is over, not
+dropped and put again: one that is slow, because others keep the machine busy or a crowd is at its door, answers in the
+end, and each new question would have to queue behind the crowd anew. A process is asked from its first answer on, so
+that a start may take as long as it takes. Ranks are their controllers' to watch.
 """
 
 import asyncio
@@ -12,36 +14,46 @@ from dataclasses import dataclass
 
 from orca.cli.up.supervisor import Supervised
 
-MISSES_MAX = 3
-"""In a row. One or two are a busy machine."""
+SILENT_PERIODS = 3
+"""So many periods without any answer are a freeze."""
 
 _OWN_DELAY_S = 0.5
 """An answer that is waited for so much longer than its bound says that this process itself stood still."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Silence:
     """What a process and its successors under one name left unanswered: the decision, without clock or process."""
 
+    bound_s: float
     _pid: int | None = None
     _has_come_up: bool = False
-    _misses: int = 0
+    _since_s: float | None = None  # when the oldest question without an answer was put
 
-    def note(self, pid: int | None, *, is_answered: bool) -> bool:
+    def patience_s(self, now_s: float) -> float:
+        """How long a question that is put now may be waited for."""
+        return self.bound_s if self._since_s is None else max(self._since_s + self.bound_s - now_s, 0.0)
+
+    def note(self, pid: int | None, asked_s: float, now_s: float, *, is_answered: bool) -> bool:
         """Take note of one question. Returns: whether the process is frozen; it then gets as much time again.
 
         Args:
             pid: whom it went to; None when nobody ran.
+            asked_s, now_s: when it was put, and when its answer came or was given up.
         """
         if pid is None or pid != self._pid:
-            self._pid, self._has_come_up, self._misses = pid, False, 0
+            self._pid, self._has_come_up, self._since_s = pid, False, None
+        is_late = now_s - asked_s > self.patience_s(asked_s) + _OWN_DELAY_S
         if is_answered:
-            self._has_come_up, self._misses = True, 0
-        elif self._has_come_up:
-            self._misses += 1
-        is_frozen = self._misses == MISSES_MAX
+            self._has_come_up = True
+        if is_answered or is_late or not self._has_come_up:
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = asked_s
+        is_frozen = now_s - self._since_s >= self.bound_s
         if is_frozen:
-            self._misses = 0
+            self._since_s = None
         return is_frozen
 
 
@@ -58,7 +70,7 @@ class Probe:
     ) -> None:
         """
         Args:
-            period_s: between two questions to a process, and bound on each answer; 0 asks nobody.
+            period_s: between two questions to a process that answers; 0 asks nobody.
             tell: gets a sentence for people about each process that is frozen.
         """
         self._children = children
@@ -72,18 +84,13 @@ class Probe:
             await asyncio.gather(*(self._watch(child) for child in self._children))
 
     async def _watch(self, child: Supervised) -> None:
-        silence = Silence()
+        silence = Silence(bound_s=SILENT_PERIODS * self._period_s)
         while True:
             pid, asked_s = child.pid, self._clock()
-            is_answered = pid is not None and await child.is_answering(self._period_s)
-            took_s = self._clock() - asked_s
-            if is_answered or took_s < self._period_s + _OWN_DELAY_S:
-                is_frozen = silence.note(pid, is_answered=is_answered)
-                if is_frozen and child.pid == pid:
-                    self._tell(self._sentence(child, pid))
-            await asyncio.sleep(max(0.0, self._period_s - took_s))
-
-    def _sentence(self, child: Supervised, pid: int | None) -> str:
-        """Ends the freeze, and says so."""
-        bound_s = MISSES_MAX * self._period_s
-        return f"{child.spec.name} (pid {pid}) is frozen: it answered nothing for {bound_s:g} s; {child.unfreeze()}"
+            is_answered = pid is not None and await child.is_answering(silence.patience_s(asked_s))
+            now_s = self._clock()
+            if silence.note(pid, asked_s, now_s, is_answered=is_answered) and child.pid == pid:
+                said = f"{child.spec.name} (pid {pid}) is frozen: it answered nothing for {silence.bound_s:g} s"
+                self._tell(f"{said}; {child.unfreeze()}")
+            # Who is dead and not yet collected refuses at once, and is not to be asked in a busy loop.
+            await asyncio.sleep(min(max(asked_s + self._period_s - now_s, 0.0), silence.patience_s(now_s)))

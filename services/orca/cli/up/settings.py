@@ -60,12 +60,13 @@ class UpSettings(ScheduleSettings):
         " so slow that the write before still runs",
         choices=("everysec", "always"),
     )
-    # Three misses are 6 to 8 s: above the 5 s after which a controller ends a frozen rank, for it is nearer to the
-    # fault; and far above any pause of a healthy part: none computes, loads weights or waits for a step in its loop.
+    # Three periods of silence are seen after 6 to 8 s: above the 5 s after which a controller ends a frozen rank, for it
+    # is nearer to the fault; and far above any pause of a healthy part: none computes, loads weights or waits for a step
+    # in its loop.
     probe_s: float = setting(
         2.0,
-        "seconds between two questions to each part whether its event loop still turns, and bound on the answer; who"
-        " misses three in a row is frozen: it is killed and started again, Redis only woken. 0 asks nobody",
+        "seconds between two questions to each part whether its event loop still turns; who answers nothing for three"
+        " times as long is frozen: it is killed and started again, Redis only woken. 0 asks nobody",
         least=0,
     )
     iteration_log: str | None = setting(
