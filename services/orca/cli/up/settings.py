@@ -60,9 +60,9 @@ class UpSettings(ScheduleSettings):
         " so slow that the write before still runs",
         choices=("everysec", "always"),
     )
-    # Three periods of silence are seen after 6 to 8 s: above the 5 s after which a controller ends a frozen rank, for it
-    # is nearer to the fault; and far above any pause of a healthy part: none computes, loads weights or waits for a step
-    # in its loop.
+    # Three periods of silence are seen after 6 to 8 s: above the 5 s after which a controller ends a frozen rank, for
+    # it is nearer to the fault; and far above any pause of a healthy part: none computes, loads weights or waits for a
+    # step in its loop.
     probe_s: float = setting(
         2.0,
         "seconds between two questions to each part whether its event loop still turns; who answers nothing for three"
