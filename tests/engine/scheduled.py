@@ -14,10 +14,10 @@ from orca.core.request import End, Request, SamplingParams
 from orca.core.step import Epoch
 from orca.pool.api import Caller, LogSlice, OnDisconnect, Submission
 from orca.pool.memory_pool import MemoryPool
-from orca.scheduler.epoch import Seams
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
+from orca.scheduler.seams import Seams
 from orca.scheduler.virtual_time import VirtualClock
 
 REVISION = "r1"

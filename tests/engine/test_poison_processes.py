@@ -17,10 +17,10 @@ from orca.core.request import End, FinishReason, Request, SamplingParams
 from orca.pool.api import Caller, LogSlice, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler.epoch import Seams, Times
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
+from orca.scheduler.seams import Seams, Times
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings
 

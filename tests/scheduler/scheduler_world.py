@@ -15,11 +15,11 @@ from orca.core.step import Claim, Epoch, Step
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler import virtual_time
-from orca.scheduler.epoch import Seams, Times
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog, IterationRecord
 from orca.scheduler.policy import Limits, Policy, next_batch
+from orca.scheduler.seams import Seams, Times
 from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine, TokenSource, no_faults, seeded_tokens
 from orca.scheduler.state import GroupState
 from orca.scheduler.virtual_time import VirtualClock

@@ -12,8 +12,8 @@ from scheduler_world import (
 )
 
 from orca.core.request import FinishReason, Request
-from orca.scheduler.epoch import Times
 from orca.scheduler.loop import Choices
+from orca.scheduler.seams import Times
 from orca.scheduler.simulated import CostModel
 
 

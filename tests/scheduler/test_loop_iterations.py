@@ -17,9 +17,9 @@ from scheduler_world import (
 )
 
 from orca.scheduler import virtual_time
-from orca.scheduler.epoch import Times
 from orca.scheduler.loop import Choices
 from orca.scheduler.observer import IterationLogFile
+from orca.scheduler.seams import Times
 from orca.scheduler.simulated import CostModel
 
 

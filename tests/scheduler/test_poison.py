@@ -12,11 +12,11 @@ from orca.core.request import End, FinishReason
 from orca.core.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler import virtual_time
-from orca.scheduler.epoch import Times
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
 from orca.scheduler.policy import Policy
 from orca.scheduler.request_level import RequestLevel
+from orca.scheduler.seams import Times
 from orca.scheduler.simulated import CostModel, Fault, seeded_tokens
 
 SEEDS = range(7_000_000, 7_000_150)

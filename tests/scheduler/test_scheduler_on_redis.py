@@ -16,10 +16,10 @@ from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings
-from orca.scheduler.epoch import Seams
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer
+from orca.scheduler.seams import Seams
 from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine, seeded_tokens
 
 TOKENS = seeded_tokens(7)

@@ -18,11 +18,11 @@ from orca.core.engine import EngineShape
 from orca.core.request import FinishReason
 from orca.core.step import Epoch, Step
 from orca.scheduler import virtual_time
-from orca.scheduler.epoch import Times
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
 from orca.scheduler.policy import Policy
 from orca.scheduler.request_level import Habits, RequestLevel
+from orca.scheduler.seams import Times
 from orca.scheduler.simulated import CostModel, Fault, seeded_tokens
 
 SEEDS_PER_TEST = 150

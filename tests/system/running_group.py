@@ -20,11 +20,11 @@ from orca.core.ports import free_port
 from orca.core.request import End, Request, SamplingParams, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
-from orca.scheduler.epoch import Seams
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
+from orca.scheduler.seams import Seams
 
 REVISION = "r1"
 BLOCK_TOKENS = 8

@@ -5,61 +5,29 @@
     results  -> tokens, ends -> outbox             in step order
     commits  -> one call at a time -> answers      never waited for by the others
 
+Claims and commits are classes of their own; steps and results are here, with what the group owns.
+
 Whatever goes wrong with the engine or the seat ends the epoch as a whole; what goes wrong with one request ends that.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
-from orca.core.engine import Engine
-from orca.core.errors import EngineError, PoolUnavailable
+from orca.core.errors import EngineError
 from orca.core.request import End
 from orca.core.step import Claim, Epoch, Sampled, StepResult
-from orca.pool.api import Caller, ClaimAnswer, Claimed, CommitAnswer, CommitEntry, Heartbeat, Pool, StaleCall
-from orca.scheduler.ending import Ending, MakeOutputText
-from orca.scheduler.observer import IterationRecord, Load, Observer
+from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
+from orca.scheduler.claims import Claims
+from orca.scheduler.commits import Commits
+from orca.scheduler.ending import Ending
+from orca.scheduler.observer import IterationRecord, Load
 from orca.scheduler.outbox import Outbox
-from orca.scheduler.policy import Limits, Policy, Room, next_batch
+from orca.scheduler.policy import Limits, next_batch
+from orca.scheduler.seams import Seams
 from orca.scheduler.state import Batch, GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
-T = TypeVar("T")
-
-SAY_AGAIN_S = 5.0
-"""Between two words on one call that the pool does not answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """How long the loop waits for what, in seconds. The defaults suit a pool that answers in a millisecond."""
-
-    heartbeat_s: float = 0.5  # between heartbeats, and between sweeps (protocol: twice a second)
-    work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: what a lost hint costs at most
-    head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have taken it
-    pool_retry_s: float = 0.1  # before a call that the pool did not answer is made again
-    form_retry_s: float = 0.2  # before the next epoch after a failure; doubles up to `form_retry_max_s`
-    form_retry_max_s: float = 5.0
-    flush_s: float = 2.0  # bound on committing what was read, when an epoch ends or the scheduler stops
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seams:
-    """What the loop stands between, and all that it takes from outside."""
-
-    pool: Pool
-    engine: Engine
-    policy: Policy
-    caller: Caller
-    calls: Iterator[int]  # rising numbers for enter and claim, shared by all epochs of the process
-    clock_ns: Callable[[], int]  # monotonic
-    observer: Observer
-    eos_token_ids: tuple[int, ...] = ()
-    make_output_text: MakeOutputText | None = None
-    times: Times = Times()
 
 
 class EpochRun:
@@ -71,20 +39,15 @@ class EpochRun:
         self._limits = limits
         self.state = GroupState()
         self._outbox = Outbox(holds_results=seams.policy.holds_results)
+        self._claims = Claims(seams, limits, self.state, adopt=self._adopt)
+        self._commits = Commits(seams, self._outbox, settle=self._settle, epoch=epoch.number)
         self._endings: dict[GroupRequest, Ending] = {}
         self._owned: dict[str, GroupRequest] = {}  # what the pool should say is ours, until an answer tells otherwise
         self._handed_over = 0  # number of the last step that the engine took
-        self._waiting = 0  # in the pool's queue, as of the last claim
-        self._is_claiming = False  # a claim call is under way: the pool may list what nobody here knows yet
         self._is_draining = False
         self._can_step = asyncio.Event()  # something changed what can run
-        self._has_room = asyncio.Event()  # something changed how much can be claimed
-        self._has_work = asyncio.Event()  # the pool hinted at new requests, or none was heard for a while
-        self._has_news = asyncio.Event()  # the outbox has something
         self._is_quiet = asyncio.Event()  # no step is in flight
-        self._is_flushed = asyncio.Event()  # the outbox is empty and no commit is under way
         self._is_quiet.set()
-        self._is_flushed.set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then finish what is in flight and commit it.
@@ -92,11 +55,11 @@ class EpochRun:
         Raises: ExceptionGroup of EngineError, SeatLost or ProcessClosed when the epoch ends before.
         """
         async with asyncio.TaskGroup() as group:
-            commits = group.create_task(self._commit_all())
+            commits = group.create_task(self._commits.run())
             try:
                 async with asyncio.TaskGroup() as inner:
                     running = [inner.create_task(part) for part in (self._steps(), self._results())]
-                    claiming = [inner.create_task(part) for part in (self._claims(), self._hints())]
+                    claiming = [inner.create_task(part) for part in (self._claims.run(), self._claims.listen())]
                     await stop.wait()
                     self._is_draining = True
                     _cancel(claiming)
@@ -106,7 +69,7 @@ class EpochRun:
                 # What was read is right whatever became of the engine: the next owner need not compute it again. Who
                 # is cancelled has no time for it (a second signal), or has lost the seat and would be refused.
                 if not _is_cancelled():
-                    await self._flush()
+                    await self._commits.flush()
                 commits.cancel()
 
     def load(self) -> Load:
@@ -114,7 +77,7 @@ class EpochRun:
         return Load(
             running=running,
             claimed=sum(not entry.is_admitted for entry in self.state.requests),
-            waiting=self._waiting,
+            waiting=self._claims.waiting,
             slots_reserved=self.state.reserved,
             slots=self._limits.slots,
             uncommitted=len(self._outbox),
@@ -136,7 +99,7 @@ class EpochRun:
         for request_id, entry in before.items():
             if self._owned.get(request_id) is entry and beat.owned.get(request_id) != entry.claim:
                 self._drop(entry, "the pool does not list it")
-        if not self._is_claiming:
+        if not self._claims.is_under_way:
             await self._give_back(beat, before)
 
     async def _give_back(self, beat: Heartbeat, before: Mapping[str, GroupRequest]) -> None:
@@ -161,7 +124,7 @@ class EpochRun:
                 for admission in batch.admitted:
                     self._outbox.admit(admission.request)
                 # Requests whose last token this step draws make room for others now.
-                self._has_room.set()
+                self._claims.look_again()
                 await self._seams.engine.submit(step)
                 self._handed_over = step.number
 
@@ -198,9 +161,8 @@ class EpochRun:
         )
         if not self.state.steps:
             self._is_quiet.set()
-        self._can_step.set()
-        self._has_room.set()
-        self._announce()
+        self._look_again()
+        self._commits.announce()
 
     def _receive(self, entry: GroupRequest, sampled: Sampled) -> None:
         if sampled.index != entry.received:
@@ -218,68 +180,6 @@ class EpochRun:
         fields = self._fields(entry) | {"reason": end.reason, "tokens": end.count}
         log.info("request ended", extra=fields)
 
-    # claims
-
-    async def _claims(self) -> None:
-        refused = 0  # free slots that were not enough for the head of the queue
-        while True:
-            if refused:
-                # The head goes without a word when its client leaves or another group takes it: then younger ones fit.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._seams.times.head_s):
-                        await self._room_above(refused)
-            room = await self._room_above(0)
-            self._has_work.clear()
-            answer = await self._claim(room)
-            for claimed in answer.claimed:
-                self._adopt(claimed)
-            is_refused = answer.waiting > 0 and len(answer.claimed) < room.requests
-            refused = self._room().slots if is_refused else 0
-            if not answer.waiting:
-                await self._has_work.wait()
-
-    async def _room_above(self, slots: int) -> Room:
-        """Wait until another request, and more than so many slots, can be claimed."""
-        while (room := self._room()).requests <= 0 or room.slots <= slots:
-            self._has_room.clear()
-            await self._has_room.wait()
-        return room
-
-    def _room(self) -> Room:
-        return self._seams.policy.room(self.state, self._limits)
-
-    async def _hints(self) -> None:
-        """Listen for new work all the time, so that no hint falls between a claim and the wait after it."""
-        times = self._seams.times
-        while True:
-            await patiently(
-                lambda: self._seams.pool.wait_for_work(self._seams.caller.revision, times.work_s), times.pool_retry_s
-            )
-            self._has_work.set()
-
-    async def _claim(self, room: Room) -> ClaimAnswer:
-        """One claim, repeated under its number until the pool answers: the answer to a lost reply is stored there."""
-        self._is_claiming = True
-        while True:
-            call = next(self._seams.calls)
-            try:
-                answer = await patiently(
-                    lambda call=call: self._seams.pool.claim(  # type: ignore[misc]
-                        self._seams.caller,
-                        call,
-                        free_slots=room.slots,
-                        total_slots=self._limits.slots,
-                        block_tokens=self._limits.block_tokens,
-                        most=room.requests,
-                    ),
-                    self._seams.times.pool_retry_s,
-                )
-            except StaleCall:
-                continue
-            self._is_claiming = False
-            self._waiting = answer.waiting
-            return answer
-
     def _adopt(self, claimed: Claimed) -> None:
         request = claimed.request
         if (older := self._owned.get(request.id)) is not None:
@@ -296,34 +196,8 @@ class EpochRun:
             # Its tokens were all there, only its end was not.
             self._end(entry, end)
             self._outbox.put(entry, end.count, None, end)
-            self._announce()
+            self._commits.announce()
         self._can_step.set()
-
-    # commits
-
-    def _announce(self) -> None:
-        if self._outbox:
-            self._is_flushed.clear()
-            self._has_news.set()
-
-    async def _commit_all(self) -> None:
-        has_committed = False
-        while True:
-            await self._has_news.wait()
-            self._has_news.clear()
-            entries = self._outbox.take()
-            if entries:
-                answers = await patiently(
-                    lambda entries=entries: self._seams.pool.commit(list(entries.values())),  # type: ignore[misc]
-                    self._seams.times.pool_retry_s,
-                )
-                for (entry, written), answer in zip(entries.items(), answers, strict=True):
-                    self._settle(entry, written, answer)
-                if not has_committed and CommitAnswer.APPLIED in answers:
-                    has_committed = True
-                    log.info("first commit", extra={"epoch": self._epoch.number})
-            if not self._outbox:
-                self._is_flushed.set()
 
     def _settle(self, entry: GroupRequest, written: CommitEntry, answer: CommitAnswer) -> None:
         self._seams.observer.answered(answer)
@@ -335,8 +209,7 @@ class EpochRun:
             self._disown(entry)
         elif entry.is_alone:
             self.state.acquit(entry, self._limits.block_tokens)
-            self._can_step.set()
-            self._has_room.set()
+            self._look_again()
 
     def _drop(self, entry: GroupRequest, reason: str) -> None:
         """The request is not ours any more: it is scheduled no further and its slots return."""
@@ -346,20 +219,17 @@ class EpochRun:
         self._disown(entry)
         self.state.end(entry)
         self._outbox.forget(entry)
+        self._look_again()
+        self._commits.announce()
+
+    def _look_again(self) -> None:
+        """Something changed what can run and how much can be claimed."""
         self._can_step.set()
-        self._has_room.set()
-        self._announce()
+        self._claims.look_again()
 
     def _disown(self, entry: GroupRequest) -> None:
         if self._owned.get(entry.request.id) is entry:
             del self._owned[entry.request.id]
-
-    async def _flush(self) -> None:
-        try:
-            async with asyncio.timeout(self._seams.times.flush_s):
-                await self._is_flushed.wait()
-        except TimeoutError:
-            log.warning("the pool did not take the last tokens in time", extra={"epoch": self._epoch.number})
 
     def _fields(self, entry: GroupRequest) -> dict[str, object]:
         return {
@@ -380,16 +250,3 @@ def _is_cancelled() -> bool:
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-
-
-async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Call the pool until it answers, and say now and then that it does not; every transition may be repeated."""
-    clock, silent_until = asyncio.get_running_loop().time, 0.0
-    while True:
-        try:
-            return await call()
-        except PoolUnavailable as error:
-            if clock() >= silent_until:
-                log.warning("the pool did not answer, asking again", extra={"error": str(error)})
-                silent_until = clock() + SAY_AGAIN_S
-            await asyncio.sleep(pause_s)

@@ -18,9 +18,10 @@ from orca.core.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.request import slots_needed
 from orca.core.step import Claim, Epoch
 from orca.pool.api import Entered, SeatLost, StaleCall
-from orca.scheduler.epoch import EpochRun, Seams, patiently
+from orca.scheduler.epoch import EpochRun
 from orca.scheduler.observer import Load
 from orca.scheduler.policy import Limits
+from orca.scheduler.seams import Seams, patiently
 from orca.scheduler.state import GroupState
 
 log = logging.getLogger("orca.scheduler")

@@ -28,12 +28,12 @@ from orca.pool.api import Caller, Pool, ProcessClosed
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.ending import MakeOutputText
-from orca.scheduler.epoch import Seams
 from orca.scheduler.formation import Formation
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
+from orca.scheduler.seams import Seams
 from orca.scheduler.settings import Settings, parse_settings
 
 log = logging.getLogger("orca.scheduler")

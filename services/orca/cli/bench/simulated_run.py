@@ -17,12 +17,12 @@ from orca.core.request import End, FinishReason, Request, SamplingParams
 from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler import virtual_time
-from orca.scheduler.epoch import Seams
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy import Policy
 from orca.scheduler.request_level import RequestLevel
+from orca.scheduler.seams import Seams
 from orca.scheduler.simulated import CostModel, SimulatedEngine
 
 CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")

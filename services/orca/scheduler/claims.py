@@ -1,0 +1,91 @@
+"""Takes requests out of the pool's queue while the policy has room for more."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from orca.pool.api import ClaimAnswer, Claimed, StaleCall
+from orca.scheduler.policy import Limits, Room
+from orca.scheduler.seams import Seams, patiently
+from orca.scheduler.state import GroupState
+
+
+class Claims:
+    """The claims of one epoch: `run` and `listen` are one task each."""
+
+    def __init__(self, seams: Seams, limits: Limits, state: GroupState, *, adopt: Callable[[Claimed], None]) -> None:
+        """Args: adopt: gets each request that was claimed."""
+        self._seams = seams
+        self._limits = limits
+        self._state = state
+        self._adopt = adopt
+        self._has_room = asyncio.Event()  # something changed how much can be claimed
+        self._has_work = asyncio.Event()  # the pool hinted at new requests, or none was heard for a while
+        self.is_under_way = False  # a call is out: the pool may list what nobody here knows yet
+        self.waiting = 0  # in the pool's queue, as of the last claim
+
+    def look_again(self) -> None:
+        """How much can be claimed may have changed."""
+        self._has_room.set()
+
+    async def run(self) -> None:
+        """Claim whenever there is room and work, until cancelled. Raises: SeatLost, ProcessClosed."""
+        refused = 0  # free slots that were not enough for the head of the queue
+        while True:
+            if refused:
+                # The head goes without a word when its client leaves or another group takes it: then younger ones fit.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._seams.times.head_s):
+                        await self._room_above(refused)
+            room = await self._room_above(0)
+            self._has_work.clear()
+            answer = await self._claim(room)
+            for claimed in answer.claimed:
+                self._adopt(claimed)
+            is_refused = answer.waiting > 0 and len(answer.claimed) < room.requests
+            refused = self._room().slots if is_refused else 0
+            if not answer.waiting:
+                await self._has_work.wait()
+
+    async def listen(self) -> None:
+        """Listen for new work all the time, so that no hint falls between a claim and the wait after it;
+        until cancelled."""
+        times = self._seams.times
+        while True:
+            await patiently(
+                lambda: self._seams.pool.wait_for_work(self._seams.caller.revision, times.work_s), times.pool_retry_s
+            )
+            self._has_work.set()
+
+    async def _room_above(self, slots: int) -> Room:
+        """Wait until another request, and more than so many slots, can be claimed."""
+        while (room := self._room()).requests <= 0 or room.slots <= slots:
+            self._has_room.clear()
+            await self._has_room.wait()
+        return room
+
+    def _room(self) -> Room:
+        return self._seams.policy.room(self._state, self._limits)
+
+    async def _claim(self, room: Room) -> ClaimAnswer:
+        """One claim, repeated under its number until the pool answers: the answer to a lost reply is stored there."""
+        self.is_under_way = True
+        while True:
+            call = next(self._seams.calls)
+            try:
+                answer = await patiently(
+                    lambda call=call: self._seams.pool.claim(  # type: ignore[misc]
+                        self._seams.caller,
+                        call,
+                        free_slots=room.slots,
+                        total_slots=self._limits.slots,
+                        block_tokens=self._limits.block_tokens,
+                        most=room.requests,
+                    ),
+                    self._seams.times.pool_retry_s,
+                )
+            except StaleCall:
+                continue
+            self.is_under_way = False
+            self.waiting = answer.waiting
+            return answer

@@ -1,0 +1,69 @@
+"""Brings what the outbox holds to the pool, one call at a time, never waited for by the steps."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from orca.pool.api import CommitAnswer, CommitEntry
+from orca.scheduler.outbox import Outbox
+from orca.scheduler.seams import Seams, patiently
+from orca.scheduler.state import GroupRequest
+
+log = logging.getLogger("orca.scheduler")
+
+
+class Commits:
+    """The commits of one epoch: `run` is a task of it."""
+
+    def __init__(
+        self,
+        seams: Seams,
+        outbox: Outbox,
+        *,
+        settle: Callable[[GroupRequest, CommitEntry, CommitAnswer], None],
+        epoch: int,
+    ) -> None:
+        """Args: settle: gets what was written of each request and what the pool says to it. epoch: for the log."""
+        self._seams = seams
+        self._outbox = outbox
+        self._settle = settle
+        self._epoch = epoch
+        self._has_news = asyncio.Event()  # the outbox has something
+        self._is_flushed = asyncio.Event()  # the outbox is empty and no commit is under way
+        self._is_flushed.set()
+
+    def announce(self) -> None:
+        """Something may have come into the outbox."""
+        if self._outbox:
+            self._is_flushed.clear()
+            self._has_news.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        has_committed = False
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            if entries := self._outbox.take():
+                answers = await self._commit(entries)
+                if not has_committed and CommitAnswer.APPLIED in answers:
+                    has_committed = True
+                    log.info("first commit", extra={"epoch": self._epoch})
+            if not self._outbox:
+                self._is_flushed.set()
+
+    async def flush(self) -> None:
+        """Wait until everything is in the pool, as long as that may take (Times.flush_s)."""
+        try:
+            async with asyncio.timeout(self._seams.times.flush_s):
+                await self._is_flushed.wait()
+        except TimeoutError:
+            log.warning("the pool did not take the last tokens in time", extra={"epoch": self._epoch})
+
+    async def _commit(self, entries: dict[GroupRequest, CommitEntry]) -> list[CommitAnswer]:
+        answers = await patiently(
+            lambda: self._seams.pool.commit(list(entries.values())), self._seams.times.pool_retry_s
+        )
+        for (entry, written), answer in zip(entries.items(), answers, strict=True):
+            self._settle(entry, written, answer)
+        return answers

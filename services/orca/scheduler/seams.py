@@ -1,0 +1,62 @@
+"""What a scheduler stands between and all that it takes from outside; and how it calls a pool that may be away."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orca.core.engine import Engine
+from orca.core.errors import PoolUnavailable
+from orca.pool.api import Caller, Pool
+from orca.scheduler.ending import MakeOutputText
+from orca.scheduler.observer import Observer
+from orca.scheduler.policy import Policy
+
+log = logging.getLogger("orca.scheduler")
+T = TypeVar("T")
+
+SAY_AGAIN_S = 5.0
+"""Between two words on one call that the pool does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long the loop waits for what, in seconds. The defaults suit a pool that answers in a millisecond."""
+
+    heartbeat_s: float = 0.5  # between heartbeats, and between sweeps (protocol: twice a second)
+    work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: what a lost hint costs at most
+    head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have taken it
+    pool_retry_s: float = 0.1  # before a call that the pool did not answer is made again
+    form_retry_s: float = 0.2  # before the next epoch after a failure; doubles up to `form_retry_max_s`
+    form_retry_max_s: float = 5.0
+    flush_s: float = 2.0  # bound on committing what was read, when an epoch ends or the scheduler stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seams:
+    """What the loop stands between, and all that it takes from outside."""
+
+    pool: Pool
+    engine: Engine
+    policy: Policy
+    caller: Caller
+    calls: Iterator[int]  # rising numbers for enter and claim, shared by all epochs of the process
+    clock_ns: Callable[[], int]  # monotonic
+    observer: Observer
+    eos_token_ids: tuple[int, ...] = ()
+    make_output_text: MakeOutputText | None = None
+    times: Times = Times()
+
+
+async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
+    """Call the pool until it answers, and say now and then that it does not; every transition may be repeated."""
+    clock, silent_until = asyncio.get_running_loop().time, 0.0
+    while True:
+        try:
+            return await call()
+        except PoolUnavailable as error:
+            if clock() >= silent_until:
+                log.warning("the pool did not answer, asking again", extra={"error": str(error)})
+                silent_until = clock() + SAY_AGAIN_S
+            await asyncio.sleep(pause_s)
