@@ -99,7 +99,7 @@ async def test_what_comes_while_a_stream_is_written_is_thrown_away_and_ends_the_
         reader, writer = await one.open_stream()
         await reader.readuntil(b"\n\n\r\n")
         writer.write(behind)
-        await until(lambda: all(each.is_deaf for each in one.server.server_state.connections))
+        await until(lambda: not any(each.is_listening for each in one.server.server_state.connections))
         one.rig.scheduler.turns_left = None
         one.rig.scheduler.may_run.set()
         rest = await asyncio.wait_for(reader.read(), LIMIT_SECONDS)

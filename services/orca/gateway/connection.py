@@ -10,18 +10,17 @@ server; clients that pipeline send again what got no answer.
 """
 
 import asyncio
-import collections
+import enum
 import functools
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.settings import Settings
+from orca.gateway.bounds import Door, HeadSize
+from orca.gateway.errors import ApiError
 
 LINGER_SECONDS = 1.0
 """A client that still sends when it is refused reads the answer in this time, instead of a reset connection."""
@@ -33,37 +32,16 @@ HALF_CLOSED_SECONDS = 0.25
 """Between two looks at whether a client that shut its way out has left altogether."""
 
 
-@dataclass(slots=True)
-class Door:
-    """What all connections of a process share: their bounds, and how many there are."""
-
-    settings: Settings
-    total: int = 0
-    turned_away: int = 0  # refused and still there
-    by_address: collections.Counter[str] = field(default_factory=collections.Counter)
-
-    def enter(self, address: str) -> ApiError | None:
-        """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
-        most, most_of_address = self.settings.connections_max, self.settings.connections_per_address_max
-        if most_of_address is not None and self.by_address[address] >= most_of_address:
-            message = f"more than {most_of_address} connections from one address"
-            return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
-        if self.total >= most:
-            message = f"more than {most} connections"
-            return ApiError(503, message, kind=UNAVAILABLE, code="too_many_connections", retry_after_s=1)
-        self.total += 1
-        self.by_address[address] += 1
-        return None
-
-    def leave(self, address: str) -> None:
-        self.total -= 1
-        self.by_address[address] -= 1
-        if not self.by_address[address]:
-            del self.by_address[address]
-
-
 class _SecondRequest(Exception):
     """A request began before the one in front of it was answered."""
+
+
+class _Phase(enum.Enum):
+    """Of a connection. It only goes down this list."""
+
+    OPEN = enum.auto()  # requests are taken, one after the other
+    LAST = enum.auto()  # the request at hand is the last: what comes behind it is thrown away
+    ENDING = enum.auto()  # the last answer was written
 
 
 class Connection(HttpToolsProtocol):
@@ -73,16 +51,11 @@ class Connection(HttpToolsProtocol):
     _address: str | None = None  # under which it was counted, if it was
     _header_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
-    _is_ending = False  # the last answer was written
-    is_deaf = False  # no request is taken any more: what still comes in is thrown away
-    _header_count = 0
-    _header_bytes = 0
-    # Bytes that the parser took without telling of anything: a header, a trailer or a chunk's line that has no end.
-    _silent_bytes = 0
-    _has_told = False
+    _phase = _Phase.OPEN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._size = HeadSize(self.door.settings)
         address = self.client[0] if self.client else ""
         refusal = self.door.enter(address)
         if refusal is None:
@@ -101,13 +74,12 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.is_deaf:
+        if not self.is_listening:
             return
         self._unset_keepalive_if_required()
         if self.cycle is None or self.cycle.response_complete:
             # Time runs for whatever comes between two answers: an empty line, the rest of a body that nobody wanted.
             self._start_header_timer()
-        self._has_told = False
         try:
             self._parse(data)
         except httptools.HttpParserUpgrade:
@@ -120,9 +92,8 @@ class Connection(HttpToolsProtocol):
             else:
                 self._refuse(_answer_to_parser(error))
             return
-        self._silent_bytes = 0 if self._has_told else self._silent_bytes + len(data)
-        if self._silent_bytes > self.door.settings.header_bytes_max:
-            self._refuse(_headers_too_large(self.door.settings))
+        if (refusal := self._size.fed(len(data))) is not None:
+            self._refuse(refusal)
 
     def _parse(self, data: bytes) -> None:
         """Feed the parser. Where an Upgrade header made it stop in front of a body, another one reads on: clients that
@@ -145,43 +116,39 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the way to the client stays open: it does for the answer to a request that came whole."""
         cycle = self.cycle
-        if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body:
+        if self._phase is _Phase.ENDING or cycle is None or cycle.response_complete or cycle.more_body:
             return False
         cycle.keep_alive = False
         self._probe(cycle)
         self._watch_half_closed(cycle)
         return True
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether what comes in is looked at; else it is thrown away."""
+        return self._phase is _Phase.OPEN
+
     # What the parser tells of.
 
     def on_message_begin(self) -> None:
-        self._has_told = True
+        self._size.told()
         if self.cycle is not None and not self.cycle.response_complete:
             raise _SecondRequest
         # It may have begun to run in these very bytes, at the end of a body that came behind its answer.
         self._unset_keepalive_if_required()
         self._is_in_head = True
-        self._header_count = self._header_bytes = 0
+        self._size.begin()
         self._start_header_timer()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._has_told = True
+        self._size.told()
         super().on_url(url)
-        most = self.door.settings.url_bytes_max
-        if len(self.url) > most:
-            raise ApiError(414, f"the URL is longer than {most} bytes", code="url_too_long")
+        self._size.check_url(self.url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._has_told = True
-        settings = self.door.settings
-        self._header_count += 1
-        self._header_bytes += len(name) + len(value)
-        if self._header_count > settings.header_count_max:
-            message = f"the request has more than {settings.header_count_max} headers"
-            raise ApiError(431, message, code="headers_too_large")
-        if self._header_bytes > settings.header_bytes_max:
-            raise _headers_too_large(settings)
+        self._size.told()
+        self._size.add(name, value)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -194,16 +161,16 @@ class Connection(HttpToolsProtocol):
             cycle.send = functools.partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
 
     def on_body(self, body: bytes) -> None:
-        self._has_told = True
+        self._size.told()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and _body_framing(self.headers):
             return
-        self._has_told = True
+        self._size.told()
         self._stop_header_timer()
         super().on_message_complete()
-        if self.cycle.response_complete and not self._is_ending:
+        if self.cycle.response_complete and self._phase is not _Phase.ENDING:
             # The answer came before the body's end: the time of an idle connection, which it began, begins anew.
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -211,7 +178,7 @@ class Connection(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        if not self._is_ending:
+        if self._phase is not _Phase.ENDING:
             super().on_response_complete()
 
     # Endings.
@@ -221,7 +188,7 @@ class Connection(HttpToolsProtocol):
 
         Args: is_read: whether the whole request was.
         """
-        self._is_ending = self.is_deaf = True
+        self._phase = _Phase.ENDING
         self._stop_header_timer()
         is_one_too_many = self._address is None and self.door.turned_away > TURNED_AWAY_MAX
         if is_read or is_one_too_many or self.transport.is_closing() or not self.transport.can_write_eof():
@@ -233,7 +200,7 @@ class Connection(HttpToolsProtocol):
 
     def _end_behind_request(self) -> None:
         """Take nothing that comes behind the request that was read."""
-        self.is_deaf = True
+        self._phase = _Phase.LAST
         if self.cycle.response_complete:
             self.transport.close()
         else:
@@ -331,7 +298,7 @@ class _Outlet:
         return self._connection.transport.is_closing()
 
     def close(self) -> None:
-        self._connection.end_behind_answer(is_read=not (self._cycle.more_body or self._connection.is_deaf))
+        self._connection.end_behind_answer(is_read=not (self._cycle.more_body or not self._connection.is_listening))
 
 
 async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
@@ -361,7 +328,3 @@ def _body_framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
             return name + b": " + value
     return b""
-
-
-def _headers_too_large(settings: Settings) -> ApiError:
-    return ApiError(431, f"the headers are larger than {settings.header_bytes_max} bytes", code="headers_too_large")

@@ -49,7 +49,11 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, registry=self.registry)
 
-        self.prompt_tokens_total = counter("orca_prompt_tokens", "Prompt tokens accepted.", "model_name").labels(model)
+        self.prompt_tokens_total = counter(
+            "orca_prompt_tokens",
+            "Prompt tokens of accepted calls, a call repeated under its key each time.",
+            "model_name",
+        ).labels(model)
         self.generation_tokens_total = counter(
             "orca_generation_tokens", "Generated tokens delivered.", "model_name"
         ).labels(model)

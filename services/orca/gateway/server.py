@@ -12,7 +12,8 @@ from fastapi import FastAPI
 
 from orca.core.errors import SettingError
 from orca.gateway import about
-from orca.gateway.connection import Door, connections
+from orca.gateway.bounds import Door
+from orca.gateway.connection import connections
 from orca.gateway.drain import Drain
 from orca.gateway.settings import Settings
 

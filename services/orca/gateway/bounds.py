@@ -1,0 +1,81 @@
+"""What a connection may take of a gateway before a route sees anything of it (a body's bytes and time: receive.py)."""
+
+import collections
+from dataclasses import dataclass, field
+
+from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.settings import Settings
+
+
+@dataclass(slots=True)
+class Door:
+    """What all connections of a process share: their bounds, and how many there are."""
+
+    settings: Settings
+    total: int = 0
+    turned_away: int = 0  # refused and still there
+    by_address: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def enter(self, address: str) -> ApiError | None:
+        """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
+        most, most_of_address = self.settings.connections_max, self.settings.connections_per_address_max
+        if most_of_address is not None and self.by_address[address] >= most_of_address:
+            message = f"more than {most_of_address} connections from one address"
+            return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
+        if self.total >= most:
+            message = f"more than {most} connections"
+            return ApiError(503, message, kind=UNAVAILABLE, code="too_many_connections", retry_after_s=1)
+        self.total += 1
+        self.by_address[address] += 1
+        return None
+
+    def leave(self, address: str) -> None:
+        self.total -= 1
+        self.by_address[address] -= 1
+        if not self.by_address[address]:
+            del self.by_address[address]
+
+
+class HeadSize:
+    """How much came that is no body, against the bounds: the line and the headers of a request, and what has no end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._count = self._bytes = 0  # of the headers
+        # Taken by the parser without telling of anything: a header, a trailer or a chunk's line that has no end.
+        self._untold_bytes = 0
+        self._has_told = False
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._count = self._bytes = 0
+
+    def check_url(self, url: bytes) -> None:
+        """Raises: ApiError."""
+        most = self._settings.url_bytes_max
+        if len(url) > most:
+            raise ApiError(414, f"the URL is longer than {most} bytes", code="url_too_long")
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """A header came whole. Raises: ApiError."""
+        self._count += 1
+        self._bytes += len(name) + len(value)
+        if self._count > self._settings.header_count_max:
+            message = f"the request has more than {self._settings.header_count_max} headers"
+            raise ApiError(431, message, code="headers_too_large")
+        if self._bytes > self._settings.header_bytes_max:
+            raise self._too_large()
+
+    def told(self) -> None:
+        """The parser told of something."""
+        self._has_told = True
+
+    def fed(self, size: int) -> ApiError | None:
+        """The parser took so many bytes. Returns: the answer to one who never comes to an end."""
+        self._untold_bytes = 0 if self._has_told else self._untold_bytes + size
+        self._has_told = False
+        return self._too_large() if self._untold_bytes > self._settings.header_bytes_max else None
+
+    def _too_large(self) -> ApiError:
+        most = self._settings.header_bytes_max
+        return ApiError(431, f"the headers are larger than {most} bytes", code="headers_too_large")
