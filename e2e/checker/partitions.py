@@ -15,7 +15,8 @@ LINKS = (
     ("scheduler", "stage0", "all", 10.0),
     ("scheduler", "stage1", "all", 10.0),
     ("stage0", "stage1", "control", 10.0),
-    ("stage0", "stage1", "data", 10.0),
+    # Nobody pings it: a step that is out while nothing moves shows it, after 10 s.
+    ("stage0", "stage1", "data", 25.0),
 )
 CALM_WITHIN_S = 150.0
 TOKENS_OF_CALM = 40

@@ -79,6 +79,10 @@ def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_
     assert stage_still_s([]) == 0.0
 
 
+def test_a_wait_of_a_first_step_counts_for_a_part_of_its_time() -> None:
+    assert stage_still_s([signs(still_s=24.0, units=12)]) == 2.0
+
+
 def test_time_in_which_the_controller_itself_was_stopped_counts_as_a_second_at_most() -> None:
     clock = AwakeClock()
     for now in (100.0, 100.25, 100.5, 400.5, 400.75):

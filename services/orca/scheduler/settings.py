@@ -85,8 +85,9 @@ class Settings(ScheduleSettings):
     slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
     block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
     # For steps that were lost between stages: a long one may take its time, and a hanging rank is its controller's.
+    # Twice what a controller gives a rank that hangs: it is nearer to the fault, and knows whose it is.
     step_timeout_s: float = setting(
-        60.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
+        10.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
     )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
     # A stage of a small model is back in 3 s, ranks of a large one load for minutes.

@@ -54,5 +54,10 @@ def overdue(signs: Signs, settings: WorkerSettings) -> str | None:
 
 
 def stage_still_s(ranks: Iterable[Signs]) -> float:
-    """For how long no rank of a stage has moved or been at work: work is bounded here, a lost wait by the master."""
-    return min((signs.still_s if signs.is_loaded and signs.is_waiting else 0.0 for signs in ranks), default=0.0)
+    """For how long no rank of a stage has moved or been at work: work is bounded here, a lost wait by the master.
+
+    Of a wait that may last many times the bound, as that for long tensors or in a first step, so many parts count once.
+    """
+    return min(
+        (signs.still_s / signs.units if signs.is_loaded and signs.is_waiting else 0.0 for signs in ranks), default=0.0
+    )
