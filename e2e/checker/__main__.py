@@ -16,6 +16,7 @@ from checker.faults import ROLES
 from checker.freezes import Freezes
 from checker.history import Opening, read_history
 from checker.kills import Kills
+from checker.leavers import Leavers
 from checker.partitions import Partitions
 from checker.points.mutants import MUTANTS
 from checker.releases import RollingUpgrade
@@ -108,6 +109,8 @@ def _disturbance(arguments: argparse.Namespace) -> Disturb:
     match arguments.command:
         case "freezes":
             return Freezes(rounds=arguments.rounds)
+        case "leavers":
+            return Leavers(clients=arguments.clients)
         case "partitions":
             return Partitions(rounds=arguments.rounds)
         case "releases":
@@ -149,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     points.add_argument("--only", default="", metavar="WORDS", help="points with these words in their names")
     limit = "go to no further point after so long (all points)"
     points.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=limit)
+    leavers = commands.add_parser("leavers", help="clients that leave at random moments, beside others that stay")
+    leavers.add_argument("--clients", type=int, default=1_000, metavar="N", help="who leave (%(default)s)")
     soak = commands.add_parser("soak", help="minutes of everything, judged as it goes; does anything grow?")
     soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="of cycles (%(default)s)")
     quiet = "of a cycle in which nothing is done to the system and growth shows (%(default)s)"
@@ -163,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--after", metavar="REV", help="git revision of the one that replaces it (the files beside the checker)")
     add("--kills", type=int, default=1, metavar="N", help="while each gateway and each group changes (%(default)s)")
     add("--no-rollback", action="store_true", help="upgrade only")
-    for command in (kills, freezes, points, soak, partitions, releases):
+    for command in (kills, freezes, points, leavers, soak, partitions, releases):
         _add_run(command)
     again = commands.add_parser("judge", help="judge a history that was kept")
     again.add_argument("history", type=Path)

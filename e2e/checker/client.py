@@ -5,7 +5,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 
@@ -33,6 +33,7 @@ class Journey:
     connections: int = 0
     heard: int = 0  # events, over all connections
     request_id: str | None = None
+    gateway: str | None = None  # whose answer is being read, as host:port
     last: dict[int, int] = field(default_factory=dict)  # last index of each choice
     ended: set[int] = field(default_factory=set)
     patience: asyncio.Timeout | None = None  # ends the call when nothing is heard for too long
@@ -87,9 +88,13 @@ class Client:
         """Calls that were begun and are not over."""
         return len(self._journeys)
 
-    def in_flight(self) -> tuple[str, ...]:
-        """Calls whose headers came and whose end did not."""
-        return tuple(name for name, journey in self._journeys.items() if journey.request_id is not None)
+    def in_flight(self, gateways: Collection[str] = ()) -> tuple[str, ...]:
+        """Calls whose headers came and whose end did not; with gateways (host:port), those that one of them answers."""
+        return tuple(
+            name
+            for name, journey in self._journeys.items()
+            if journey.request_id is not None and (not gateways or journey.gateway in gateways)
+        )
 
     def key_of(self, journey: Journey) -> str:
         """Idempotency-Key of its last attempt: the accepted one, when it was accepted."""
@@ -166,6 +171,7 @@ class Client:
                     return self._refused(journey, response, _code(body), is_resuming=cursor is not None)
             is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
             self._answered(journey, number, response, cursor)
+            journey.gateway = response.url.netloc.decode()
             if is_stream:
                 await self._read_stream(journey, number, response)
             else:
@@ -173,6 +179,7 @@ class Client:
                 self._note(journey, number, RawEvent(WHOLE, text))
                 journey.is_over = True
         finally:
+            journey.gateway = None
             await response.aclose()
         return RETRY_S
 

@@ -16,6 +16,7 @@ from checker.history import (
     Record,
     Resources,
     Sample,
+    Strangers,
     SystemEnded,
 )
 
@@ -83,6 +84,7 @@ class Evidence:
     expected: dict[tuple[str, int], Expected] = field(default_factory=dict)  # by call and choice
     claims: dict[str, list[Claimed]] = field(default_factory=dict)  # by request id, in time
     ran: set[str] = field(default_factory=set)
+    strangers: int = 0  # calls of clients that are not ours
     before: Resources | None = None
     after: Resources | None = None
     offers: Offers | None = None
@@ -107,6 +109,8 @@ def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> 
                 evidence.expected[record.call, record.choice] = record
             case Claimed():
                 evidence.claims.setdefault(record.request, []).append(record)
+            case Strangers():
+                evidence.strangers += record.calls
             case Ran():
                 evidence.ran.update(record.requests)
             case Resources(moment="before"):

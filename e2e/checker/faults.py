@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -76,7 +76,7 @@ class Injector:
         system: System,
         history: HistoryWriter,
         *,
-        in_flight: Callable[[], tuple[str, ...]],
+        in_flight: Callable[[Collection[str]], tuple[str, ...]],
         tokens_heard: Callable[[], int],
         settle_s: float = 0.0,
         is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False,
@@ -84,6 +84,7 @@ class Injector:
     ) -> None:
         """
         Args:
+            in_flight: calls that are accepted and not over; of some gateways (host:port), or of all when it gets none.
             settle_s: a part is spared until it has run so long; 0 also hits what has only begun to start.
             is_worst_moment: asked while a part is frozen; True wakes it before its time.
         """
@@ -104,7 +105,8 @@ class Injector:
         """
         ends = self._clock() + limit_s
         while await self._moment(fault, ends):
-            targets, in_flight = self._targets(fault), self._in_flight()
+            targets = self._targets(fault)
+            in_flight = self._hit_by(targets)
             # Between the moment and now a stream may have ended, or a part died by itself.
             if targets and in_flight and not any(map(self._is_worn, targets)):
                 await self._do(fault, targets, in_flight)
@@ -114,7 +116,7 @@ class Injector:
     async def _moment(self, fault: PlannedFault, ends: float) -> bool:
         """Tokens flow, and every part that the fault asks for runs."""
         wanted = self._tokens_heard() + fault.after_tokens
-        while self._tokens_heard() < wanted or not self._in_flight() or not self._targets(fault):
+        while self._tokens_heard() < wanted or not (targets := self._targets(fault)) or not self._hit_by(targets):
             self._system.check_up()
             if self._clock() > ends:
                 return False
@@ -136,6 +138,12 @@ class Injector:
             name = names[int(fault.choice * len(names))]
             chosen[name] = parts[name]
         return chosen
+
+    def _hit_by(self, targets: Collection[str]) -> tuple[str, ...]:
+        """Calls that losing these parts touches: of a gateway, those that it answers; of any other part, all."""
+        if any(role_of(name) != "gateway" for name in targets):
+            return self._in_flight(())
+        return self._in_flight([self._system.addresses[name] for name in targets])
 
     def _is_worn(self, name: str) -> bool:
         hits = self._hits[name]

@@ -104,6 +104,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Strangers:
+    """Clients that are no calls of ours sent so many calls and left; each may have become a request."""
+
+    at: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNews:
     """What a part said about the state of things: read from its log, or from the output of `orca up`."""
 
@@ -226,6 +234,7 @@ Record = (
     | Closed
     | Left
     | Fault
+    | Strangers
     | GroupNews
     | Claimed
     | Ran
@@ -249,6 +258,7 @@ _KINDS: dict[str, Callable[..., Record]] = {
         Closed,
         Left,
         Fault,
+        Strangers,
         GroupNews,
         Claimed,
         Ran,

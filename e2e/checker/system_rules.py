@@ -17,11 +17,11 @@ def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[
     """No iteration ran a request that nobody has an answer of.
 
     A call that broke before its headers, or whose gateway lost the pool, may have been accepted under a name that its
-    client never learned: so many unknown requests are granted.
+    client never learned: so many unknown requests are granted, and those of strangers.
     """
     known = {call.request_id for call in calls if call.request_id}
     unknown = {request.rpartition(".")[0] for request in evidence.ran} - known
-    nameless = sum(_nameless(call) for call in calls)
+    nameless = sum(_nameless(call) for call in calls) + evidence.strangers
     if len(unknown) > nameless:
         found = f"{len(unknown)} unknown: {', '.join(sorted(unknown)[:3])}"
         expected = f"at most {nameless} requests that no client knows"

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ class SmallSystem:
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)])
         self.checked = 0
+        self.addresses = {"gateway": "127.0.0.1:8000"}
 
     def parts(self) -> dict[str, psutil.Process]:
         return find_parts(self.process.pid)
@@ -80,7 +81,7 @@ async def inject(
     folder: Path,
     system: SmallSystem,
     fault: PlannedFault,
-    in_flight: Callable[[], tuple[str, ...]] = lambda: ("c0",),
+    in_flight: Callable[[Collection[str]], tuple[str, ...]] = lambda _: ("c0",),
     *,
     limit_s: float = 30.0,
     settle_s: float = 0.0,
@@ -127,13 +128,24 @@ async def test_a_freeze_ends_by_itself(tmp_path: Path, small_system: SmallSystem
 
 
 async def test_nothing_in_flight_means_no_fault(tmp_path: Path, small_system: SmallSystem) -> None:
-    assert await inject(tmp_path, small_system, planned("redis"), in_flight=tuple, limit_s=0.2) == (False, [])
+    assert await inject(tmp_path, small_system, planned("redis"), in_flight=lambda _: (), limit_s=0.2) == (False, [])
     assert is_running(small_system.parts()["redis"])
+
+
+async def test_a_gateway_is_hit_only_while_it_answers_somebody(tmp_path: Path, small_system: SmallSystem) -> None:
+    elsewhere = {"127.0.0.1:8001": ("c0",)}
+
+    def in_flight(gateways: Collection[str]) -> tuple[str, ...]:
+        return sum((elsewhere.get(each, ()) for each in gateways), ()) if gateways else ("c0",)
+
+    assert await inject(tmp_path, small_system, planned("gateway"), in_flight, limit_s=0.2) == (False, [])
+    is_done, [fault] = await inject(tmp_path, small_system, planned("gateway", "redis"), in_flight)
+    assert (is_done, fault.in_flight) == (True, ("c0",))
 
 
 async def test_a_moment_that_passes_is_waited_for_again(tmp_path: Path, small_system: SmallSystem) -> None:
     answers = iter([("c0",), (), ("c1",), ("c1",)])
-    is_done, [fault] = await inject(tmp_path, small_system, planned("redis"), in_flight=lambda: next(answers))
+    is_done, [fault] = await inject(tmp_path, small_system, planned("redis"), in_flight=lambda _: next(answers))
     assert is_done
     assert fault.in_flight == ("c1",)
 
@@ -142,7 +154,7 @@ async def test_a_part_that_dies_too_often_is_left_in_peace(tmp_path: Path, small
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         heard = iter(range(10**9))
         injector = Injector(
-            cast(System, small_system), history, in_flight=lambda: ("c0",), tokens_heard=lambda: next(heard)
+            cast(System, small_system), history, in_flight=lambda _: ("c0",), tokens_heard=lambda: next(heard)
         )
         freeze = planned("redis", kind="freeze")
         done = [await injector.inject(freeze, limit_s=limit_s) for limit_s in (30.0, 30.0, 30.0, 30.0, 0.5)]

@@ -24,6 +24,7 @@ NO_RUN = 2
         ("points", "--seed", "4", "--only", "come late"),
         ("points", "--seed", "5", "--only", "redis.cancel"),
         ("partitions", "--seed", "6"),
+        ("leavers", "--seed", "8", "--clients", "100"),
         ("soak", "--seed", "7", "--minutes", "5", "--quiet", "75", "--least-life", "2"),
     ],
     ids=" ".join,

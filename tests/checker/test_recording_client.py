@@ -68,6 +68,7 @@ async def record(
             urls = ["http://one", "http://two"]
             client = Client(urls, http, history, seed=1, can_resume=can_resume, patience_s=patience_s)
             journey = await client.call(call)
+            assert journey.gateway is None
             assert client.in_flight() == ()
     return history.records, journey
 
@@ -92,6 +93,23 @@ async def test_a_stream_is_noted_event_by_event_and_judged_good(tmp_path: Path) 
     assert [r.id for r in records if isinstance(r, Event)] == ["0.0", "0.1", "0.2", "0.end", "end"]
     assert seen[0].headers["accept"] == "text/event-stream"
     assert judge(records).violations == ()
+
+
+async def test_a_call_is_in_flight_at_the_gateway_that_answers_it(tmp_path: Path) -> None:
+    found: list[tuple[tuple[str, ...], ...]] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        yield token(0)
+        found.append((client.in_flight(), client.in_flight(["one"]), client.in_flight(["two"])))
+        yield token(1) + token(2) + end() + DONE
+
+    headers = {"content-type": "text/event-stream", "x-request-id": "cmpl-1"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, content=body()))
+    with HistoryWriter(tmp_path / "history.jsonl") as history:
+        async with httpx.AsyncClient(transport=transport) as http:
+            client = Client(["http://one", "http://two"], http, history, seed=1, can_resume=True)
+            await client.call(plan())
+    assert found == [(("c0",), ("c0",), ())]
 
 
 async def test_a_broken_stream_is_resumed_at_the_other_gateway_behind_the_last_event_of_each_choice(

@@ -2,7 +2,7 @@
 
 from history_builders import decode, good_call, good_history
 
-from checker.history import Claimed, Closed, Ran, Record, Refused, Resources, Sent, SystemEnded
+from checker.history import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
 from checker.verdict import judge, table
 
 
@@ -30,6 +30,13 @@ def test_an_iteration_that_ran_what_nobody_has_an_answer_of_is_told() -> None:
 def test_a_call_that_was_refused_for_want_of_the_pools_answer_may_have_run_unseen() -> None:
     ran = Ran(at=9.0, requests=("cmpl-unknown.0",))
     assert rules(good_history(good_call(), refused("c1", "pool_unavailable"), [ran])) == []
+
+
+def test_as_many_unknown_requests_may_have_run_as_strangers_made() -> None:
+    ran = Ran(at=9.0, requests=("cmpl-unknown.0", "cmpl-stranger.0"))
+    history = good_history(good_call(), refused("c1"), [ran])
+    assert rules([*history, Strangers(at=8.0, calls=2)]) == []
+    assert rules([*history, Strangers(at=8.0, calls=1)]) == ["refused_cost_nothing"]
 
 
 def test_a_call_that_broke_before_its_headers_may_have_run_unseen() -> None:

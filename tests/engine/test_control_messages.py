@@ -22,6 +22,7 @@ LENGTHS = (9, 1, 6, 14)  # of prompts
 WANTED = (6, 9, 1, 4)
 
 Sizes = dict[str, list[int]]
+"""Of each kind of message: bytes of each, by size. Steps that are under way together may overtake each other."""
 
 
 class CountingController(Controller):
@@ -67,7 +68,7 @@ async def sizes_of_stages(model: Path) -> list[Sizes]:
             await engine.close()
     finally:
         await asyncio.gather(*(controller.close() for controller in controllers))
-    return seen
+    return [{kind: sorted(sizes) for kind, sizes in of_stage.items()} for of_stage in seen]
 
 
 async def test_bytes_of_each_message_on_grpc_do_not_grow_with_the_hidden_size(tmp_path: Path) -> None:

@@ -56,13 +56,14 @@ async def free_seconds(clients: int, seed: int) -> list[float]:
     async with served(SETTINGS, pool_settings=POOL) as one:
         one.rig.scheduler.batch_size_max, one.rig.scheduler.turn_seconds = AT_A_TIME // 2, 0.01
         ends: dict[int, float] = {}
+        places = [("127.0.0.1", one.server.port)]
         body = {"prompt": "the fox", "max_tokens": 100, "ignore_eos": True}
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
-        await leave_at_random("127.0.0.1", one.server.port, clients=1, seed=seed, body=body)
+        await leave_at_random(places, clients=1, seed=seed, body=body)
         await until(lambda: is_at_rest(one))
         before = tasks_and_files()
         watching = asyncio.create_task(ends_seen(one.rig.pool, ends))
-        gone = await leave_at_random("127.0.0.1", one.server.port, clients=clients, seed=seed, body=body)
+        gone = await leave_at_random(places, clients=clients, seed=seed, body=body)
         await until(lambda: is_at_rest(one))
         await asyncio.sleep(0.02)
         watching.cancel()
