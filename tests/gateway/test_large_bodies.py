@@ -47,6 +47,57 @@ async def test_large_bodies_are_parsed_in_a_thread(size: int, is_inline: bool) -
     assert (threading.current_thread() in THREADS) == is_inline
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"messages": [' + b",".join([b'{"role": "user", "content": ""}'] * 130_000) + b"]}",
+        b'{"prompt": [' + b",".join([b"[]"] * 1_300_000) + b"]}",
+        b'{"a": ' + b'{"b": [' * 9 + b",".join([b"{}"] * 9_990) + b"]}" * 9 + b"}",
+    ],
+    ids=["messages", "lists", "in the deep"],
+)
+async def test_a_body_of_too_many_objects_and_lists_is_refused_before_it_is_checked(content: bytes) -> None:
+    THREADS.clear()
+    with pytest.raises(ApiError, match="more than 10000 objects and lists"):
+        await received(content)
+    assert THREADS == []
+
+
+async def test_as_many_objects_and_lists_as_a_body_may_have_are_checked() -> None:
+    THREADS.clear()
+    await received(b'{"a": [' + b",".join([b"{}"] * 9_998) + b"]}")
+    assert len(THREADS) == 1
+
+
+async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
+    settings = Settings(model="tiny", inline_messages_max=2)
+    async with rig(schedules=False, settings=settings) as one:
+        template = one.app.state.gateway.served.chat_template
+        render, threads = template.render, []
+
+        def noting(*words: Any, **named: Any) -> str:
+            threads.append(threading.current_thread())
+            return render(*words, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(template), "render", lambda _, *words, **named: noting(*words, **named))
+            for count in (2, 3):
+                messages = [{"role": "user", "content": "the fox"}] * count
+                answer = await one.client.post("/tokenize", json={"messages": messages})
+                assert answer.status_code == 200, answer.text
+        assert [thread is threading.current_thread() for thread in threads] == [True, False]
+
+
+async def test_more_tokens_than_a_context_can_hold_are_not_detokenized() -> None:
+    settings = Settings(model="tiny", detokenize_tokens_max=10)
+    async with rig(schedules=False, settings=settings) as one:
+        most = max(10, one.app.state.gateway.served.info.max_model_len)
+        for count, status in ((most, 200), (most + 1, 400)):
+            answer = await one.client.post("/detokenize", json={"tokens": [5] * count})
+            assert answer.status_code == status, answer.text
+        assert error_of(answer)[1]["param"] == "tokens"
+
+
 async def test_a_prompt_of_a_million_token_ids_is_refused_by_their_number() -> None:
     async with rig(schedules=False) as one:
         content = orjson.dumps({"prompt": [1] * 1_000_000})

@@ -108,7 +108,7 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     is_chat = body.prompt is None
-    text = chat_prompt(body, gateway.served, gateway.settings) if body.prompt is None else body.prompt
+    text = await chat_prompt(body, gateway.served, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
     tokens = await gateway.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
@@ -123,7 +123,10 @@ async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     with gateway.intake.call() as held:
         body = await receive_body(http, DetokenizeBody, gateway.settings, held)
     check_model(body.model, gateway.served)
-    limit = gateway.served.info.vocab_size
+    limit, most = gateway.served.info.vocab_size, gateway.served.info.max_model_len
+    most = max(most, gateway.settings.detokenize_tokens_max)
+    if len(body.tokens) > most:
+        raise InvalidRequest(f"tokens has more than {most} token ids", param="tokens")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
     return {"prompt": gateway.served.tokenizer.decode(body.tokens, skip_special_tokens=False)}

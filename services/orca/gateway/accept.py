@@ -3,6 +3,7 @@
 Straight-line and without I/O; what a call gets from outside (ids, time, chance) comes in as a `Call`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +85,14 @@ def completion_prompts(body: CompletionBody, served: Served, settings: Settings)
     return prompt
 
 
-def chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
+async def chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
     """The text of a chat as the model's template writes it. Raises: InvalidRequest."""
+    if len(body.messages or []) > settings.inline_messages_max:
+        return await asyncio.to_thread(_chat_prompt, body, served, settings)
+    return _chat_prompt(body, served, settings)
+
+
+def _chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
     if isinstance(body, ChatBody):
         refuse_unbuilt(body.model_extra or {}, CHAT)
         _check_stream(body)
@@ -179,9 +186,9 @@ def max_new_tokens(
 def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Settings) -> dict[str, Any]:
     """The fields of SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
     stop_token_ids = body.stop_token_ids or []
-    _check_token_ids(stop_token_ids, served.info.vocab_size, param="stop_token_ids")
     if len(stop_token_ids) > settings.stop_token_ids_max:
         raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
+    _check_token_ids(stop_token_ids, served.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
     return {
         "temperature": _or(body.temperature, 1.0),

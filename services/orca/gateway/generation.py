@@ -63,7 +63,7 @@ async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.intake.call() as held:
         opened, body = await _receive(gateway, http, ChatBody, held)
-        text = chat_prompt(body, gateway.served, gateway.settings)
+        text = await chat_prompt(body, gateway.served, gateway.settings)
         # Templates write special tokens out.
         add_special_tokens = body.add_special_tokens is True
         ids = await gateway.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)

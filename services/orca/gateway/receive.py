@@ -73,8 +73,7 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
     document = _parse(raw)
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if _is_deeper(document, settings.nesting_max):
-        raise ApiError(400, f"the body is nested deeper than {settings.nesting_max} levels", code="invalid_json")
+    _check_shape(document, settings)
     _check_names(raw, document)
     try:
         return model.model_validate(document)
@@ -168,10 +167,18 @@ def _place(error: orjson.JSONDecodeError) -> str:
     return f"line {error.lineno} column {error.colno}"
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    if levels == 0:
-        return True
-    return any(_is_deeper(child, levels - 1) for child in _containers_in(value))
+def _check_shape(document: Any, settings: Settings) -> None:
+    """Raises: ApiError for more levels, or more objects and lists, than a body may have."""
+    level, count = [document], 0
+    for _ in range(settings.nesting_max):
+        count += len(level)
+        if count > settings.containers_max:
+            message = f"the body has more than {settings.containers_max} objects and lists"
+            raise ApiError(400, message, code="invalid_json")
+        level = [child for parent in level for child in _containers_in(parent)]
+        if not level:
+            return
+    raise ApiError(400, f"the body is nested deeper than {settings.nesting_max} levels", code="invalid_json")
 
 
 def _containers_in(value: Any) -> list[Any]:

@@ -66,6 +66,8 @@ class Settings:
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
     nesting_max: int = setting(32, "levels of JSON in a body", least=2)
+    # Checking 10,000 messages takes 35 ms, in one piece: no thread of this process runs meanwhile.
+    containers_max: int = setting(10_000, "objects and lists in a body, messages and their parts among them", least=2)
     choices_max: int = setting(128, "prompts x n of one call", least=1)
     stop_max: int = setting(16, "stop strings of a call", least=0)
     # So much text may be held back.
@@ -74,9 +76,16 @@ class Settings:
     logit_bias_max: int = setting(1024, "entries of a call's logit_bias", least=0)
     # About 10 ms of encoding.
     inline_characters_max: int = setting(10_000, "longer texts are encoded in a thread, so that streams go on", least=0)
-    # About 2 ms of parsing.
+    # About 2 ms of parsing. Beside a thread that parses megabytes the loop still waits some 50 ms.
     inline_body_bytes_max: int = setting(
         64 << 10, "larger bodies are parsed in a thread, so that streams go on", least=0
+    )
+    # About 2 ms of a plain template.
+    inline_messages_max: int = setting(
+        500, "chats of more messages are written out in a thread, so that streams go on", least=0
+    )
+    detokenize_tokens_max: int = setting(
+        1 << 16, "most tokens of /detokenize, where the model's context is not longer", least=1
     )
     # English has 4 to 5; a longer token of the vocabulary raises it.
     bytes_per_token_max: int = setting(
