@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_rig import MODEL, error_of, rig
+from gateway_rig import MODEL, error_of, rig, until
 
 from orca.core.errors import PoolUnavailable
 from orca.core.request import FinishReason
+from orca.gateway import generation
+from orca.pool.api import Submission
 from orca.pool.settings import PoolSettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -75,6 +77,36 @@ async def test_clients_are_told_not_to_have_a_finished_call_computed_again(
         response = await one.post(COMPLETIONS, prompt="a")
         assert error_of(response)[0] == status
         assert response.headers.get("x-should-retry") == told
+
+
+async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_becomes_of_the_pool_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(*_: Any) -> Any:
+        raise PoolUnavailable("no answer")
+
+    async with rig(schedules=False) as one:
+        for reading in ("parent", "status", "read_many"):
+            monkeypatch.setattr(one.pool, reading, away)
+        answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
+        document = answer.json()
+        assert (answer.status_code, document["status"]) == (202, "queued")
+        assert list(one.pool.parents) == [document["id"]]
+
+
+async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "TAKE_BACK_SECONDS", (0.01, 0.01))
+    async with rig(schedules=False) as one:
+        store = one.pool.submit
+
+        async def lose_the_answer(submission: Submission) -> Any:
+            await store(submission)
+            raise PoolUnavailable("the reply was lost")
+
+        monkeypatch.setattr(one.pool, "submit", lose_the_answer)
+        answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
+        assert (answer.status_code, error_of(answer)[1]["code"]) == (503, "pool_unavailable")
+        await until(lambda: [parent.left for parent in one.pool.parents.values()] == [0])
 
 
 async def test_a_pool_that_is_away_is_told_of_without_its_address(

@@ -1,5 +1,6 @@
 """The life of a call: receive, check, tokenize, submit; then delivery.py answers it and closing.py looks back."""
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -24,14 +25,17 @@ from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_
 from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
 from orca.gateway.receive import Held, receive_body
 from orca.gateway.render import Rendering
-from orca.gateway.state import describe, state_answer
+from orca.gateway.state import describe, describe_new, state_answer
 from orca.gateway.tracing import CallSpan
-from orca.pool.api import Pool, Submission
+from orca.pool.api import Parent, Pool, Submission
 
 log = logging.getLogger(__name__)
 
 COMPLETIONS, CHAT = PATHS = "/v1/completions", "/v1/chat/completions"
 """Of the calls that generate."""
+
+TAKE_BACK_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Between tries: a submit whose answer was lost may reach a slow pool a little after it was given up."""
 
 CallBody = TypeVar("CallBody", CompletionBody, ChatBody)
 
@@ -125,22 +129,16 @@ async def _accept(
     call = _call(gateway, http, body, opened, span, prefix=prefix, is_background=is_background)
     wanted = submission(body, prompts, gateway.served, gateway.settings, call)
     requests = await _submit(gateway, wanted)
-    rendering = Rendering.from_json(wanted.render)
     _note_accepted(gateway, http, requests)
-    if call.is_kept:
-        # What the pool has may be of an earlier call with the same key.
-        stored = await gateway.pool.parent(call.parent)
-        check_revision(gateway, stored.requests)
-        rendering = Rendering.from_json(stored.render)
-        if is_background:
-            applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
-            answer = state_answer(await describe(gateway.pool, gateway.reading, stored), 202, applied)
-            gateway.tracing.finish(span, Timing(opened.started), {"orca.request_id": call.parent})
-            return answer
+    stored = await _stored(gateway, wanted, requests)
+    if is_background:
+        answer = await _answer_in_background(gateway, http, wanted, stored)
+        gateway.tracing.finish(span, Timing(opened.started), {"orca.request_id": call.parent})
+        return answer
     gateway.readers.add(call.parent, call.reader)
     accepted = Accepted(
         requests=requests,
-        rendering=replace(rendering, event_ids=call.event_ids),
+        rendering=replace(Rendering.from_json(stored.render), event_ids=call.event_ids),
         follower=gateway.watcher.follow(request.id for request in requests),
         timing=Timing(opened.started),
         leave=lambda: gateway.readers.remove(call.parent, call.reader),
@@ -148,6 +146,31 @@ async def _accept(
     )
     kind = StreamDelivery if body.stream else WholeDelivery
     return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
+
+
+async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[OrcaRequest]) -> Parent:
+    """What the pool has: under a key of the client it may be of an earlier call. Raises: PoolUnavailable, ApiError."""
+    if not wanted.digest:
+        return Parent(
+            parent=wanted.parent,
+            requests=tuple(requests),
+            on_disconnect=wanted.on_disconnect,
+            render=wanted.render,
+            owner=wanted.owner,
+        )
+    stored = await gateway.pool.parent(wanted.parent)
+    check_revision(gateway, stored.requests)
+    return stored
+
+
+async def _answer_in_background(gateway: Gateway, http: HttpRequest, wanted: Submission, stored: Parent) -> Response:
+    """202 with the request's state. Raises: PoolUnavailable, only for a call that may be repeated under its key."""
+    if wanted.digest:
+        document = await describe(gateway.pool, gateway.reading, stored)
+    else:
+        document = describe_new(gateway.reading, stored)
+    applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
+    return state_answer(document, 202, applied)
 
 
 async def _check_load(gateway: Gateway, http: HttpRequest) -> None:
@@ -236,6 +259,12 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
             return await gateway.pool.submit(wanted)
         except PoolUnavailable:
             return await gateway.pool.submit(wanted)
+    except PoolUnavailable:
+        if not wanted.digest:
+            task = asyncio.create_task(_take_back(gateway.pool, wanted.parent))
+            gateway.finishing.add(task)
+            task.add_done_callback(gateway.finishing.discard)
+        raise
     except Overloaded as error:
         if isinstance(error, QueueFull) and len(wanted.requests) == 1:
             gateway.overload.note_full()
@@ -245,3 +274,13 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
     except InvalidRequest as error:
         # All else was checked before: our revision is not, or no longer, the one in force. Not the client's mistake.
         raise ApiError(503, str(error), kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1) from error
+
+
+async def _take_back(pool: Pool, parent: str) -> None:
+    """Cancel what may have been stored for a call that was told it is not: its client never learns of its name."""
+    for wait_s in TAKE_BACK_SECONDS:
+        await asyncio.sleep(wait_s)
+        with contextlib.suppress(PoolUnavailable):
+            await pool.cancel(parent)
+            return
+    log.warning("a refused call may run, for the pool did not answer", extra={"request_id": parent})

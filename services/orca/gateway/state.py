@@ -32,7 +32,17 @@ async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, An
     """The document of a parent. Raises: UnknownRequest, PoolUnavailable."""
     # The logs are read last and decide: an end may have come in between.
     statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
-    logs = await read_logs(pool, parent.requests)
+    return _document(parent, statuses, await read_logs(pool, parent.requests), reading)
+
+
+def describe_new(reading: Reading, parent: Parent) -> dict[str, Any]:
+    """The document of a parent that was stored just now."""
+    return _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, reading)
+
+
+def _document(
+    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], reading: Reading
+) -> dict[str, Any]:
     rendering = Rendering.from_json(parent.render)
     choices = [_choice(status, logs, rendering, reading) for status in statuses]
     goals = rendering.goals

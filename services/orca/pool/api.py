@@ -166,6 +166,21 @@ class RequestStatus:
     # Wall clock of the end, None while there is none; that of the last token where both came in one.
     ended_ms: int | None
 
+    @classmethod
+    def queued(cls, request: Request) -> "RequestStatus":
+        """Of one that nobody has claimed yet."""
+        return cls(
+            request=request,
+            state=RequestState.QUEUED,
+            owner=None,
+            claim=None,
+            tokens=0,
+            end=None,
+            first_claimed_ms=None,
+            first_token_ms=None,
+            ended_ms=None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
