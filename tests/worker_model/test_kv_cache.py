@@ -1,6 +1,7 @@
 """The paged KV cache: reservations, blocks on demand, reuse."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +100,38 @@ def test_no_slot_is_ever_shared_in_a_long_life() -> None:
 
 def test_memory_is_what_the_slots_take_in_every_layer() -> None:
     assert cache().bytes == 32 * 2 * (2 * 3 * 5) * 4
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds in pages."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) << 10
+
+
+def test_memory_is_taken_only_for_slots_that_were_written() -> None:
+    before = resident_bytes()
+    kv = KVCache(
+        num_layers=2,
+        slots=1 << 18,
+        block_tokens=16,
+        kv_heads=2,
+        head_dim=32,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert kv.bytes == 256 << 20
+    assert resident_bytes() - before < 16 << 20
+    assert not kv.layers[1][::64].any()  # reads a slot of every page
+    assert resident_bytes() - before < 16 << 20
+    for layer in kv.layers:
+        layer[: 1 << 17] = 1.0  # half of it
+    assert 120 << 20 < resident_bytes() - before < 144 << 20
+    del kv, layer
+    assert resident_bytes() - before < 16 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_new_cache_is_all_zeros_of_its_type(dtype: torch.dtype) -> None:
+    kv = KVCache(num_layers=1, slots=8, block_tokens=4, kv_heads=1, head_dim=3, dtype=dtype, device=torch.device("cpu"))
+    [layer] = kv.layers
+    assert torch.equal(layer, torch.zeros(8, 2, 3, dtype=dtype))

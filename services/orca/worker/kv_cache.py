@@ -9,6 +9,8 @@ A request reserves slots for its whole length when it first appears, so it never
 the free list only as its tokens come.
 """
 
+import math
+import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,9 +56,8 @@ class KVCache:
             raise EngineError(f"{slots} slots are not a whole number of blocks of {block_tokens}")
         self.slots = slots
         self.block_tokens = block_tokens
-        # Zeroed pages are mapped when they are first written, so an idle cache costs address space only.
         shape = (slots, 2 * kv_heads, head_dim)
-        self.layers: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(slots // block_tokens - 1, -1, -1))
         self._tables: dict[int, _Table] = {}
@@ -124,3 +125,16 @@ class KVCache:
         )
         assert self._slots_reserved == sum(table.slots_reserved for table in self._tables.values()) <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in self._tables.values())
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros, which on the CPU takes no memory for pages that nobody has written to.
+
+    torch.zeros writes the zeros: a cache then takes all its memory, and the time to fill it, at every join.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size == 0:  # a mapping cannot be empty
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Private: in shared memory reading a page would take it too. It is unmapped with the last tensor upon it.
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
