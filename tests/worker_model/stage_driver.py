@@ -87,6 +87,7 @@ class Chain:
         feeds_tokens: bool = False,
         dtype: str = "float32",
         packs: bool | type[Linear] = False,
+        **stage_options: Any,
     ) -> None:
         self.stages: list[list[Stage]] = []
         self.feeds_tokens = feeds_tokens
@@ -105,6 +106,7 @@ class Chain:
                         block_tokens=block_tokens,
                         eos_token_ids=(EOS,),
                         feeds_tokens=feeds_tokens,
+                        **stage_options,
                     )
                 )
             self.stages.append(ranks)

@@ -1,5 +1,6 @@
 """Stage: state of requests over steps, log probabilities, fed tokens, seeds, and what breaks an epoch."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,15 @@ import pytest
 import torch
 from stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
 from tiny_models import reference_model, tiny_checkpoint
+from torch import Tensor
 
 from orca.core.errors import EngineError
-from orca.core.request import SamplingParams
+from orca.core.request import Logprob, SamplingParams
 from orca.core.step import Claim, NewRequest, Row, Step
 from orca.worker.linear import OneDnnLinear
+from orca.worker.models.blocks import StepContext
+from orca.worker.models.build import load_stage
+from orca.worker.stage import Stage
 
 VOCAB = 199
 
@@ -78,6 +83,57 @@ def test_log_probabilities_of_output_and_prompt_are_the_references(
             assert [value for _, value in one.top] == pytest.approx(values.tolist(), abs=2e-4)
             assert one.top[0][0] == ids[0]
         assert all(not one.token.prompt_logprobs for one in ask.sampled[1:])
+
+
+def told_of_prompts(folder: Path, *, tensor: int, bytes_max: int) -> list[list[Logprob]]:
+    """Log probabilities of the prompts of six requests, most of which share their first step."""
+    asks = random_asks(VOCAB, 6, seed=4)
+    for place, ask in enumerate(asks):
+        ask.arrival = 0
+        ask.params = replace(GREEDY, prompt_logprobs=place) if place else GREEDY
+    chain = Chain(folder, tensor=tensor, prompt_logits_bytes=bytes_max)
+    serve(chain, asks, max_batch_size=6, chunk=13)
+    chain.close()
+    return [list(ask.sampled[0].token.prompt_logprobs) for ask in asks]
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("rows", [0, 1, 7], ids=["less than one row", "one row", "seven rows"])
+def test_prompt_log_probabilities_do_not_depend_on_how_many_rows_are_computed_at_a_time(
+    folder: Path, tensor: int, rows: int
+) -> None:
+    whole = told_of_prompts(folder, tensor=tensor, bytes_max=1 << 30)
+    parts = told_of_prompts(folder, tensor=tensor, bytes_max=rows * 4 * VOCAB)
+    for one, other in zip(itertools.chain(*whole), itertools.chain(*parts), strict=True):
+        assert (one.token, [token for token, _ in one.top]) == (other.token, [token for token, _ in other.top])
+        # A product of fewer rows may take its sums in another order.
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [value for _, value in one.top] == pytest.approx([value for _, value in other.top], abs=1e-5)
+    assert [len(each) for each in whole] == [len(each) for each in parts]
+    assert max(len(each) for each in whole) > 13
+
+
+def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Path) -> None:
+    model = load_stage(folder, packs=False)
+    head, rows = model.head, list[int]()
+    assert head is not None
+
+    def watched(hidden: Tensor, context: StepContext) -> Tensor:
+        rows.append(len(hidden))
+        return head(hidden, context)
+
+    stage = Stage(
+        replace(model, head=watched),
+        slots=64,
+        block_tokens=4,
+        eos_token_ids=(),
+        feeds_tokens=False,
+        prompt_logits_bytes=5 * 4 * VOCAB,
+    )
+    asking = new(tokens=tuple(range(2, 60)), params=replace(GREEDY, prompt_logprobs=1))
+    plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
+    assert len(stage.sample(plan, stage.forward(plan))[0].token.prompt_logprobs) == 57
+    assert (max(rows), sum(rows)) == (5, 58)
 
 
 def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:

@@ -27,6 +27,10 @@ from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
 
+_PROMPT_LOGITS_BYTES = 32 << 20
+"""Of float32 logits of prompt positions at a time. Those of a whole prompt, which any client may ask for, would take
+as many times the vocabulary as the prompt has tokens, several times over: no count of KV slots leaves room for that."""
+
 
 @dataclass(slots=True)
 class _Request:
@@ -40,15 +44,6 @@ class _Request:
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # gathered chunk by chunk
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptRows:
-    """Rows of the logits that tell prompt tokens: row first + i is for prompt token `targets[i]`."""
-
-    request: _Request
-    first: int
-    targets: tuple[int, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """A step laid out for this rank."""
@@ -59,9 +54,12 @@ class Plan:
     ids: Tensor | None = None  # [tokens], first stage; fed tokens still to be filled in
     fed_rows: Tensor | None = None  # flat rows whose token is fed, and where the buffer has it
     fed_lines: Tensor | None = None
-    logit_rows: Tensor | None = None  # last stage: flat rows whose logits are wanted; None wants none
-    draws: list[tuple[Row, _Request, int]] = field(default_factory=list)  # sampling rows, and their row of the logits
-    prompt_rows: list[_PromptRows] = field(default_factory=list)
+    # Last stage: the rows that sample, and their flat rows, in the same order; None where none does.
+    draws: list[tuple[Row, _Request]] = field(default_factory=list)
+    draw_rows: Tensor | None = None
+    # Last stage: prompt tokens whose log probability is told, and the flat rows that tell them, in the same order.
+    told: list[tuple[_Request, int]] = field(default_factory=list)
+    told_rows: Tensor | None = None
 
 
 class Stage:
@@ -71,6 +69,8 @@ class Stage:
         slots: KV slots, a whole number of blocks.
         eos_token_ids: what min_tokens keeps from being drawn, besides a request's own stop ids.
         feeds_tokens: whether rows may leave their input token to `feed`.
+        prompt_logits_bytes: of logits that are held at a time to tell the log probabilities of prompts; the same on
+            every rank of the stage.
     """
 
     def __init__(
@@ -81,8 +81,10 @@ class Stage:
         block_tokens: int,
         eos_token_ids: Sequence[int],
         feeds_tokens: bool,
+        prompt_logits_bytes: int = _PROMPT_LOGITS_BYTES,
     ) -> None:
         self._model = model
+        self._told_rows_max = max(1, prompt_logits_bytes // (4 * model.config.vocab_size))
         self._eos_token_ids = tuple(eos_token_ids)
         self._feeds_tokens = feeds_tokens
         self._requests: dict[int, _Request] = {}
@@ -148,8 +150,7 @@ class Stage:
 
         Args:
             hidden: [tokens, hidden] from the stage before; the first stage has none.
-        Returns: [tokens, hidden] for the next stage; on the last one float32 logits [wanted rows, vocab] (no rows
-            where nothing is wanted).
+        Returns: [tokens, hidden] for the next stage; on the last one float32 logits [sampling rows, vocab].
         """
         model, context = self._model, plan.context
         if context is None:
@@ -167,30 +168,24 @@ class Stage:
             hidden = layer(hidden, context)
         if model.head is None:
             return hidden
-        if plan.logit_rows is None:
+        self._tell_prompts(plan, hidden, context)
+        if plan.draw_rows is None:
             return hidden.new_empty(0, model.config.vocab_size, dtype=torch.float32)
-        return model.head(hidden.index_select(0, plan.logit_rows), context)
+        return model.head(hidden.index_select(0, plan.draw_rows), context)
 
     @torch.inference_mode()
     def sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
         """Draw a token for each sampling row, in row order, and remember what the next draws need of it."""
-        for part in plan.prompt_rows:
-            rows = logits[part.first : part.first + len(part.targets)]
-            top = part.request.params.prompt_logprobs or 0
-            part.request.prompt_logprobs += logprobs(rows, part.targets, [top] * len(part.targets))
         if not plan.draws:
             return []
-        chosen = [row for _, _, row in plan.draws]
-        if len(chosen) < logits.shape[0]:
-            logits = logits.index_select(0, torch.tensor(chosen, device=logits.device))
         draws = []
-        for row, request, _ in plan.draws:
+        for row, request in plan.draws:
             assert request.sampling is not None
             draws.append(Draw(request.sampling, row.start + row.count - request.prompt_length))
         tokens = sample(logits, draws)
         reported = _reported(logits, tokens, draws)
         sampled = []
-        for (row, request, _), draw, token, logprob in zip(plan.draws, draws, tokens, reported, strict=True):
+        for (row, request), draw, token, logprob in zip(plan.draws, draws, tokens, reported, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
             told = tuple(request.prompt_logprobs) if draw.index == 0 else ()
@@ -203,6 +198,25 @@ class Stage:
         self.cache.check()
         lines = [request.line for request in self._requests.values()]
         assert sorted(lines + self._free_lines) == list(range(len(self._fed))), "a line is lost or held twice"
+
+    def _tell_prompts(self, plan: Plan, hidden: Tensor, context: StepContext) -> None:
+        """Gather the log probabilities of prompt tokens, some rows at a time.
+
+        Every rank of the stage takes part in each product of the head; the one that samples keeps what comes out.
+        """
+        if plan.told_rows is None:
+            return
+        assert self._model.head is not None
+        for first in range(0, len(plan.told), self._told_rows_max):
+            part = slice(first, first + self._told_rows_max)
+            logits = self._model.head(hidden.index_select(0, plan.told_rows[part]), context)
+            if self._model.shard.rank > 0:
+                continue
+            told = plan.told[part]
+            tops = [request.params.prompt_logprobs or 0 for request, _ in told]
+            scores = logprobs(logits, [token for _, token in told], tops)
+            for (request, _), logprob in zip(told, scores, strict=True):
+                request.prompt_logprobs.append(logprob)
 
     def _drop(self, handle: int) -> None:
         request = self._requests.pop(handle, None)
@@ -288,20 +302,22 @@ class Stage:
 
     def _lay_out_logits(self, plan: Plan) -> None:
         """Logits are wanted after the last token of sampling rows, and over prompts whose log probabilities are."""
-        wanted: list[int] = []
+        draw_rows: list[int] = []
+        told_rows: list[int] = []
         first = 0
         for row in plan.step.rows:
             request = self._requests[row.handle]
-            told = _prompt_targets(request, row)
-            if told:
-                plan.prompt_rows.append(_PromptRows(request, len(wanted), told))
-                wanted.extend(range(first, first + len(told)))
+            targets = _prompt_targets(request, row)
+            plan.told.extend((request, token) for token in targets)
+            told_rows.extend(range(first, first + len(targets)))
             if row.sample:
-                plan.draws.append((row, request, len(wanted)))
-                wanted.append(first + row.count - 1)
+                plan.draws.append((row, request))
+                draw_rows.append(first + row.count - 1)
             first += row.count
-        if wanted:
-            plan.logit_rows = torch.tensor(wanted, device=self._model.device)
+        if draw_rows:
+            plan.draw_rows = torch.tensor(draw_rows, device=self._model.device)
+        if told_rows:
+            plan.told_rows = torch.tensor(told_rows, device=self._model.device)
 
 
 def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:
