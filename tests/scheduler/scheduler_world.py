@@ -269,6 +269,11 @@ class World:
         group.task.cancel()
         await asyncio.wait((group.task,))
 
+    def delay_calls(self, group: Group, delay_ms: float) -> None:
+        """From now on calls of the group's scheduler take so long each way at most."""
+        assert group.scheduler is not None
+        group.scheduler._seams.pool.__dict__["_delay_ms"] = delay_ms
+
     def lose_all_calls(self, group: Group) -> None:
         """From now on nothing that the group's scheduler sends reaches the pool."""
         assert group.scheduler is not None

@@ -1,22 +1,29 @@
 """What the loop runs and when, on virtual time: joins, leaves, successors, and commits beside the steps."""
 
 import asyncio
+import random
+from itertools import pairwise
 from typing import Any
 
 import orjson
+import pytest
 from scheduler_world import (
     REVISION,
     Group,
     a_request,
     a_shape,
     a_world,
+    batches,
+    schedule_all,
     serving,
+    some_limits,
     steps_of,
     tokens_at_least,
     virtually,
 )
 
 from orca.scheduler import virtual_time
+from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
 from orca.scheduler.observer import IterationLogFile
 from orca.scheduler.seams import Times
@@ -78,6 +85,48 @@ async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are
     await world.finish()
     names = "".join(row.request_id[0] for record in group.records for row in record.rows)
     assert names[:6] == "ABABCB", "C takes the turn that A left, before B has returned"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_pool_has_to_be_asked(seed: int) -> None:
+    chance = random.Random(seed)
+    stages, max_batch_size = chance.choice((1, 1, 2)), chance.randint(1, 3)
+    requests = [a_request(name, new=chance.randint(1, 7)) for name in "ABCDEFG"]
+    lasts = {request.id: chance.randint(0, 8) for request in requests}  # index of the token that ends it early
+
+    async def looped() -> list[str]:
+        world = a_world(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
+        world.choices = Choices(max_batch_size=max_batch_size)
+        group = world.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
+        await world.pool.promise_slots(REVISION, 64)
+        await world.pool.set_revision(REVISION, 1)
+        for request in requests:
+            await world.submit(request)
+        world.start(group)
+        await world.finish()
+        return ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
+
+    limits = some_limits(stages=stages, max_batch_size=max_batch_size)
+    wanted = schedule_all(Iteration(), limits, requests, ends=lambda request, index: index == lasts[request.id])
+    assert virtual_time.run(looped()) == [batch for batch in batches(wanted) if batch]
+
+
+@virtually
+async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not() -> None:
+    world = a_world(tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), times=Times(flush_s=5.0))
+    world.choices = Choices(max_batch_size=2)
+    group = world.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
+    await world.pool.promise_slots(REVISION, 64)
+    await world.pool.set_revision(REVISION, 1)
+    for name in "ABC":
+        await world.submit(a_request(name, new=12))
+    world.start(group)
+    await tokens_at_least(world, "B.0", 1)
+    world.delay_calls(group, 400.0)
+    await world.finish()
+    steps_of_b = [record for record in group.records if record.rows and record.rows[-1].request_id == "B.0"]
+    gaps_ms = [(after.submitted_ns - before.returned_ns) / 1e6 for before, after in pairwise(steps_of_b)]
+    assert [gap for gap in gaps_ms if gap > 1] == [Times().claim_s * 1000], "one step waits, and not for long"
 
 
 @virtually

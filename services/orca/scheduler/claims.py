@@ -21,6 +21,9 @@ class Claims:
         self._adopt = adopt
         self._has_room = asyncio.Event()  # something changed how much can be claimed
         self._has_work = asyncio.Event()  # the pool hinted at new requests, or none was heard for a while
+        self._is_answered = asyncio.Event()  # a claim was answered since somebody began to wait for that
+        self._refused = 0  # free slots that were not enough for the head of the queue
+        self._is_pool_slow = False  # the last one who waited for an answer did so in vain
         self.is_under_way = False  # a call is out: the pool may list what nobody here knows yet
         self.waiting = 0  # in the pool's queue, as of the last claim
 
@@ -30,20 +33,21 @@ class Claims:
 
     async def run(self) -> None:
         """Claim whenever there is room and work, until cancelled. Raises: SeatLost, ProcessClosed."""
-        refused = 0  # free slots that were not enough for the head of the queue
         while True:
-            if refused:
+            if self._refused:
                 # The head goes without a word when its client leaves or another group takes it: then younger ones fit.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._seams.times.head_s):
-                        await self._room_above(refused)
+                        await self._room_above(self._refused)
             room = await self._room_above(0)
             self._has_work.clear()
             answer = await self._claim(room)
             for claimed in answer.claimed:
                 self._adopt(claimed)
             is_refused = answer.waiting > 0 and len(answer.claimed) < room.requests
-            refused = self._room().slots if is_refused else 0
+            self._refused = self._room().slots if is_refused else 0
+            self._is_pool_slow = False
+            self._is_answered.set()
             if not answer.waiting:
                 await self._has_work.wait()
 
@@ -56,6 +60,25 @@ class Claims:
                 lambda: self._seams.pool.wait_for_work(self._seams.caller.revision, times.work_s), times.pool_retry_s
             )
             self._has_work.set()
+
+    async def catch_up(self) -> None:
+        """Wait until what can be claimed is claimed, where requests are known to wait for it; `Times.claim_s` at most.
+
+        In Algorithm 1 the request pool is at hand: who takes the place of a request that ended early is in the very
+        next batch. Here it has to be asked for.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._seams.times.claim_s):
+                while self._is_owed and not self._is_pool_slow:
+                    self._is_answered.clear()
+                    await self._is_answered.wait()
+            return
+        self._is_pool_slow = True
+
+    @property
+    def _is_owed(self) -> bool:
+        room = self._room()
+        return self.waiting > 0 and room.requests > 0 and room.slots > self._refused
 
     async def _room_above(self, slots: int) -> Room:
         """Wait until another request, and more than so many slots, can be claimed."""

@@ -25,7 +25,7 @@ from orca.scheduler.observer import IterationRecord, Load
 from orca.scheduler.outbox import Outbox
 from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.seams import Seams
-from orca.scheduler.state import Batch, GroupRequest, GroupState
+from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
 
@@ -118,7 +118,7 @@ class EpochRun:
         while True:
             await self._can_step.wait()
             self._can_step.clear()
-            while not self._is_draining and self._is_due(batch := self._next_batch()):
+            while not self._is_draining and self._is_due(batch := await self._next_batch()):
                 self._is_quiet.clear()
                 step = self.state.schedule(batch, self._epoch, now_ns=self._seams.clock_ns())
                 for admission in batch.admitted:
@@ -128,8 +128,13 @@ class EpochRun:
                 await self._seams.engine.submit(step)
                 self._handed_over = step.number
 
-    def _next_batch(self) -> Batch:
-        return next_batch(self._seams.policy, self.state, self._limits)
+    async def _next_batch(self) -> Batch:
+        batch = next_batch(self._seams.policy, self.state, self._limits)
+        if self._limits.prefetch or not 0 < len(batch.picks) < self._limits.max_batch_size:
+            return batch
+        # With prefetch another step hides the time in which a place stands empty; Algorithm 1 itself leaves none empty.
+        await self._claims.catch_up()
+        return NOTHING if self._is_draining else next_batch(self._seams.policy, self.state, self._limits)
 
     def _is_due(self, batch: Batch) -> bool:
         """Frees wait for a step with rows while one can be expected: alone they would only cost a step."""

@@ -89,6 +89,8 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
     While a request is in hand that must run alone, each step is read before the next one goes out: with an unread step
     of its predecessor, or of its own beside its successor's, two suspects would be in flight.
 
+    Changes `state` in one way: a step that is treated as returned stays so.
+
     Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
     """
     if state.steps and any(entry.is_alone for entry in state.requests):
