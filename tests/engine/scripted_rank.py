@@ -10,6 +10,7 @@ The name of its model is its script:
     broken    answers step 1, then says that its epoch broke
     long      answers a step after 5 s in which its mark moves all the time
     raises    answers step 1, then says that it raised in it
+    garbles   answers a step by bytes that are no message
     hangs     takes a step, says that it computes, and its mark stands still
     loads     takes 8 s to load, in which its mark moves all the time
     freezes   its mark stands still while it loads
@@ -70,7 +71,8 @@ def main() -> None:
         elif is_last and script != "mute":
             if script == "long":
                 _work(progress, 5.0)
-            link.write(frames.encode(Kind.RESULT, _answer(payload)))
+            answer = b"\xff" if script == "garbles" else _answer(payload)
+            link.write(frames.encode(Kind.RESULT, answer))
             if script in ("broken", "raises"):
                 is_link = script == "broken"
                 link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))

@@ -248,6 +248,20 @@ async def test_a_rank_whose_link_broke_fails_the_stage_but_keeps_its_process(joi
     await client.close()
 
 
+async def test_a_rank_that_is_not_understood_is_killed_and_started_again(
+    joined: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await joined("garbles")
+    stream = client.results()
+    await client.run(1)
+    with pytest.raises(aio.AioRpcError, match="rank 0 was not understood: DecodeError"):
+        await asyncio.wait_for(stream.read(), 20)
+    assert "a rank was not understood" in caplog.messages
+    await client.loaded()
+    await client.join(2)
+    await client.close()
+
+
 async def test_a_stage_whose_next_stage_is_gone_ends_the_epoch(start_controllers: Start) -> None:
     controllers = await start_controllers("plain", "plain")
     client = StageClient(controllers)

@@ -17,6 +17,7 @@ import orjson
 
 _HEADER = struct.Struct("<IB")
 _STEP = struct.Struct("<q")
+_READ_BYTES = 1 << 16
 
 
 class Kind(enum.IntEnum):
@@ -34,9 +35,8 @@ class Kind(enum.IntEnum):
     JOINED = 15  # JSON: epoch number
     RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
     BEAT = 17  # JSON: Beat
-    BROKEN = (
-        18  # JSON: epoch number, detail, is_link (a wait for another rank failed); the rank waits for the next join
-    )
+    # JSON: epoch number, detail, is_link (a wait for another rank failed); the rank waits for the next join.
+    BROKEN = 18
 
 
 Frame = tuple[Kind, bytes]
@@ -99,15 +99,73 @@ def decode_step(payload: bytes) -> tuple[int, bytes]:
     return _STEP.unpack_from(payload)[0], payload[_STEP.size :]
 
 
-async def frames(reader: asyncio.StreamReader) -> AsyncIterator[Frame]:
-    """The controller's end: frames until the rank is gone."""
-    while True:
+class FrameStream:
+    """The controller's end, on its event loop: reads as they come, writes that never wait.
+
+    asyncio's own streams drop what has arrived and was not read yet when a write finds the rank gone or the socket is
+    reset. The last frame of a rank is the one that says why it ends, so here reading knows nothing of writing.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._unsent = bytearray()
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Frames until the rank is gone. Raises: ValueError for a kind that nobody knows."""
+        arrived = bytearray()
+        while data := await self._receive():
+            arrived += data
+            while (frame := _take_frame(arrived)) is not None:
+                yield frame
+
+    def write(self, frame: bytes) -> None:
+        """Hand a frame over, at once if the socket takes it. A rank that is gone gets none."""
+        if self._unsent:
+            self._unsent += frame
+        elif (sent := self._send(frame)) < len(frame):
+            self._unsent += frame[sent:]
+            self._loop.add_writer(self._connection, self._send_rest)
+
+    def close(self) -> None:
+        self._loop.remove_writer(self._connection)
+        self._connection.close()
+
+    async def _receive(self) -> bytes:
+        """What has come, at least a byte; empty when the rank is gone."""
         try:
-            size, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-            payload = await reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        yield Kind(kind), payload
+            return await self._loop.sock_recv(self._connection, _READ_BYTES)
+        except ConnectionError:
+            # The rank left frames unread. The kernel says so only behind all that the rank had sent.
+            return b""
+
+    def _send_rest(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            self._loop.remove_writer(self._connection)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """Returns: how many of the bytes need not be sent any more."""
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
+
+
+def _take_frame(arrived: bytearray) -> Frame | None:
+    """Cut the first frame off; None while it is not whole."""
+    if len(arrived) < _HEADER.size:
+        return None
+    size, kind = _HEADER.unpack_from(arrived)
+    end = _HEADER.size + size
+    if len(arrived) < end:
+        return None
+    payload = bytes(arrived[_HEADER.size : end])
+    del arrived[:end]
+    return Kind(kind), payload
 
 
 class FrameSocket:

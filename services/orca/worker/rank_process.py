@@ -17,7 +17,7 @@ from orca.core.errors import EngineError
 from orca.core.leash import leashed
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
-from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
+from orca.worker.frames import Beat, FrameStream, JoinOrder, Kind, Loaded
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import Signs
 
@@ -77,7 +77,7 @@ class RankProcess:
         self._left: dict[int, asyncio.Future[None]] = {}
         self._joined: dict[int, asyncio.Future[None]] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: FrameStream | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, settings: WorkerSettings, command: Sequence[str] = RANK_COMMAND) -> None:
@@ -95,8 +95,8 @@ class RankProcess:
                 env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
             )
             undo.pop_all()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._link = FrameStream(ours)
+        self._reading = asyncio.create_task(self._attend(self._link, self._process))
         self.send(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=self.rank))
 
     @property
@@ -129,8 +129,8 @@ class RankProcess:
 
     def send(self, frame: bytes) -> None:
         """Hand a frame over. Steps are small and few are in flight, so nothing waits for the socket to drain."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame)
+        if self._link is not None:
+            self._link.write(frame)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
@@ -167,8 +167,24 @@ class RankProcess:
             self._process.kill()
             await self._process.wait()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        async for kind, payload in frames.frames(reader):
+    async def _attend(self, link: FrameStream, process: asyncio.subprocess.Process) -> None:
+        """Hear the rank out, whatever it says, and tell of its death: nobody else would start it again."""
+        try:
+            await self._read(link)
+        except Exception as error:
+            log.exception("a rank was not understood", extra={"rank": self.rank, "pid": self.pid})
+            self.condemn(f"was not understood: {type(error).__name__}: {error}")
+        self._forget_load()
+        link.close()
+        status = await process.wait()
+        ending = f"rank {self.rank} ended with status {status}, last heard doing: {self.beat.doing}"
+        detail = self._condemned or ending
+        for epoch in (*self._left, *self._joined):
+            self._fail(epoch, detail)
+        self._on_death(self, detail, self._cause_of_death(status))
+
+    async def _read(self, link: FrameStream) -> None:
+        async for kind, payload in link.frames():
             self._heard = self._clock()
             if kind is Kind.RESULT:
                 self._on_result(payload)
@@ -176,16 +192,6 @@ class RankProcess:
                 self.refusal = payload.decode()
             else:
                 self._note(kind, orjson.loads(payload))
-        self._forget_load()
-        assert self._process is not None
-        assert self._writer is not None
-        self._writer.close()
-        status = await self._process.wait()
-        ending = f"rank {self.rank} ended with status {status}, last heard doing: {self.beat.doing}"
-        detail = self._condemned or ending
-        for epoch in (*self._left, *self._joined):
-            self._fail(epoch, detail)
-        self._on_death(self, detail, self._cause_of_death(status))
 
     def _note(self, kind: Kind, said: dict[str, Any]) -> None:
         if kind is Kind.BEAT:

@@ -1,0 +1,126 @@
+"""worker.frames: both ends of the socket between a controller and a rank."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from orca.worker import frames
+from orca.worker.frames import Frame, FrameSocket, FrameStream, Kind
+
+REFUSED = frames.encode(Kind.REFUSED, b"config.json says so")
+STOP = frames.encode(Kind.STOP, b"")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The controller's end and the rank's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine on the loop of the tests, then on that of the service."""
+    return request.param  # type: ignore[no-any-return]
+
+
+async def heard(stream: FrameStream) -> list[Frame]:
+    """All frames up to the end of the rank."""
+    async with asyncio.timeout(20):
+        return [frame async for frame in stream.frames()]
+
+
+def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        stream = FrameStream(ours)
+        stream.write(STOP)  # never read, so the kernel resets the link
+        theirs.sendall(REFUSED)
+        theirs.close()
+        return await heard(stream)
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+
+
+def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        stream = FrameStream(ours)
+        theirs.sendall(REFUSED)
+        theirs.close()
+        stream.write(STOP)
+        stream.write(STOP)
+        await asyncio.sleep(0)
+        return await heard(stream)
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+
+
+def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        hearing = asyncio.create_task(heard(FrameStream(ours)))
+        for byte in REFUSED + STOP + REFUSED[:-1]:
+            theirs.send(bytes([byte]))
+            await asyncio.sleep(0)
+        theirs.close()
+        return await hearing
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so"), (Kind.STOP, b"")]
+
+
+def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+    payloads = [bytes([number]) * 100_000 for number in range(50)]
+
+    async def session() -> list[Frame | None]:
+        stream = FrameStream(ours)
+        for payload in payloads:
+            stream.write(frames.encode(Kind.STEP, payload))
+        rank = FrameSocket(theirs)
+        return [await asyncio.to_thread(rank.read) for _ in payloads]
+
+    assert run(session()) == [(Kind.STEP, payload) for payload in payloads]
+
+
+def test_what_is_written_behind_the_end_of_the_link_is_dropped(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> None:
+        stream = FrameStream(ours)
+        stream.write(frames.encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
+        theirs.close()
+        stream.write(STOP)
+        assert await heard(stream) == []
+        stream.close()
+        stream.write(STOP)
+
+    run(session())
+
+
+def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(bytes([0, 0, 0, 0, 99]))
+
+    async def session() -> None:
+        with pytest.raises(ValueError, match="99 is not a valid Kind"):
+            await heard(FrameStream(ours))
+
+    run(session())
