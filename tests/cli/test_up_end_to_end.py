@@ -158,6 +158,16 @@ def test_a_killed_stage_is_restarted_and_the_same_prompt_gets_the_same_answer(up
     up.family()
 
 
+def test_ready_again_after_both_stages_died_at_once(up: Up) -> None:
+    told = up.output.count("ready again after")
+    parts = find_parts(up.process.pid)
+    for part in ("worker-0.0", "worker-0.1"):
+        parts[part].kill()
+    up.wait_until(lambda: up.output.count("ready again after") == told + 1)
+    completion(up)
+    up.family()
+
+
 def test_ready_again_after_a_scheduler_died_waits_for_the_new_epoch(up: Up) -> None:
     told = up.output.count("ready again after")
     [pid] = re.findall(r"^  scheduler-0 +(\d+) ", up.output, re.MULTILINE)
@@ -228,6 +238,19 @@ def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_pat
         up.process.wait()
         # A rank that is importing torch notices that its controller is gone once the import is over.
         wait_until_gone(up.seen, UP_WITHIN_S)
+    finally:
+        up.end()
+
+
+def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--stages", "1", "--slots", "99999999999")
+    try:
+        up.wait_until(lambda: up.family() and up.process.poll() is not None)
+        assert up.process.returncode == 2, up.output
+        assert re.search(r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted", up.output, re.MULTILINE), (
+            up.output
+        )
+        wait_until_gone(up.seen)
     finally:
         up.end()
 

@@ -7,7 +7,7 @@ import pytest
 from engine_builders import error_of, next_result
 
 from orca.core.engine import EngineShape
-from orca.core.errors import EngineError
+from orca.core.errors import EngineError, SettingError
 from orca.core.step import Epoch, Row, Step
 from orca.scheduler.grpc_engine import GrpcEngine, Loading
 from orca.worker.controller import Controller
@@ -53,8 +53,16 @@ async def test_more_slots_than_the_poorest_stage_has_are_refused(
     start_controllers: StartControllers, start_engine: StartEngine
 ) -> None:
     [controller] = await start_controllers("plain")
-    error = await error_of(start_engine([controller.address], slots=44).form(Epoch(1, "test")))
-    assert str(error) == "44 slots are wanted, stage 0 has room for 40"
+    with pytest.raises(SettingError, match="slots: 44 are wanted, stage 0 has room for 40"):
+        await start_engine([controller.address], slots=44).form(Epoch(1, "test"))
+
+
+async def test_slots_that_are_less_than_a_block_are_refused(
+    start_controllers: StartControllers, start_engine: StartEngine
+) -> None:
+    [controller] = await start_controllers("plain")
+    with pytest.raises(SettingError, match="slots: 7 are less than a block of 16"):
+        await start_engine([controller.address], slots=7, block_tokens=16).form(Epoch(1, "test"))
 
 
 async def test_stages_of_different_revisions_form_no_group(

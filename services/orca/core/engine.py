@@ -28,7 +28,8 @@ class Engine(Protocol):
     async def form(self, epoch: Epoch) -> EngineShape:
         """Start a new life: every stage joins `epoch` with empty state, whatever it held before.
 
-        Raises: EngineError when a stage refuses or does not answer within its bound.
+        Raises: EngineError when a stage refuses or does not answer within its bound, SettingError when no group
+            of these stages can have what is wanted of it.
         """
         ...
 

@@ -17,7 +17,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import links, wire
 from orca.core.certificates import Certificates
 from orca.core.engine import EngineShape
-from orca.core.errors import EngineError
+from orca.core.errors import EngineError, SettingError
 from orca.core.step import Epoch, Step, StepResult
 from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
 from orca.scheduler.rendezvous import Rendezvous
@@ -168,7 +168,7 @@ class GrpcEngine:
                 heard = time.monotonic()
                 self._check_place(stage, status)
                 now = Loading(stage=stage, permille=status.loaded_permille, detail=status.detail)
-                if not self._has_place(stage, status.process, heard):
+                if not self._take_place(stage, status.process, heard):
                     now = Loading(stage=stage, permille=None, detail="a second process answers while the first lives")
                 elif status.phase != pb.StatusReply.LOADING:
                     if told is not None:
@@ -187,8 +187,8 @@ class GrpcEngine:
                 f"not stage {stage} of {len(self._addresses)}"
             )
 
-    def _has_place(self, stage: int, process: str, now_s: float) -> bool:
-        """Is this the process that has the stage's place, or may it take it over?
+    def _take_place(self, stage: int, process: str, now_s: float) -> bool:
+        """Give the process the stage's place if it has that already, or may take it over. Returns: whether it has it.
 
         The first one keeps it while it answers (protocol: stage). Else one epoch could be formed with a process and its
         steps be sent to another, when two serve one address.
@@ -204,12 +204,19 @@ class GrpcEngine:
         return True
 
     def _shape_of(self, statuses: Sequence[pb.StatusReply]) -> EngineShape:
-        """Agree on the slots: every stage holds all requests, so the poorest one decides."""
+        """Agree on the slots: every stage holds all requests, so the poorest one decides.
+
+        Raises: SettingError when more are wanted, or less than a block; EngineError when there is no room for a block.
+        """
         poorest = min(statuses, key=lambda status: status.slots_possible)
         possible = poorest.slots_possible // self._block_tokens * self._block_tokens
         slots = possible if self._slots is None else self._slots // self._block_tokens * self._block_tokens
-        if not 0 < slots <= possible:
-            raise EngineError(f"{slots} slots are wanted, stage {poorest.stage} has room for {possible}")
+        if slots > possible:
+            raise SettingError(f"slots: {slots} are wanted, stage {poorest.stage} has room for {possible}")
+        if not slots and self._slots is not None:
+            raise SettingError(f"slots: {self._slots} are less than a block of {self._block_tokens}")
+        if not slots:
+            raise EngineError(f"stage {poorest.stage} has room for {poorest.slots_possible} slots, less than a block")
         return EngineShape(
             stages=len(statuses),
             slots=slots,

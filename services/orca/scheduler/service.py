@@ -66,19 +66,22 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
         log.error("the scheduler cannot serve: %s", error)
         return 1
     engine = StagesOfRevision(model.revision, settings)
-    is_ended_well = False
+    status = 1
     try:
         await pool.check_server_if_there()
         await _schedule(settings, model, tokenizer, pool, engine)
-        is_ended_well = True
-    except* (SettingError, ProcessClosed, OSError) as errors:
+        status = 0
+    except* SettingError as errors:
+        log.error("the scheduler cannot go on: %s", single(errors)[0])
+        status = 2
+    except* (ProcessClosed, OSError) as errors:
         log.error("the scheduler cannot go on: %s", single(errors)[0])
     except* asyncio.CancelledError:
         log.warning("ended at once, by a second signal")
     finally:
         await engine.close()
         await pool.close()
-    return 0 if is_ended_well else 1
+    return status
 
 
 async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine) -> None:

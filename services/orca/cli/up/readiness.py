@@ -57,14 +57,16 @@ async def wait_until_ready(
     Args:
         show: gets each name and standing on the way.
         why: the newest reason why the group of a scheduler, given by its name, does not form; None while there is none.
-        older_epochs: by the name of a stage; one that is still in such an epoch has not joined again.
+        older_epochs: by the name of a stage; one that is still in such an epoch has not joined again. Looked at anew
+            each time.
     """
+    older = {} if older_epochs is None else older_epochs
     async with contextlib.AsyncExitStack() as stack:
         probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
         for spec in specs:
             if spec.role is Role.WORKER:
                 stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
-                probes[spec.name] = partial(_ask_stage, stub, spec, why, (older_epochs or {}).get(spec.name, 0))
+                probes[spec.name] = partial(_ask_stage, stub, spec, why, older)
             elif spec.role is Role.GATEWAY:
                 probes[spec.name] = partial(_ask_gateway, spec.address)
         while True:
@@ -86,14 +88,16 @@ async def epochs_of(stages: Sequence[ProcessSpec]) -> dict[str, int]:
     return found
 
 
-async def _ask_stage(stub: Any, spec: ProcessSpec, why: Callable[[str], str | None], older_epoch: int) -> Standing:
+async def _ask_stage(
+    stub: Any, spec: ProcessSpec, why: Callable[[str], str | None], older_epochs: Mapping[str, int]
+) -> Standing:
     status = await _status(stub)
     if status is None:
         return STARTING
     if status.phase == pb.StatusReply.LOADING:
         # The last tenth is meeting the other stages.
         return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
-    if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epoch:
+    if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epochs.get(spec.name, 0):
         return READY
     if status.phase in (pb.StatusReply.IDLE, pb.StatusReply.JOINED):
         reason = why(spec.scheduler) if spec.scheduler is not None else None
