@@ -232,10 +232,10 @@ async def test_running_streams_wait_out_an_outage_and_go_on(monkeypatch: pytest.
     async with rig() as one:
         read_many, fails = one.pool.read_many, iter(range(3))
 
-        async def shaky(*args: Any) -> Any:
+        async def shaky(*args: Any, **kwargs: Any) -> Any:
             if next(fails, None) is not None:
                 raise PoolUnavailable("away")
-            return await read_many(*args)
+            return await read_many(*args, **kwargs)
 
         monkeypatch.setattr(one.pool, "read_many", shaky)
         assert (await one.complete())["choices"][0]["text"] == WORDS

@@ -169,7 +169,7 @@ async def test_a_request_that_is_forgotten_while_it_is_looked_at_is_not_found(
     async with rig() as one:
         request_id = (await one.complete())["id"]
 
-        async def forgotten(starts: dict[str, int], _: int) -> dict[str, None]:
+        async def forgotten(starts: dict[str, int]) -> dict[str, None]:
             return dict.fromkeys(starts)
 
         monkeypatch.setattr(one.pool, "read_many", forgotten)

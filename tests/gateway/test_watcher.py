@@ -46,7 +46,8 @@ class FakeLogs:
                 await asyncio.wait_for(self._news.wait(), timeout_s)
         return frozenset(self._parts(versions)) - self.untold
 
-    async def read_many(self, starts: Mapping[str, int]) -> dict[str, LogSlice | None]:
+    async def read_many(self, starts: Mapping[str, int], *, for_all: bool) -> dict[str, LogSlice | None]:
+        assert for_all, "a watcher's read waits for no client"
         self._called("read_many")
         self.read.append(set(starts))
         return {**self._parts(starts), **dict.fromkeys(self.lost & set(starts))}
@@ -61,10 +62,11 @@ class FakeLogs:
         for request_id, start in starts.items():
             log = self.logs.get(request_id, [])
             tokens = tuple(map(Token, log[start : start + self.limit]))
-            is_end = request_id in self.ended and start + len(tokens) == len(log)
+            has_all = start + len(tokens) == len(log)
+            is_end = request_id in self.ended and has_all
             if tokens or is_end:
                 end = End(FinishReason.LENGTH, len(log)) if is_end else None
-                parts[request_id] = LogSlice(start, tokens, end)
+                parts[request_id] = LogSlice(start, tokens, end, is_cut=not has_all)
         return parts
 
 
@@ -261,6 +263,17 @@ async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture
     assert [record.message for record in caplog.records] == ["pool away, streams wait: away", "pool back"]
 
 
+async def test_a_long_log_that_nobody_tells_of_is_read_on_without_waiting() -> None:
+    logs = FakeLogs()
+    logs.limit = 100
+    logs.untold = {"long"}
+    logs.add("long", *range(3000), ends=True)
+    async with watching(logs) as watcher:
+        async with asyncio.timeout(20):  # the 30 parts would come a second apart
+            assert await read_all(watcher.follow(["long"]), 1) == {"long": list(range(3000))}
+        assert watcher._unread == set()
+
+
 @pytest.mark.parametrize("is_noticed", [True, False])
 async def test_the_followers_of_a_lost_record_fail_whether_an_outage_was_noticed_or_not(is_noticed: bool) -> None:
     logs = FakeLogs()
@@ -294,12 +307,12 @@ async def test_a_bug_in_the_pool_does_not_end_the_watcher(caplog: pytest.LogCapt
     broken = iter([ZeroDivisionError()])
     read_many = logs.read_many
 
-    async def once_broken(*args: Mapping[str, int]) -> dict[str, LogSlice]:
+    async def once_broken(starts: Mapping[str, int], *, for_all: bool) -> dict[str, LogSlice | None]:
         for error in broken:
             raise error
-        return await read_many(*args)
+        return await read_many(starts, for_all=for_all)
 
-    logs.read_many = once_broken  # type: ignore[assignment, method-assign]
+    logs.read_many = once_broken  # type: ignore[method-assign]
     logs.add("r", *ids("a"), ends=True)
     async with watching(logs) as watcher:
         assert await read_all(watcher.follow(["r"]), 1) == {"r": list(ids("a"))}

@@ -297,6 +297,16 @@ async def started(bed: Bed, *parents: str, **changes: Any) -> tuple[Scheduler, d
     return scheduler, await scheduler.take()
 
 
+async def whole_log(pool: Pool, request_id: str) -> list[Token]:
+    """All tokens of a log, page by page."""
+    tokens: list[Token] = []
+    while True:
+        page = await pool.read(request_id, len(tokens))
+        tokens += page.tokens
+        if not page.is_cut:
+            return tokens
+
+
 async def state(bed: Bed, request_id: str) -> RequestState:
     found: RequestState = (await bed.pool.status(request_id)).state
     return found

@@ -166,8 +166,10 @@ async def test_a_log_is_read_from_an_index_in_bounded_pieces(bed: Bed) -> None:
     await bed.pool.commit([entry(owned["a.0"], 0, 10, 11, 12, 13, end=FinishReason.STOP)])
     piece = await bed.pool.read("a.0", 1, limit=2)
     assert ([token.id for token in piece.tokens], piece.start, piece.end) == ([11, 12], 1, None)
+    assert piece.is_cut
     rest = await bed.pool.read("a.0", 3, limit=2)
     assert ([token.id for token in rest.tokens], rest.end) == ([13], End(FinishReason.STOP, 4))
+    assert not rest.is_cut
     # The end is there only behind all the tokens that it counts, also when a piece ends exactly at the last one.
     assert (await bed.pool.read("a.0", 2, limit=2)).end == End(FinishReason.STOP, 4)
     assert (await bed.pool.read("a.0", 4)).end == End(FinishReason.STOP, 4)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pool_beds import REVISION, Scheduler, entry, submission, with_settings
+from pool_beds import REVISION, Scheduler, entry, submission, whole_log, with_settings
 from pool_kinds import KINDS, redis_binary
 
 from orca.core.errors import PoolUnavailable
@@ -80,8 +80,7 @@ async def test_nothing_acknowledged_is_lost_by_kills(server: EmbeddedRedis) -> N
         task.cancel()
     await asyncio.gather(*load, return_exceptions=True)
     for number in range(REQUESTS):
-        log = await pool.read(f"r{number}.0", 0, limit=10**6)
-        tokens = [token.id for token in log.tokens]
+        tokens = [token.id for token in await whole_log(pool, f"r{number}.0")]
         assert len(tokens) >= seen.committed
         assert tokens == list(range(len(tokens)))
     assert len(seen.submitted) > KILLS

@@ -11,7 +11,7 @@ from orca.core.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import CommitAnswer
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import Keys
-from orca.pool.redis_link import RedisLink
+from orca.pool.redis_link import Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS
 from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
@@ -35,8 +35,8 @@ class Server:
         self.seconds = 0.0
         self.check = ServerCheck(cast(RedisLink, self), Keys("d"), settings, SCHEMAS, lambda: self.seconds)
 
-    async def pipeline(self, *_commands: object, for_all: bool) -> list[Any]:
-        assert for_all, "a look waits for no client's connection"
+    async def pipeline(self, *_commands: object, purpose: Purpose) -> list[Any]:
+        assert purpose is Purpose.ALL, "a look waits for no client's connection"
         self.looks += 1
         return [self.info, None]
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,28 +12,39 @@ from redis.asyncio import Redis
 from waiting import until
 
 from orca.core.errors import PoolUnavailable
+from orca.pool.api import Caller
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import Keys
-from orca.pool.redis_link import Lane, RedisLink
+from orca.pool.redis_link import Lane, Purpose, RedisLink
+from orca.pool.redis_pool import RedisPool
 from orca.pool.schemas import SCHEMAS
 
-FOR_ALL = {
-    "read": (1, "a.0", 0),
-    "renew": (1000, 1000, "a", "reader"),
-    "heartbeat": ("g1", "p1", 1000, 1),
-    "sweep": (1, 1, 1, 1, 1, 1, 1, 1),
-    "report": ("part", 1000),
+FOR_ALL: dict[str, Callable[[RedisPool], Coroutine[Any, Any, Any]]] = {
+    "read": lambda pool: pool.read_many({"a.0": 0}, for_all=True),
+    "renew": lambda pool: pool.renew([("a", "reader")]),
+    "heartbeat": lambda pool: pool.heartbeat(CALLER),
+    "sweep": lambda pool: pool.sweep(),
+    "report": lambda pool: pool.report("part"),
 }
-"""Arguments for transitions that find nothing to do."""
+CALLER = Caller(group="g1", process="p1", revision="r1")
+SETTINGS = with_settings(connections_max=2, call_timeout_ms=60_000)
 
 
 @pytest.fixture
 async def link(own_redis: EmbeddedRedis) -> AsyncIterator[RedisLink]:
     """Two connections for the calls of clients, in a pool that nothing was written to."""
-    settings = with_settings(connections_max=2, call_timeout_ms=60_000)
-    link = RedisLink(own_redis.url, Keys("d"), settings, SCHEMAS)
+    link = RedisLink(own_redis.url, Keys("d"), SETTINGS, SCHEMAS)
     yield link
     await link.close()
+
+
+@pytest.fixture
+async def pool(own_redis: EmbeddedRedis) -> AsyncIterator[RedisPool]:
+    """Two connections for the calls of clients, and a group with its seat."""
+    pool = RedisPool(own_redis.url, "d", SETTINGS)
+    await pool.enter(CALLER, 1, reported_epoch=0)
+    yield pool
+    await pool.close()
 
 
 @contextlib.asynccontextmanager
@@ -52,15 +63,24 @@ async def are_held(url: str, connections: int) -> bool:
         return bool((await redis.info("clients"))["blocked_clients"] == connections)
 
 
-@pytest.mark.parametrize("transition", FOR_ALL)
+@pytest.mark.parametrize("purpose", [Purpose.CLIENT, Purpose.READING])
+@pytest.mark.parametrize("call", FOR_ALL.values(), ids=FOR_ALL)
 async def test_what_serves_all_clients_does_not_wait_for_their_connections(
-    transition: str, link: RedisLink, own_redis: EmbeddedRedis
+    call: Callable[[RedisPool], Coroutine[Any, Any, Any]], purpose: Purpose, pool: RedisPool, own_redis: EmbeddedRedis
 ) -> None:
-    async with meanwhile(*(link.pipeline(("BLPOP", "nothing", 0)) for _ in range(50))):
+    async with meanwhile(*(pool._link.pipeline(("BLPOP", "nothing", 0), purpose=purpose) for _ in range(50))):
         await until(lambda: are_held(own_redis.url, 2), limit_s=30)
         async with asyncio.timeout(20):
-            await link.run(transition, *FOR_ALL[transition])
-            await link.pipeline(("PING",), for_all=True)
+            await call(pool)
+
+
+async def test_reading_for_one_client_holds_up_no_other_call(pool: RedisPool, own_redis: EmbeddedRedis) -> None:
+    held = (pool._link.pipeline(("BLPOP", "nothing", 0), purpose=Purpose.READING) for _ in range(50))
+    async with meanwhile(*held, pool.read_many({"a.0": 0}, for_all=False)):
+        await until(lambda: are_held(own_redis.url, 2), limit_s=30)
+        async with asyncio.timeout(20):
+            await pool.cancel("a")
+            await pool.stats()
 
 
 async def test_busy_callers_are_served_in_turn(link: RedisLink) -> None:

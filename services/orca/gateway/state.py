@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -17,14 +18,19 @@ _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestS
 
 
 async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
-    """The logs as they are now; those without an entry are left out. Raises: UnknownRequest."""
-    # The longest one: all of each log in one call.
-    limit = max(request.max_new_tokens for request in requests)
+    """The logs as they are now, page by page; those without an entry are left out. Raises: UnknownRequest."""
     logs: dict[str, LogSlice] = {}
-    for request_id, log in (await pool.read_many({request.id: 0 for request in requests}, limit)).items():
-        if log is None:
-            raise UnknownRequest(request_id)
-        logs[request_id] = log
+    starts = {request.id: 0 for request in requests}
+    while starts:
+        pages = await pool.read_many(starts)
+        starts = {}
+        for request_id, page in pages.items():
+            if page is None:
+                raise UnknownRequest(request_id)
+            before = logs[request_id].tokens if request_id in logs else ()
+            log = logs[request_id] = replace(page, start=0, tokens=before + page.tokens)
+            if log.is_cut:
+                starts[request_id] = len(log.tokens)
     return logs
 
 

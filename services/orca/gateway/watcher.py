@@ -76,6 +76,8 @@ class LogWatcher:
         # The least of these: from where each log is to be read.
         self._cursors: dict[str, int] = {}
         self._paused: dict[Follower, dict[str, int]] = {}
+        # Logs of which there is more than was read: nobody tells of that again.
+        self._unread: set[str] = set()
         self._all_read = -math.inf  # when all logs were read last, on the loop's clock
         self._waiting: asyncio.Task[frozenset[str]] | None = None
         self._has_cursors = asyncio.Event()
@@ -92,6 +94,8 @@ class LogWatcher:
         self._paused.pop(follower, None)
         for request_id in follower.request_ids:
             self._stop_reading(follower, request_id)
+            if request_id not in self._reading:
+                self._unread.discard(request_id)
 
     def resume(self, follower: Follower) -> None:
         """The follower has taken what there was: read on for it if it was paused."""
@@ -141,9 +145,12 @@ class LogWatcher:
         is_time_for_all = now > self._all_read + WAIT_SECONDS
         if longer is None and not is_time_for_all:
             return
-        starts = {request_id: self._cursors[request_id] for request_id in longer or () if request_id in self._cursors}
+        # What is new before what is long: a call may have no room for both.
+        news = [request_id for request_id in (*(longer or ()), *self._unread) if request_id in self._cursors]
+        starts = {request_id: self._cursors[request_id] for request_id in news}
         if not starts or is_time_for_all:
             starts, self._all_read = dict(self._cursors), now
+        self._unread -= starts.keys()
         is_seen = await self._read(starts)
         if longer and not is_seen:
             # Told of, but not to be seen yet: replicas have not confirmed it.
@@ -153,14 +160,18 @@ class LogWatcher:
         """Read these logs and deliver what is new; whether anything was."""
         is_seen = False
         for logs in batches(list(starts.items()), READ_MAX):
-            parts = await self._pool.read_many(dict(logs))
+            parts = await self._pool.read_many(dict(logs), for_all=True)
             self._deliver(parts)
             is_seen = is_seen or bool(parts)
         return is_seen
 
     async def _wait_for_news(self) -> frozenset[str] | None:
-        """Logs that are longer now, as far as known; None when the set of logs changed meanwhile."""
-        self._waiting = asyncio.create_task(self._pool.wait(dict(self._cursors), WAIT_SECONDS))
+        """Logs that are longer now, as far as known; None when the set of logs changed meanwhile.
+
+        There is no waiting while more is to be read anyway.
+        """
+        seconds = WAIT_SECONDS if self._unread.isdisjoint(self._cursors) else 0.0
+        self._waiting = asyncio.create_task(self._pool.wait(dict(self._cursors), seconds))
         try:
             await asyncio.wait((self._waiting,))
             if self._waiting.cancelled():
@@ -172,6 +183,8 @@ class LogWatcher:
 
     def _deliver(self, parts: Mapping[str, LogSlice | None]) -> None:
         for request_id, part in parts.items():
+            if part is not None and part.is_cut:
+                self._unread.add(request_id)
             for follower, cursor in list(self._reading.get(request_id, {}).items()):
                 if part is None:
                     follower.fail(UnknownRequest(request_id))

@@ -151,6 +151,7 @@ class LogSlice:
     start: int
     tokens: tuple[Token, ...]
     end: End | None  # present only when all its tokens are in the slice or before it
+    is_cut: bool = False  # there is more behind the slice, for which this call had no room: read on from there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +226,20 @@ class Pool(Protocol):
         ...
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
-        """Tokens from index `start`, at most `limit`. Raises: UnknownRequest."""
+        """Tokens from index `start`, at most `limit` and what one call reads. Raises: UnknownRequest."""
         ...
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
-        """`read` of many logs (request id -> start) in one round trip, for the one watcher of a gateway.
+    async def read_many(
+        self, starts: Mapping[str, int], limit: int = 1024, *, for_all: bool = False
+    ) -> dict[str, LogSlice | None]:
+        """`read` of many logs (request id -> start) in one round trip.
 
+        All of them share what one call reads (`contract.ReadRoom`), those named first before the others. What there
+        was no room for is cut, down to a slice of nothing.
+
+        Args:
+            limit: of each log, in tokens.
+            for_all: the one watcher of a gateway reads for all its clients, and waits for none of them.
         Returns: the logs that have anything from their start on; None for a request that the pool does not know.
         """
         ...

@@ -1,9 +1,10 @@
 """What both implementations check and say in the same words: the caller's part of the contract."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from orca.core.errors import InvalidRequest, NameTaken, NeverFits, OrcaError, PoolFull, QueueFull
-from orca.core.request import Request
+from orca.core.request import Request, Token
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
 
@@ -15,10 +16,38 @@ PASSED_FOR_MS = 60_000
 """How long a sweep leaves alone what this release cannot read: a newer release's, after a rollback. Once a minute costs
 nothing, and when the newer one is back, it comes to it at most so much later."""
 
+READ_TOKENS_MAX = 2048
+READ_BYTES_MAX = 1 << 20
+"""What one call reads, of all its logs together: some milliseconds of a Redis that answers nobody else meanwhile. The
+token that passes the bytes is still read, since one with the log probabilities of a whole prompt may have more."""
+
 CLOSED_FOR_MS = 24 * 3_600_000
 """How long, awake, the pool remembers a process that has left. Only calls that it sent before its `leave`, and that
 come in behind it, ask for that. A network may hold them back until TCP gives up on their connection, a quarter of an
 hour; awake time never runs faster than the wall's, so a day covers that many times, and bounds what drains leave."""
+
+
+@dataclass(slots=True)
+class ReadRoom:
+    """What one call may still read. The script `read` counts in the same way."""
+
+    tokens: int = READ_TOKENS_MAX
+    size: int = READ_BYTES_MAX
+
+    @property
+    def is_spent(self) -> bool:
+        return self.tokens <= 0 or self.size <= 0
+
+    def take(self, tokens: Sequence[Token]) -> tuple[Token, ...]:
+        """As many of these, from the first on, as there is room for; they use it up."""
+        taken = []
+        for token in tokens:
+            if self.is_spent:
+                break
+            taken.append(token)
+            self.tokens -= 1
+            self.size -= len(codec.pack_token(token))
+        return tuple(taken)
 
 
 def check_submission(submission: Submission) -> None:

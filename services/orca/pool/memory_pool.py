@@ -25,6 +25,7 @@ from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
     WANTED_FOR_MS,
+    ReadRoom,
     check_submission,
     refusal,
     reserved_bytes,
@@ -107,16 +108,24 @@ class MemoryPool(MemoryScheduler, Pool):
         )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
-        record = self._record(request_id)
-        end = record.end if start <= len(record.log) <= start + limit else None
-        return LogSlice(start, tuple(record.log[start : start + limit]), end)
+        return _slice(self._record(request_id), start, limit, ReadRoom())
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
-        return {
-            request_id: await self.read(request_id, start, limit) if request_id in self.records else None
-            for request_id, start in starts.items()
-            if request_id not in self.records or self.records[request_id].entries > start
-        }
+    async def read_many(
+        self,
+        starts: Mapping[str, int],
+        limit: int = 1024,
+        *,
+        for_all: bool = False,  # noqa: ARG002 - nothing waits here
+    ) -> dict[str, LogSlice | None]:
+        room = ReadRoom()
+        found: dict[str, LogSlice | None] = {}
+        for request_id, start in starts.items():
+            record = self.records.get(request_id)
+            if record is None:
+                found[request_id] = None
+            elif record.entries > start:
+                found[request_id] = _slice(record, start, limit, room)
+        return found
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
         if not (longer := self._longer(versions)):
@@ -288,3 +297,13 @@ class MemoryPool(MemoryScheduler, Pool):
 
     async def close(self) -> None:
         """Nothing is held open."""
+
+
+def _slice(record: Record, start: int, limit: int, room: ReadRoom) -> LogSlice:
+    """What of a log there is room for."""
+    if room.is_spent:
+        return LogSlice(start, (), None, is_cut=record.entries > start)
+    tokens = room.take(record.log[start : start + limit])
+    is_cut = start + len(tokens) < len(record.log)
+    end = record.end if not is_cut and start <= len(record.log) else None
+    return LogSlice(start, tokens, end, is_cut=is_cut)

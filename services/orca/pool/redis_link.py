@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +28,22 @@ _SCRIPTS = Path(__file__).with_name("scripts")
 # Words in an error reply that mean "not now", as opposed to a bug in a script. Redis 6.2 wraps the reply of a command
 # inside a script into a sentence of its own, so they may stand anywhere in it.
 _NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "ORCASCHEMA")
-# Transitions that a process makes for all its clients at once, from a task or two. Late ones would stall every stream,
-# let readers lapse, or cost a seat; they have connections of their own, whatever else waits.
-_FOR_ALL = frozenset({"read", "renew", "sweep", "report", "heartbeat"})
 _FOR_ALL_CONNECTIONS = 4
+_READING_CONNECTIONS = 2
+
+
+class Purpose(Enum):
+    """What a call is made for. Each has connections of its own: a call waits only for others of its purpose."""
+
+    CLIENT = auto()
+    """One client asked for it: short, and many at once."""
+
+    READING = auto()
+    """A page of a log that one client asked for. Each may take milliseconds of Redis, so few come to it at once."""
+
+    ALL = auto()
+    """A process makes it for all its clients at once, from a task or two. A late one would stall every stream, let
+    readers lapse, or cost a seat."""
 
 
 class OutOfMemory(PoolUnavailable):
@@ -107,8 +120,11 @@ class RedisLink:
             **connection_options(url, settings),
         }
         greeted = {"redis_connect_func": self._greet, **common}
-        self._for_one = Lane(settings.connections_max, timeout_s, greeted)
-        self._for_all = Lane(_FOR_ALL_CONNECTIONS, timeout_s, greeted)
+        self._lanes = {
+            Purpose.CLIENT: Lane(settings.connections_max, timeout_s, greeted),
+            Purpose.READING: Lane(_READING_CONNECTIONS, timeout_s, greeted),
+            Purpose.ALL: Lane(_FOR_ALL_CONNECTIONS, timeout_s, greeted),
+        }
         self.connects = 0
         """How often a call has found a server anew, which may be another one each time."""
         # The listening connection waits for messages without a bound.
@@ -119,7 +135,7 @@ class RedisLink:
         await connection.on_connect()
         self.connects += 1
 
-    async def run(self, transition: str, *args: Any) -> Any:
+    async def run(self, transition: str, *args: Any, purpose: Purpose = Purpose.CLIENT) -> Any:
         """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
         script = self._transitions[transition]
 
@@ -129,27 +145,21 @@ class RedisLink:
             except NoScriptError:
                 return await client.eval(script.text, 1, self._meta, *args)
 
-        return await self._lane(transition).call(call)
+        return await self._lanes[purpose].call(call)
 
-    def _lane(self, transition: str) -> Lane:
-        return self._for_all if transition in _FOR_ALL else self._for_one
-
-    async def run_confirmed(self, transition: str, *args: Any) -> Any:
+    async def run_confirmed(self, transition: str, *args: Any, purpose: Purpose = Purpose.CLIENT) -> Any:
         """`run`, and with replicas the proof that they hold what it wrote."""
         if not self._replicas:
-            return await self.run(transition, *args)
-        script, lane = self._transitions[transition], self._lane(transition)
+            return await self.run(transition, *args, purpose=purpose)
+        script, lane = self._transitions[transition], self._lanes[purpose]
         try:
             return await self._confirmed(lane, ("EVALSHA", script.sha, 1, self._meta, *args))
         except NoScriptError:
             return await self._confirmed(lane, ("EVAL", script.text, 1, self._meta, *args))
 
-    async def pipeline(self, *commands: Command, for_all: bool = False) -> list[Any]:
-        """The commands on one connection in one round trip; not atomic.
-
-        Args: for_all: they serve all clients at once, and wait for none of them.
-        """
-        return await _pipeline(self._for_all if for_all else self._for_one, *commands)
+    async def pipeline(self, *commands: Command, purpose: Purpose = Purpose.CLIENT) -> list[Any]:
+        """The commands on one connection in one round trip; not atomic."""
+        return await _pipeline(self._lanes[purpose], *commands)
 
     async def _confirmed(self, lane: Lane, command: Command) -> Any:
         """The answer to a command, with the proof that the replicas hold all that it wrote or saw.
@@ -167,8 +177,8 @@ class RedisLink:
     async def close(self) -> None:
         await self.listener.aclose()
         await self._listening.aclose()
-        await self._for_one.close()
-        await self._for_all.close()
+        for lane in self._lanes.values():
+            await lane.close()
 
 
 async def _pipeline(lane: Lane, *commands: Command) -> list[Any]:

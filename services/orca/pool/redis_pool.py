@@ -34,6 +34,8 @@ from orca.pool.api import (
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
+    READ_BYTES_MAX,
+    READ_TOKENS_MAX,
     WANTED_FOR_MS,
     check_entry,
     check_submission,
@@ -44,7 +46,7 @@ from orca.pool.contract import (
 )
 from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
-from orca.pool.redis_link import OutOfMemory, RedisLink
+from orca.pool.redis_link import OutOfMemory, Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
@@ -182,12 +184,18 @@ class RedisPool(Pool):
             raise UnknownRequest(request_id)
         return found
 
-    async def read_many(self, starts: Mapping[str, int], limit: int = 1024) -> dict[str, LogSlice | None]:
+    async def read_many(
+        self, starts: Mapping[str, int], limit: int = 1024, *, for_all: bool = False
+    ) -> dict[str, LogSlice | None]:
         if not starts:
             return {}
         asked = list(starts.items())
-        answers = await self._link.run_confirmed("read", limit, *(word for log in asked for word in log))
-        return {asked[which][0]: replies.read_slice(asked[which][1], entries, limit) for which, *entries in answers}
+        words = [word for log in asked for word in log]
+        purpose = Purpose.ALL if for_all else Purpose.READING
+        answers = await self._link.run_confirmed(
+            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, *words, purpose=purpose
+        )
+        return {asked[which][0]: replies.read_slice(asked[which][1], found) for which, *found in answers}
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
         self._subscription.start()
@@ -234,7 +242,8 @@ class RedisPool(Pool):
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
         if readers:
             names = [name for reader in readers for name in reader]
-            await self._link.run("renew", self._settings.reader_lease_ms, self._settings.resume_grace_ms, *names)
+            times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
+            await self._link.run("renew", *times, *names, purpose=Purpose.ALL)
 
     async def detach(self, parent: str, reader: str) -> None:
         await self._link.run("detach", parent, reader, self._settings.resume_grace_ms)
@@ -271,7 +280,9 @@ class RedisPool(Pool):
 
     async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
         lease_ms = self._settings.seat_lease_ms
-        verdict, *pairs = await self._link.run("heartbeat", caller.group, caller.process, lease_ms, int(is_formed))
+        verdict, *pairs = await self._link.run(
+            "heartbeat", caller.group, caller.process, lease_ms, int(is_formed), purpose=Purpose.ALL
+        )
         if verdict != b"seated":
             raise verdict_error(verdict.decode(), caller)
         owned = {}
@@ -341,12 +352,13 @@ class RedisPool(Pool):
                 WANTED_FOR_MS,
                 PASSED_FOR_MS,
                 CLOSED_FOR_MS,
+                purpose=Purpose.ALL,
             )
             if not has_more:
                 return
 
     async def report(self, part: str) -> int:
-        return int(await self._link.run("report", part, self._settings.seat_lease_ms))
+        return int(await self._link.run("report", part, self._settings.seat_lease_ms, purpose=Purpose.ALL))
 
     async def set_schema(self, number: int) -> int:
         return int(await self._link.run("set_schema", number))

@@ -42,12 +42,13 @@ def read_end(fields: Mapping[bytes, bytes]) -> End:
     return codec.unpack_end(fields[b"end"], fields[b"count"], fields.get(b"stop", b""))
 
 
-def read_slice(start: int, entries: list[Any], limit: int) -> LogSlice | None:
-    """Out of a log's entries as the script gives them: tokens, and behind them the end as a list of its fields.
+def read_slice(start: int, found: list[Any]) -> LogSlice | None:
+    """Out of what the script finds of a log: is it cut, its tokens, and behind them the end as a list of its fields.
 
-    None at all means that there is no such request.
+    Nothing at all means that there is no such request.
     """
-    if not entries:
+    if not found:
         return None
-    end = codec.unpack_end(*entries.pop()) if isinstance(entries[-1], list) else None
-    return LogSlice(start, tuple(map(codec.unpack_token, entries[:limit])), end)
+    is_cut, *entries = found
+    end = codec.unpack_end(*entries.pop()) if entries and isinstance(entries[-1], list) else None
+    return LogSlice(start, tuple(map(codec.unpack_token, entries)), end, is_cut=bool(is_cut))

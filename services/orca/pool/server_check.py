@@ -19,7 +19,7 @@ from typing import Any
 from orca.core.errors import PoolNotDurable, SettingError
 from orca.pool import codec
 from orca.pool.keys import Keys
-from orca.pool.redis_link import RedisLink
+from orca.pool.redis_link import Purpose, RedisLink
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
 
@@ -78,7 +78,7 @@ class ServerCheck:
             raise PoolNotDurable(self._refusal)
 
     async def _look(self) -> dict[str, Any]:
-        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"), for_all=True)
+        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"), purpose=Purpose.ALL)
         # The look itself may have connected.
         self._connects_seen = self._link.connects
         _check_redis(info, self._settings)

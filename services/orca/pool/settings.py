@@ -50,8 +50,9 @@ class PoolSettings:
     """Replicas that must hold what a gateway accepts or shows (WAIT); 0 asks for none. All that may be promoted."""
 
     connections_max: int = 32
-    """Connections of one process for the calls of its clients: calls are short, so few are enough. The few for what it
-    does for all of them at once, and the one for notifications, are not counted."""
+    """Connections of one process for the calls of its clients: calls are short, so few are enough. Not counted are
+    the few for reading long answers, those for what it does for all its clients at once, and the one for
+    notifications."""
 
     user: str = "default"
     """Redis user of all parts; what it must be allowed says access.py."""
