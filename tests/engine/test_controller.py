@@ -183,6 +183,34 @@ async def test_a_stage_that_cannot_start_a_rank_again_ends_with_the_reason(
     await client.close()
 
 
+async def test_a_stage_whose_replacing_of_a_rank_fails_as_nobody_foresaw_ends_with_the_reason(
+    start_controllers: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [controller] = await start_controllers("plain")
+    client = StageClient([controller])
+    await client.loaded()
+
+    async def fails(*_: object, **__: object) -> None:
+        raise ValueError("embedded null byte")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
+    os.kill(controller.rank_pids[0], signal.SIGKILL)
+    with pytest.raises(EngineError, match="the controller failed: ValueError: embedded null byte"):
+        await asyncio.wait_for(controller.run(asyncio.Event()), 30)
+    assert "a task of the controller failed" in caplog.messages
+    await client.close()
+
+
+async def test_a_stage_that_can_watch_its_ranks_no_longer_ends_its_epoch_and_itself(start_controllers: Start) -> None:
+    # A bound that nothing can be compared with, in the place of a mistake in the watch.
+    [controller] = await start_controllers("plain", rank_silent_s=None)
+    client = StageClient([controller])
+    with pytest.raises(EngineError, match="the controller failed: TypeError"):
+        await asyncio.wait_for(controller.run(asyncio.Event()), 30)
+    assert "the controller failed" in (await client.status()).detail
+    await client.close()
+
+
 async def test_ranks_that_are_made_anew_and_die_at_once_are_started_again(
     start_controllers: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

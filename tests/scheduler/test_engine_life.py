@@ -11,7 +11,7 @@ from grpc import aio
 from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
 from orca.core.step import Epoch, Step, StepResult
-from orca.scheduler.engine_life import mending_pause_s
+from orca.scheduler.engine_life import EngineLife, Peer, mending_pause_s
 from orca.scheduler.grpc_engine import GrpcEngine, Loading
 from orca.scheduler.step_bound import StepBound
 
@@ -142,6 +142,46 @@ async def test_a_stage_that_answers_under_another_word_has_restarted_and_ends_th
     stage.status.process = "second"
     with pytest.raises(EngineError, match="stage 0 has restarted"):
         await first_result(engine)
+
+
+async def test_a_result_that_is_not_understood_ends_the_epoch(
+    stage: FakeStage, engine: GrpcEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.form(EPOCH)
+    told = pb.Sampled(handle=1, logprob=pb.Logprob(token=1, top_tokens=[1, 2], top_logprobs=[-0.1]))
+    stage.results.put_nowait(pb.ResultMessage(epoch=stage.status.epoch, number=1, sampled=[told]))
+    with pytest.raises(EngineError, match="epoch 1: ValueError"):
+        await first_result(engine)
+    assert "a task of the epoch failed" in caplog.messages
+
+
+async def test_a_cause_that_cannot_be_sought_ends_the_epoch_all_the_same() -> None:
+    class Unusable:
+        """A client of a stage whose result stream ends at once, and whose status nobody can ask for."""
+
+        def Results(self, request: pb.ResultsRequest) -> "EmptyStream":  # noqa: N802, ARG002
+            return EmptyStream()
+
+        async def Status(self, request: pb.StatusRequest, **options: object) -> pb.StatusReply:  # noqa: N802, ARG002
+            raise aio.UsageError("Channel is closed.")
+
+    life = EngineLife(EPOCH, [Peer(Unusable(), "first")], step_timeout_s=30.0)
+    with pytest.raises(EngineError, match="epoch 1: UsageError"):
+        await asyncio.wait_for(anext(life.results()), 30)
+    await life.end(None)
+
+
+class EmptyStream:
+    """Of results."""
+
+    def __aiter__(self) -> "EmptyStream":
+        return self
+
+    async def __anext__(self) -> pb.ResultMessage:
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        pass
 
 
 async def test_a_join_names_the_process_that_it_is_meant_for(stage: FakeStage, engine: GrpcEngine) -> None:

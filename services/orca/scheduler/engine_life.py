@@ -185,10 +185,14 @@ class EngineLife:
 
     async def _settle(self, detail: str, is_hang: bool) -> None:
         """End the epoch once the stages have told whose doing the failure was."""
-        is_from_inside = await self._is_from_inside(is_hang)
-        self._over = EngineError(f"epoch {self.epoch.number}: {detail}", is_from_inside=is_from_inside)
-        self._arrived.put_nowait(self._over)
-        self._is_settled.set()
+        self._conclude(detail, is_from_inside=await self._is_from_inside(is_hang))
+
+    def _conclude(self, detail: str, *, is_from_inside: bool) -> None:
+        """Tell everybody why the epoch is over, once."""
+        if self._over is None and not self._is_ended:
+            self._over = EngineError(f"epoch {self.epoch.number}: {detail}", is_from_inside=is_from_inside)
+            self._arrived.put_nowait(self._over)
+            self._is_settled.set()
 
     async def _is_from_inside(self, is_hang: bool) -> bool:
         """Did the engine fail by itself (orca.pool.poison)?
@@ -215,7 +219,19 @@ class EngineLife:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """The epoch ends with what no task foresees: otherwise a stage might go unheard, or a step be lost for ever."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("a task of the epoch failed", extra={"epoch": self.epoch.number}, exc_info=error)
+        detail = f"{type(error).__name__}: {error}"
+        if self._is_failing:
+            self._conclude(detail, is_from_inside=False)  # perhaps it was the task that would have
+        else:
+            self._fail(detail)
 
 
 def mending_pause_s(broken: int, drawn: float) -> float:

@@ -376,4 +376,14 @@ class Controller:
         task = asyncio.create_task(work)
         owner.add(task)
         task.add_done_callback(owner.discard)
+        task.add_done_callback(self._on_done)
         return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """Give up on what no task foresees: without it a hung rank would go unseen, or a dead one never be replaced."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("a task of the controller failed", exc_info=error)
+        detail = f"the controller failed: {type(error).__name__}: {error}"
+        self._break_epoch(detail, Cause.OUTSIDE)
+        self._give_up(EngineError(detail))
