@@ -41,8 +41,9 @@ def test_a_lost_link_explains_nothing_and_a_death_from_outside_explains_all_that
         ("0::/", "sys/fs/cgroup/memory.events", "oom_kill 3\n"),
         ("4:memory:/p1", "sys/fs/cgroup/memory/p1/memory.oom_control", "under_oom 0\noom_kill 3\n"),
         ("4:memory:/outside/the/container", "sys/fs/cgroup/memory/memory.oom_control", "oom_kill 3\n"),
+        ("0::/../outside", "sys/fs/cgroup/memory.events", "oom_kill 3\n"),
     ],
-    ids=["v2", "v2 in a namespace", "v1", "v1 whose own group is not mounted"],
+    ids=["v2", "v2 in a namespace", "v1", "v1 whose own group is not mounted", "v2 from outside its namespace"],
 )
 def test_the_kernels_count_of_out_of_memory_kills_is_read(tmp_path: Path, own: str, file: str, text: str) -> None:
     for name, content in (("proc/self/cgroup", f"{own}\n"), (file, text)):

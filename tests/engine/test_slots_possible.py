@@ -1,12 +1,13 @@
 """worker.memory: how many KV slots a rank offers."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from orca.worker.memory import slots_possible
+from orca.worker.memory import memory_available_bytes, slots_possible
 from orca.worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
@@ -48,3 +49,42 @@ def test_the_bytes_that_the_slots_take_are_logged(caplog: pytest.LogCaptureFixtu
 
 def test_what_no_memory_could_hold_gives_no_slots() -> None:
     assert slots(1 << 60) == 0
+
+
+V2 = "0::/system.slice/orca.service"
+V1 = "7:cpu,cpuacct:/elsewhere\n4:memory:/docker/d1"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "available"),  # in KiB
+    [
+        (V2, {}, 9000),
+        (V2, {"system.slice/orca.service/memory.max": 5000, "system.slice/orca.service/memory.current": 1000}, 4000),
+        (V2, {"system.slice/memory.max": 3000, "system.slice/memory.current": 1000}, 2000),
+        (V2, {"system.slice/orca.service/memory.max": "max", "system.slice/orca.service/memory.current": 1000}, 9000),
+        (V2, {"memory.max": 2000, "memory.current": 5000}, 0),
+        (V1, {"memory/docker/d1/memory.limit_in_bytes": 5000, "memory/docker/d1/memory.usage_in_bytes": 1500}, 3500),
+        (V1, {"memory/memory.limit_in_bytes": 5000, "memory/memory.usage_in_bytes": 1000}, 4000),
+        (V1, {"memory/memory.limit_in_bytes": 2**63 - 4096, "memory/memory.usage_in_bytes": 1000}, 9000),
+    ],
+    ids=[
+        "no limit told",
+        "v2",
+        "v2 around the own group",
+        "v2 without a limit",
+        "v2 in a namespace, overdrawn",
+        "v1",
+        "v1 whose own group is not mounted",
+        "v1 without a limit",
+    ],
+)
+def test_memory_is_that_of_the_machine_or_of_the_tightest_group_around_the_process(
+    tmp_path: Path, own: str, files: dict[str, int | str], available: int
+) -> None:
+    written = {"proc/meminfo": "MemTotal: 16000 kB\nMemAvailable: 9000 kB\n", "proc/self/cgroup": f"{own}\n"}
+    for name, size in files.items():
+        written[f"sys/fs/cgroup/{name}"] = f"{size}\n" if isinstance(size, str) else f"{size << 10}\n"
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_available_bytes(tmp_path) == available << 10

@@ -13,6 +13,8 @@ import enum
 import signal
 from pathlib import Path
 
+from orca.worker.cgroups import memory_groups
+
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -38,25 +40,15 @@ def outweighs(later: Cause, earlier: Cause | None) -> bool:
 def out_of_memory_kills(root: Path = Path("/")) -> int:
     """Processes of this container that the kernel has killed because memory ran out; 0 where nobody counts them.
 
-    Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the own group where it is mounted.
+    Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost group that is mounted.
     """
-    for own in (*_own_groups(root), ""):
-        for folder, file in (("sys/fs/cgroup", "memory.events"), ("sys/fs/cgroup/memory", "memory.oom_control")):
+    for group in memory_groups(root):
+        for file in ("memory.events", "memory.oom_control"):
             try:
-                lines = (root / folder / own / file).read_text().splitlines()
+                lines = (group / file).read_text().splitlines()
             except OSError:
                 continue
             counts = dict(line.split(maxsplit=1) for line in lines)
             if "oom_kill" in counts:
                 return int(counts["oom_kill"])
     return 0
-
-
-def _own_groups(root: Path) -> list[str]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    # "<number>:<controllers>:<path>"; version 2 is number 0 and names no controllers.
-    groups = [line.split(":", 2) for line in lines]
-    return [path.lstrip("/") for _, controllers, path in groups if controllers in ("", "memory") and path != "/"]

@@ -5,16 +5,20 @@ from pathlib import Path
 
 import torch
 
+from orca.worker.cgroups import memory_groups
 from orca.worker.models.build import StageModel
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+# What a memory cgroup may take and takes, in bytes: version 2, version 1.
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
 
 def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
     """KV slots that fit on this rank's device beside what is loaded, at most `slots_max`."""
     is_cuda = device.type == "cuda"
-    room = torch.cuda.mem_get_info(device)[0] if is_cuda else _memory_available_bytes()
+    room = torch.cuda.mem_get_info(device)[0] if is_cuda else memory_available_bytes()
     # The ranks load at the same time, and none sees what another will take.
     sharers = 1 if is_cuda else settings.ranks_on_machine
     slots = int(room * settings.memory_share) // sharers // model.kv_bytes_per_slot
@@ -28,16 +32,14 @@ def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.de
     return slots
 
 
-def _memory_available_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+def memory_available_bytes(root: Path = Path("/")) -> int:
+    """Of the machine, or of a group around this process where that is less: a container, a service of systemd."""
+    meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            available = min(available, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
-            continue  # no such cgroup version here, or "max": no limit
+    for group in memory_groups(root):
+        for limit, used in _LIMITS:
+            try:
+                available = min(available, int((group / limit).read_text()) - int((group / used).read_text()))
+            except (OSError, ValueError):
+                continue  # no such cgroup version here, or "max": no limit
     return max(available, 0)

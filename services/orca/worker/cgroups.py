@@ -1,0 +1,33 @@
+"""The memory cgroups that this process is in: folders where the kernel keeps their limits and counts as files."""
+
+from pathlib import Path, PurePosixPath
+
+# By the controllers that a line of /proc/self/cgroup names: version 2 names none.
+_MOUNTS = {"": "sys/fs/cgroup", "memory": "sys/fs/cgroup/memory"}
+
+
+def memory_groups(root: Path = Path("/")) -> list[Path]:
+    """Folders of the process's own group and of those around it, from the inside out, of both versions.
+
+    Not each of them need exist. In a container the own group may stand where the root of all is mounted, while the
+    process is told its path on the host; and a version that the machine does not use has no folder at all.
+    """
+    groups = []
+    for controller, mount in _MOUNTS.items():
+        own = _own_group(root, controller)
+        groups += [root / mount / group for group in (own, *own.parents)]
+    return groups
+
+
+def _own_group(root: Path, controller: str) -> PurePosixPath:
+    """Path of the process's group below the mount; `.` where nobody tells, or where it is not below the mount."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return PurePosixPath()
+    for line in lines:
+        # "<number>:<controllers>:<path>"; a path from outside the process's own view begins with "/..".
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") and ".." not in path.split("/"):
+            return PurePosixPath(path.lstrip("/"))
+    return PurePosixPath()
