@@ -19,6 +19,9 @@ from orca.pool.embedded import EmbeddedRedis
 from orca.scheduler.request_level import HABITS
 
 
+OPEN = ("--open-to-network", "true")
+
+
 @pytest.fixture
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Run `orca up` with flags it must refuse; returns what it said."""
@@ -32,6 +35,11 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         return said.err.removeprefix("orca up: ").strip()
 
     return run
+
+
+def test_without_a_word_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "commands:\n  up " in capsys.readouterr().out
 
 
 def test_help_names_every_command_and_imports_none_of_them() -> None:
@@ -82,10 +90,10 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
         (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
-        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
+        ([*OPEN, "--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
         # Of a range kept for documentation: no machine has it.
         (
-            ["--host", "192.0.2.1"],
+            [*OPEN, "--host", "192.0.2.1"],
             "--host 192.0.2.1 --port 0: Cannot assign requested address; choose another with --host",
         ),
         (["--data", "/dev/null/x"], "--data: /dev/null/x/logs cannot be made: Not a directory"),

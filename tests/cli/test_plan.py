@@ -10,6 +10,7 @@ from orca.cli.small_model import small_model_folder
 from orca.cli.up.plan import Addresses, Surroundings, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
+from orca.core.errors import SettingError
 from orca.core.model import load_model_info
 
 MODEL = load_model_info(small_model_folder())
@@ -134,7 +135,9 @@ def test_the_gateway_enforces_latency_goals_only_where_asked() -> None:
 
 
 def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
-    [gateway] = [spec for spec in planned("--host", "0.0.0.0") if spec.role is Role.GATEWAY]
+    [gateway] = [
+        spec for spec in planned("--host", "0.0.0.0", "--open-to-network", "true") if spec.role is Role.GATEWAY
+    ]
     assert flags_of(gateway)["--host"] == "0.0.0.0"
     assert flags_of(gateway)["--open-to-network"] == "true"
     assert gateway.address.startswith("127.0.0.1:")
@@ -150,6 +153,11 @@ def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
     assert gateway.environment["ORCA_GATEWAY_API_KEYS"] == "a,b"
     assert all("a,b" not in word for spec in specs for word in spec.command)
     assert "a,b" not in repr(gateway)
+
+
+def test_a_host_that_others_reach_needs_keys_or_a_word_that_it_is_meant_to_be_open() -> None:
+    with pytest.raises(SettingError, match=r"--host 0\.0\.0\.0 can be reached from outside .* --open-to-network true"):
+        parse_settings(["--host", "0.0.0.0"])
 
 
 def test_with_keys_a_gateway_on_all_addresses_is_not_told_to_be_open(tmp_path: Path) -> None:

@@ -38,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns: the exit code: 0 well, 1 failed, 2 a mistake in flags, settings or model, 130 Ctrl-C before it could end.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
+        parser.print_help()
+        return 2
+    options = parser.parse_args(words)
     try:
         module = importlib.import_module(COMMANDS[options.command].module)
         return module.main(options.arguments) or 0

@@ -53,5 +53,5 @@ class Drain:
 
 
 def draining() -> ApiError:
-    message = "this gateway is shutting down: call again, and another one answers"
+    message = "this gateway is shutting down: call again, for another one or its successor"
     return ApiError(503, message, kind=UNAVAILABLE, code="gateway_draining", retry_after_s=1, closes=True)

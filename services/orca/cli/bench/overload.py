@@ -76,10 +76,11 @@ def lines(figures: Figures) -> list[str]:
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(figures.statuses.items()))
     refusals, late = figures.refusal_s, figures.late_s
     lateness = f"late by median {quantile_ms(late, 50):.1f} ms, p99 {quantile_ms(late, 99):.1f} ms"
+    shed = f", median {quantile_ms(refusals, 50):.1f} ms, p99 {quantile_ms(refusals, 99):.1f} ms" if refusals else ""
     return [
         f"capacity {figures.capacity_per_s:.1f} requests/s, offered {figures.offered_per_s:.1f}",
         f"goodput {figures.goodput_per_s:.1f} requests/s, {kept:.0%} of the capacity",
-        f"refusals: {len(refusals)}, median {quantile_ms(refusals, 50):.1f} ms, p99 {quantile_ms(refusals, 99):.1f} ms",
+        f"refusals: {len(refusals)}{shed}",
         f"attempts: {figures.attempts}, of them retries {figures.retries}; by status {statuses}",
         f"accepted: {figures.accepted}, ended with all tokens {figures.accepted - len(figures.broken)}",
         f"clients: {figures.client_processors:.2f} processors busy, {lateness}",

@@ -10,7 +10,6 @@ from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.model import ModelInfo
 from orca.core.request import DEFAULT_BLOCK_TOKENS, slots_needed
-from orca.core.settings import is_loopback
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
@@ -86,8 +85,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, numbe
         "drain_seconds": DRAIN_S,
         "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
-        # Who gives --host means it; the display says what that opens.
-        "open_to_network": None if settings.has_keys or is_loopback(settings.host) else "true",
+        "open_to_network": "true" if settings.open_to_network else None,
     }
     keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(

@@ -4,9 +4,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from orca.core.errors import SettingError
 from orca.core.model import DTYPES
 from orca.core.request import DEFAULT_BLOCK_TOKENS
-from orca.core.settings import log_level_setting, read_settings, require, setting
+from orca.core.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import ScheduleSettings
 from orca.worker.settings import DEVICES
@@ -39,6 +40,7 @@ class UpSettings(ScheduleSettings):
     )
     threads: int = setting(0, "computing threads of a rank; 0 divides the processors but one by all ranks", least=0)
     host: str = setting("127.0.0.1", "address of the HTTP API")
+    open_to_network: bool = setting(False, "serve without keys at a host that other machines reach")
     port: int = setting(8000, "port of the HTTP API; 0 takes a free one", least=0)
     api_keys: tuple[str, ...] = setting(
         (),
@@ -79,6 +81,12 @@ class UpSettings(ScheduleSettings):
         ScheduleSettings.__post_init__(self)
         require(self.port <= 65_535, self, "port", "65535 or less")
         require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
+        require(self.model is None or bool(self.model.strip()), self, "model", "a folder or a name on the hub")
+        if not (is_loopback(self.host) or self.has_keys or self.open_to_network):
+            raise SettingError(
+                f"--host {self.host} can be reached from outside and there are no API keys: give --api-keys-file"
+                " (`orca keys make NAME` makes a key) or --api-keys, or say --open-to-network true"
+            )
 
     @property
     def has_keys(self) -> bool:
