@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.request import End, FinishReason, Logprob, Request, Token
-from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer
+from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer, whole_choice
 
 READING = Reading(tokenizer(), frozenset({0}))
 
@@ -23,6 +23,14 @@ def stream(request: Request, how: Rendering, tokens: Sequence[Token], end: End) 
     """Every event, one by one."""
     one = ChoiceStream(request, how, READING)
     return [*(one.token(token) for token in tokens), one.end(end)]
+
+
+def answer_of(request: Request, how: Rendering, tokens: Sequence[Token], end: End) -> dict[str, Any]:
+    """The answer that is not streamed."""
+    answer: dict[str, Any] = orjson.loads(
+        whole_answer([request], how, [whole_choice(request, how, tokens, end, READING)], [end])
+    )
+    return answer
 
 
 def texts(found: Sequence[bytes]) -> list[str]:
@@ -68,7 +76,7 @@ def test_a_stream_joins_to_the_whole_answer(data: st.DataObject, kind: Kind) -> 
     request = make_request(stop=tuple(data.draw(st.lists(st.sampled_from(["ab", "🐋", " a"]), max_size=2))), logprobs=1)
     tokens, end = scripted(request, ids(text))
     how = rendering(kind, echo=kind is Kind.COMPLETION and data.draw(st.booleans()))
-    answer = orjson.loads(whole_answer([request], how, [(tokens, end)], READING))
+    answer = answer_of(request, how, tokens, end)
     choice = answer["choices"][0]
     assert "".join(texts(stream(request, how, tokens, end))) == text_of(choice)
     assert answer["usage"]["completion_tokens"] == len(tokens)
@@ -188,21 +196,21 @@ def test_a_failed_choice_ends_in_an_error_event_and_no_done_follows(reason: Fini
 def test_completion_logprobs_are_parallel_lists_with_offsets_into_the_text() -> None:
     request = make_request("ab", logprobs=1, prompt_logprobs=1)
     tokens, end = scripted(request, ids("c🐋d"))
-    answer = orjson.loads(whole_answer([request], rendering(echo=True), [(tokens, end)], READING))
+    answer = answer_of(request, rendering(echo=True), tokens, end)
     choice = answer["choices"][0]
     logprobs = choice["logprobs"]
     assert choice["text"] == "abc🐋d"
     assert {len(column) for column in logprobs.values()} == {len(request.prompt) + len(tokens)}
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
-    whole = [i for i, text in enumerate(logprobs["tokens"]) if not text.startswith("bytes:")]
-    assert all(choice["text"].startswith(logprobs["tokens"][i], logprobs["text_offset"][i]) for i in whole)
+    unbroken = [i for i, text in enumerate(logprobs["tokens"]) if not text.startswith("bytes:")]
+    assert all(choice["text"].startswith(logprobs["tokens"][i], logprobs["text_offset"][i]) for i in unbroken)
     assert logprobs["text_offset"][-1] == len("abc🐋")
 
 
 def test_chat_logprobs_carry_bytes_so_that_characters_can_be_put_together() -> None:
     request = make_request(logprobs=2)
     tokens, end = scripted(request, ids("🐋"))
-    answer = orjson.loads(whole_answer([request], rendering(Kind.CHAT), [(tokens, end)], READING))
+    answer = answer_of(request, rendering(Kind.CHAT), tokens, end)
     content = answer["choices"][0]["logprobs"]["content"]
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "🐋"
     assert [len(entry["top_logprobs"]) for entry in content] == [2] * len(tokens)

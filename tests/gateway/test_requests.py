@@ -1,10 +1,11 @@
 """Requests by their id: state, result, cancelling, calls in the background, and whose they are."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_rig import WORDS, Rig, error_of, ids, rig, until
+from gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
 
 from orca.core.request import FinishReason
 from orca.gateway.settings import Settings
@@ -102,6 +103,17 @@ async def test_a_cancelled_request_says_so_however_often_it_is_cancelled() -> No
             assert (choice["finish_reason"], choice["tokens"]) == ("cancelled", 2)
         status, error = error_of(await one.client.get(f"/v1/requests/{request_id}/result"))
         assert (status, error["code"]) == (409, "cancelled")
+
+
+async def test_a_request_of_a_revision_that_is_served_elsewhere_is_cancelled_and_has_no_text_here() -> None:
+    async with rig() as one, rig(pool=one.pool, model=replace(MODEL, revision="r2"), schedules=False) as newer:
+        one.scheduler.turns_left = 2
+        request_id = await in_background(one)
+        await until(lambda: [len(record.log) for record in one.pool.records.values()] == [2])
+        response = await newer.client.delete(f"/v1/requests/{request_id}")
+        choice = response.json()["choices"][0]
+        assert (response.status_code, choice["finish_reason"], choice["text"]) == (200, "cancelled", None)
+        assert (choice["tokens"], (await state(one, request_id))["choices"][0]["tokens"]) == (2, 2)
 
 
 async def test_cancelling_what_has_ended_changes_nothing() -> None:

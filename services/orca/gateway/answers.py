@@ -95,7 +95,9 @@ class ChoiceState(Answer):
     index: int
     status: Literal["queued", "running", "ended"]
     tokens: int = Field(description="Tokens generated so far.")
-    text: str = Field(description="Text so far.")
+    text: str | None = Field(
+        description="Text so far; null from a DELETE that was answered by a gateway of another revision."
+    )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     ttft_ms: float | None = Field(description="Until the first token; null before it.")

@@ -14,11 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, Request, Token
+from orca.gateway.aside import write_answer
 from orca.gateway.cursor import Cursor, ResumedChoice
 from orca.gateway.drain import Drain, draining
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.metrics import Metrics
-from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end, whole_answer
+from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
 from orca.gateway.watcher import Follower
 from orca.pool.api import LogSlice
 
@@ -218,7 +219,8 @@ class WholeDelivery(Delivery):
             if (failure := answer_to_end(end.reason)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
-        return await self._send(send, 200, whole_answer(accepted.requests, accepted.rendering, logs, self._reading), {})
+        answer = await write_answer(accepted.requests, accepted.rendering, logs, self._reading)
+        return await self._send(send, 200, answer, {})
 
     async def _send(self, send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         fixed = {

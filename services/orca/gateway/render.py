@@ -186,21 +186,17 @@ def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str]) -> byt
 
 
 def whole_answer(
-    requests: Sequence[Request],
-    rendering: Rendering,
-    logs: Sequence[tuple[Sequence[Token], End]],
-    reading: Reading,
+    requests: Sequence[Request], rendering: Rendering, choices: Sequence[bytes], ends: Sequence[End]
 ) -> bytes:
-    """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
-    choices = [
-        _whole_choice(request, rendering, tokens, end, reading)
-        for request, (tokens, end) in zip(requests, logs, strict=True)
-    ]
+    """The answer to a call that does not stream, out of its `whole_choice`s and their ends.
+
+    No choice may have failed (see `answer_to_end`).
+    """
     head = _head(requests[0].parent, rendering, is_chunk=False)
     if rendering.return_token_ids and rendering.kind is Kind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
-    usage = _usage_of_all(requests, rendering, [end for _, end in logs])
-    return head + b',"choices":' + orjson.dumps(choices) + b',"usage":' + orjson.dumps(usage) + b"}"
+    usage = orjson.dumps(_usage_of_all(requests, rendering, ends))
+    return head + b',"choices":[' + b",".join(choices) + b'],"usage":' + usage + b"}"
 
 
 def text_so_far(
@@ -212,9 +208,8 @@ def text_so_far(
     return text if end is None else text + log.flush(end)
 
 
-def _whole_choice(
-    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End, reading: Reading
-) -> dict[str, Any]:
+def whole_choice(request: Request, rendering: Rendering, tokens: Sequence[Token], end: End, reading: Reading) -> bytes:
+    """One choice of an answer that is not streamed."""
     log = ChoiceLog(request, rendering, reading)
     pushed = [log.push(token) for token in tokens]
     text = "".join(text for text, _ in pushed) + log.flush(end)
@@ -232,7 +227,7 @@ def _whole_choice(
         if rendering.kind is Kind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
-    return choice
+    return orjson.dumps(choice)
 
 
 class ChoiceLog:

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from orca.core.errors import UnknownRequest
+from orca.gateway.aside import write_answer
 from orca.gateway.auth import owner_of
 from orca.gateway.closing import note_closed
 from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
@@ -20,7 +21,7 @@ from orca.gateway.delivery import Accepted, StreamDelivery, Timing
 from orca.gateway.errors import answer_to_end
 from orca.gateway.gateway import Gateway
 from orca.gateway.generation import check_revision
-from orca.gateway.render import Rendering, whole_answer
+from orca.gateway.render import Rendering
 from orca.gateway.state import describe, read_logs, state_answer
 from orca.pool.api import Parent
 
@@ -71,11 +72,15 @@ async def state(gateway: Gateway, http: HttpRequest, request_id: str) -> Respons
 
 
 async def cancel(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
-    """DELETE /v1/requests/{id}: end what has not ended, and tell how it stands. Raises: OrcaError."""
-    await _own_parent(gateway, http, request_id)
+    """DELETE /v1/requests/{id}: end what has not ended, and tell how it stands. Raises: OrcaError.
+
+    Of a revision that is served elsewhere it tells all but the text: it has been cancelled all the same.
+    """
+    parent = await _own_parent(gateway, http, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    return await state(gateway, http, request_id)
+    is_served_here = parent.requests[0].revision == gateway.served.info.revision
+    return state_answer(await describe(gateway.pool, gateway.reading if is_served_here else None, parent), 200)
 
 
 async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
@@ -93,7 +98,7 @@ async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     for _, end in ended:
         if (failure := answer_to_end(end.reason)) is not None:
             raise failure
-    body = whole_answer(parent.requests, Rendering.from_json(parent.render), ended, gateway.reading)
+    body = await write_answer(parent.requests, Rendering.from_json(parent.render), ended, gateway.reading)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
 
 

@@ -10,11 +10,13 @@ from starlette.responses import Response
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import Request
-from orca.gateway.goals import judge, latency_of
+from orca.gateway.aside import write_text
+from orca.gateway.goals import Goals, judge, latency_of
 from orca.gateway.render import Reading, Rendering, text_so_far
 from orca.pool.api import LogSlice, Parent, Pool, RequestState, RequestStatus
 
 _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+_NOTHING = LogSlice(0, (), None)
 
 
 async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
@@ -34,24 +36,40 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
     return logs
 
 
-async def describe(pool: Pool, reading: Reading, parent: Parent) -> dict[str, Any]:
-    """The document of a parent. Raises: UnknownRequest, PoolUnavailable."""
+async def describe(pool: Pool, reading: Reading | None, parent: Parent) -> dict[str, Any]:
+    """The document of a parent.
+
+    Args: reading: None for a parent of a revision whose tokenizer is not here: its texts are null.
+    Raises: UnknownRequest, PoolUnavailable.
+    """
     # The logs are read last and decide: an end may have come in between.
     statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
-    return _document(parent, statuses, await read_logs(pool, parent.requests), reading)
+    logs = await read_logs(pool, parent.requests)
+    texts: list[str | None] = [None] * len(statuses)
+    if reading is not None:
+        rendering = Rendering.from_json(parent.render)
+        for choice, request in enumerate(parent.requests):
+            log = logs.get(request.id, _NOTHING)
+            texts[choice] = await write_text(request, rendering, log.tokens, log.end, reading)
+    return _document(parent, statuses, logs, texts)
 
 
 def describe_new(reading: Reading, parent: Parent) -> dict[str, Any]:
     """The document of a parent that was stored just now."""
-    return _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, reading)
+    rendering = Rendering.from_json(parent.render)
+    texts = [text_so_far(request, rendering, (), None, reading) for request in parent.requests]
+    return _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, texts)
 
 
 def _document(
-    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], reading: Reading
+    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], texts: Sequence[str | None]
 ) -> dict[str, Any]:
     rendering = Rendering.from_json(parent.render)
-    choices = [_choice(status, logs, rendering, reading) for status in statuses]
     goals = rendering.goals
+    choices = [
+        _choice(status, logs.get(status.request.id, _NOTHING), text, goals)
+        for status, text in zip(statuses, texts, strict=True)
+    ]
     found = {choice["status"] for choice in choices}
     path = f"/v1/requests/{parent.parent}"
     return {
@@ -68,22 +86,18 @@ def _document(
     }
 
 
-def _choice(
-    status: RequestStatus, logs: Mapping[str, LogSlice], rendering: Rendering, reading: Reading
-) -> dict[str, Any]:
-    request = status.request
-    log = logs.get(request.id, LogSlice(0, (), None))
-    latency, outcomes = latency_of(status), judge(rendering.goals, status)
+def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Goals) -> dict[str, Any]:
+    latency, outcomes = latency_of(status), judge(goals, status)
     return {
-        "index": request.choice,
+        "index": status.request.choice,
         "status": _WORDS[RequestState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
-        "text": text_so_far(request, rendering, log.tokens, log.end, reading),
+        "text": text,
         "finish_reason": log.end and log.end.reason,
         "stop_reason": log.end and log.end.stop,
         "ttft_ms": latency.ttft_ms,
         "tpot_ms": latency.tpot_ms,
-        "slo": {goal.value: outcomes.get(goal) for goal in rendering.goals.named},
+        "slo": {goal.value: outcomes.get(goal) for goal in goals.named},
     }
 
 

@@ -1,0 +1,60 @@
+"""Rendering of whole answers beside the loop, whose streams go on meanwhile: a choice at a time, long ones in a thread.
+
+One thread for all of them, since Python computes in one at a time anyway and each more would only take turns from the
+loop. Answers that are rendered together take turns by choice.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from orca.core.request import End, Request, Token
+from orca.gateway.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
+
+T = TypeVar("T")
+
+INLINE_TOKENS = 256
+"""More are rendered in the thread; so many take a millisecond or two of the loop."""
+
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="render")
+
+
+async def write_answer(
+    requests: Sequence[Request],
+    rendering: Rendering,
+    logs: Sequence[tuple[Sequence[Token], End]],
+    reading: Reading,
+) -> bytes:
+    """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
+    choices = [
+        await _aside(
+            _weight(request, rendering, tokens), partial(whole_choice, request, rendering, tokens, end, reading)
+        )
+        for request, (tokens, end) in zip(requests, logs, strict=True)
+    ]
+    return whole_answer(requests, rendering, choices, [end for _, end in logs])
+
+
+async def write_text(
+    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End | None, reading: Reading
+) -> str:
+    """The text of a choice that these tokens bring, and its end where there is one."""
+    return await _aside(
+        _weight(request, rendering, tokens), partial(text_so_far, request, rendering, tokens, end, reading)
+    )
+
+
+def _weight(request: Request, rendering: Rendering, tokens: Sequence[Token]) -> int:
+    """Tokens that are rendered for a choice."""
+    return len(tokens) + (len(request.prompt) if rendering.echo else 0)
+
+
+async def _aside(weight: int, render: Callable[[], T]) -> T:
+    if weight > INLINE_TOKENS:
+        return await asyncio.get_running_loop().run_in_executor(_THREAD, render)
+    rendered = render()
+    # There may be many short choices: others have their turn between them.
+    await asyncio.sleep(0)
+    return rendered
