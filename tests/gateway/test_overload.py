@@ -225,6 +225,29 @@ async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by
     assert not await is_refused(overload)
 
 
+async def test_whoever_asks_for_counts_shares_one_answer_of_the_pool_for_a_while() -> None:
+    pool, clock = ToldPool(stats(queued=3)), Clock()
+    overload = overload_of(pool, clock)
+    assert await asyncio.gather(*(overload.counts(10) for _ in range(50))) == [pool.told] * 50
+    clock.now_s = 0.2
+    assert (await overload.counts(10), pool.asked) == (pool.told, 1)
+    clock.now_s = 0.3
+    pool.told = stats(queued=4)
+    assert (await overload.counts(10), pool.asked) == (pool.told, 2)
+
+
+async def test_counts_that_do_not_come_in_time_are_none_and_none_are_made_up() -> None:
+    pool, clock = ToldPool(stats(queued=3)), Clock()
+    overload = overload_of(pool, clock)
+    await overload.counts(10)
+    pool.may_answer.clear()
+    clock.now_s = 0.3
+    assert await overload.counts(0.01) is None
+    pool.told = PoolUnavailable("away")
+    pool.may_answer.set()
+    assert await overload.counts(10) is None
+
+
 async def test_a_pool_that_stops_answering_refuses_nobody_by_what_it_said_before() -> None:
     pool, clock, overload = await after_a_full_queue()
     pool.may_answer.clear()

@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca.core.errors import InvalidRequest, PoolUnavailable
+from orca.core.errors import InvalidRequest
 from orca.gateway.accept import chat_prompt, check_model
 from orca.gateway.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
@@ -54,26 +54,17 @@ async def metrics(gateway: Gateway, http: Request) -> Response:
     if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
-    gateway.metrics.set_pool(await _stats(gateway))
+    gateway.metrics.set_pool(await gateway.overload.counts(STATS_SECONDS))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def learn_longest_request(gateway: Gateway) -> PoolStats | None:
     """The pool's counts, None when it does not answer in time; takes note of what they promise our revision."""
-    stats = await _stats(gateway)
+    stats = await gateway.overload.counts(STATS_SECONDS)
     if stats is not None and stats.revision == gateway.served.info.revision and stats.promised_slots is not None:
         gateway.max_total_tokens = stats.promised_slots
     return stats
-
-
-async def _stats(gateway: Gateway) -> PoolStats | None:
-    """None when the pool does not answer in time."""
-    try:
-        async with asyncio.timeout(STATS_SECONDS):
-            return await gateway.pool.stats()
-    except (PoolUnavailable, TimeoutError):
-        return None
 
 
 def models(gateway: Gateway) -> dict[str, Any]:

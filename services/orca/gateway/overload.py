@@ -161,9 +161,20 @@ class Overload:
     def refusal_known(self, queue_percent: int | None = None) -> Overloaded | None:
         """What `check` would raise, where that is known without waiting; sees to it that counts are asked for."""
         age_s = self._age_s
-        if age_s > ASK_SECONDS and self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
+        self._see_to_counts()
         return self._refusal_by_counts(queue_percent) if age_s <= BELIEVE_SECONDS else None
+
+    async def counts(self, within_s: float) -> PoolStats | None:
+        """The pool's counts, at most ASK_SECONDS old, None when it does not answer in time.
+
+        Whoever asks, and nobody needs a key for probes and metrics: the pool is asked no more often.
+        """
+        self._see_to_counts()
+        if self._asking is not None:
+            answered, _ = await asyncio.wait((self._asking,), timeout=within_s)
+            if not answered:
+                return None
+        return self._stats
 
     def check_answers(self, answers: int) -> None:
         """Raises: ApiError 503 when so many answers are open here that one more would leave no way in for the rest."""
@@ -207,6 +218,11 @@ class Overload:
     def note_full(self) -> None:
         """The queue had no place for one more: what is counted here is behind."""
         self._has_refused = True
+
+    def _see_to_counts(self) -> None:
+        """Ask for them where those that are known are old and nobody asks already."""
+        if self._age_s > ASK_SECONDS and self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
 
     @property
     def _age_s(self) -> float:
