@@ -14,8 +14,8 @@ EPOCH = Epoch(3, "scheduler-a")
 
 
 def opened() -> StepOrder:
-    order = StepOrder()
-    order.open(EPOCH)
+    order = StepOrder(EPOCH)
+    order.open()
     return order
 
 
@@ -59,11 +59,12 @@ async def test_calls_that_wait_for_a_gap_learn_that_the_epoch_ended() -> None:
     assert await waiting is Verdict.WRONG_EPOCH
 
 
-async def test_a_new_epoch_counts_from_one() -> None:
-    order = opened()
-    await order.admit(EPOCH, 1, 1.0)
-    order.open(Epoch(4, "scheduler-a"))
-    assert await order.admit(Epoch(4, "scheduler-a"), 1, 1.0) is Verdict.ACCEPTED
+async def test_no_step_runs_before_the_epoch_is_formed_and_none_after_it_is_over() -> None:
+    order = StepOrder(EPOCH)
+    assert await order.admit(EPOCH, 1, 1.0) is Verdict.WRONG_EPOCH
+    order.open()
+    order.close()
+    assert await order.admit(EPOCH, 1, 1.0) is Verdict.WRONG_EPOCH
 
 
 def result(number: int) -> pb.ResultMessage:
@@ -80,7 +81,7 @@ async def read(log: ResultLog, after: int, count: int) -> list[int]:
 
 
 async def test_a_reader_that_comes_back_reads_on_where_it_was() -> None:
-    log = ResultLog(EPOCH)
+    log = ResultLog()
     for number in (1, 2, 3):
         log.append(result(number))
     assert await read(log, 0, 2) == [1, 2]
@@ -88,7 +89,7 @@ async def test_a_reader_that_comes_back_reads_on_where_it_was() -> None:
 
 
 async def test_a_reader_waits_for_results_that_are_not_there_yet() -> None:
-    log = ResultLog(EPOCH)
+    log = ResultLog()
     reading = asyncio.ensure_future(read(log, 0, 2))
     for number in (1, 2):
         await asyncio.sleep(0)
@@ -97,7 +98,7 @@ async def test_a_reader_waits_for_results_that_are_not_there_yet() -> None:
 
 
 async def test_a_reader_gets_what_is_there_before_it_learns_why_the_epoch_ended() -> None:
-    log = ResultLog(EPOCH)
+    log = ResultLog()
     log.append(result(1))
     log.end("rank 0 died")
     log.end("and then its stage stopped")
@@ -108,7 +109,7 @@ async def test_a_reader_gets_what_is_there_before_it_learns_why_the_epoch_ended(
 
 
 async def test_a_result_that_is_no_longer_kept_is_an_error_and_not_a_gap() -> None:
-    log = ResultLog(EPOCH, kept=2)
+    log = ResultLog(kept=2)
     for number in (1, 2, 3):
         log.append(result(number))
     with pytest.raises(EngineError, match="oldest kept is 2"):
@@ -116,6 +117,6 @@ async def test_a_result_that_is_no_longer_kept_is_an_error_and_not_a_gap() -> No
 
 
 def test_a_result_out_of_order_is_refused() -> None:
-    log = ResultLog(EPOCH)
+    log = ResultLog()
     with pytest.raises(EngineError, match="result 2 came after result 0"):
         log.append(result(2))

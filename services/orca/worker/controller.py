@@ -19,14 +19,14 @@ from orca.core import engine_pb2 as pb
 from orca.core import links, wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, OrcaError
-from orca.core.handover import Handover
 from orca.core.step import Epoch
 from orca.worker import frames
-from orca.worker.cause import Cause, outweighs
+from orca.worker.cause import Cause
 from orca.worker.frames import JoinOrder, Loaded
-from orca.worker.order import ResultLog, StepOrder, Verdict
+from orca.worker.order import Verdict
 from orca.worker.rank_process import RANK_COMMAND, RankProcess
 from orca.worker.settings import WorkerSettings
+from orca.worker.stage_epoch import StageEpoch
 from orca.worker.watch import AwakeClock, overdue, stage_still_s
 
 log = logging.getLogger(__name__)
@@ -61,16 +61,9 @@ class Controller:
         self._process = secrets.token_hex(8)
         self._clock = AwakeClock()
         self._ranks: list[RankProcess] = []
-        self._order = StepOrder()
-        self._epoch = Epoch(0, "")  # the last one that this stage was ordered to join
-        self._results = ResultLog(self._epoch)
-        self._failure: str | None = None  # why the present epoch is over
-        self._cause: Cause | None = None  # whose doing that was
-        self._next: aio.Channel | None = None
-        self._next_stub: Any = None
+        self._current = StageEpoch(Epoch(0, ""))  # the last one that this stage was ordered to join
         self._server: aio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._epoch_tasks: set[asyncio.Task[None]] = set()
         self._loads_failed = 0
         self._hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
         self._certificates = Certificates.of(settings)
@@ -96,7 +89,7 @@ class Controller:
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
         for rank in range(self._settings.tensor):
             await self._start_rank(rank)
-        self._spawn(self._watch(), self._tasks)
+        self._spawn(self._watch())
         log.info("stage serves", extra={"stage": self._settings.stage, "address": self.address})
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -113,31 +106,30 @@ class Controller:
 
     async def close(self) -> None:
         """End the epoch, the ranks and the server. Nothing of this stage runs afterwards."""
-        self._break_epoch("the stage stops", Cause.OUTSIDE)
+        self._current.end("the stage stops", Cause.OUTSIDE)
         for task in [*self._tasks]:
             task.cancel()
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.stop(_STOP_GRACE_S) for rank in ranks))
-        if self._next is not None:
-            await self._next.close()
+        await self._current.close()
         if self._server is not None:
             await self._server.stop(grace=0.2)
 
     # The methods of the service; grpc gives them their names.
 
     async def Status(self, request: pb.StatusRequest, context: aio.ServicerContext) -> pb.StatusReply:  # noqa: N802, ARG002
-        loaded = self._loaded()
+        loaded, current = self._loaded(), self._current
         reply = pb.StatusReply(
-            detail=self._failure or "; ".join(f"rank {rank.rank}: {rank.beat.doing}" for rank in self._ranks),
+            detail=current.failure or "; ".join(f"rank {rank.rank}: {rank.beat.doing}" for rank in self._ranks),
             contract=wire.CONTRACT,
             stage=self._settings.stage,
             stages=self._settings.stages,
             tensor=self._settings.tensor,
-            epoch=wire.epoch_to_wire(self._epoch),
-            last_step=self._order.last,
+            epoch=wire.epoch_to_wire(current.epoch),
+            last_step=current.order.last,
             process=self._process,
             still_ms=int(stage_still_s(rank.signs for rank in self._ranks) * 1000),
-            cause=pb.StatusReply.CAUSE_UNSPECIFIED if self._cause is None else _CAUSES[self._cause],
+            cause=pb.StatusReply.CAUSE_UNSPECIFIED if current.cause is None else _CAUSES[current.cause],
         )
         if len(loaded) < self._settings.tensor:
             reply.phase = pb.StatusReply.LOADING
@@ -165,36 +157,36 @@ class Controller:
         if request.processes and request.processes[place] != [self._process]:
             detail = f"stage {self._settings.stage} is process {self._process}, not {request.processes[place]}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
-        if epoch.number <= self._epoch.number:
-            detail = f"epoch {epoch.number} is not above the last one, {self._epoch.number}"
+        before = self._current
+        if epoch.number <= before.epoch.number:
+            detail = f"epoch {epoch.number} is not above the last one, {before.epoch.number}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if len(self._loaded()) < self._settings.tensor:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "weights are being loaded")
-        self._break_epoch(f"epoch {epoch.number} begins", Cause.OUTSIDE)
-        self._epoch, self._failure, self._cause = epoch, None, None
-        self._results = ResultLog(epoch)
+        before.end(f"epoch {epoch.number} begins", Cause.OUTSIDE)
+        current = self._current = StageEpoch(epoch)
         started = time.monotonic()
         try:
             async with asyncio.timeout(request.timeout_ms / 1000):
-                await self._form(request, epoch)
-                self._require_open(epoch)
+                await before.close()
+                await self._form(request, current)
+                current.require_alive()
         except (EngineError, TimeoutError) as error:
             detail = f"epoch {epoch.number} was not formed: {str(error) or 'a rank did not come in time'}"
-            if self._epoch == epoch:
-                self._break_epoch(detail, Cause.LINK)
+            current.end(detail, Cause.LINK)
             await context.abort(grpc.StatusCode.ABORTED, detail)
-        self._order.open(epoch)
+        current.open()
         took_s = time.monotonic() - started
         log.info("epoch joined", extra={"epoch": epoch.number, "holder": epoch.holder, "took_s": round(took_s, 3)})
         return pb.JoinReply(epoch=request.epoch)
 
     async def Run(self, request: pb.StepMessage, context: aio.ServicerContext) -> pb.RunReply:  # noqa: N802
         received_ns = time.monotonic_ns()
-        epoch = wire.epoch_from_wire(request.epoch)
+        epoch, current = wire.epoch_from_wire(request.epoch), self._current
         try:
-            verdict = await self._order.admit(epoch, request.number, context.time_remaining())
+            verdict = await current.order.admit(epoch, request.number, context.time_remaining())
         except TimeoutError:
-            detail = f"step {request.number} waited in vain for step {self._order.last + 1}"
+            detail = f"step {request.number} waited in vain for step {current.order.last + 1}"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, detail)
         if verdict is Verdict.ACCEPTED:
             # No await from here on: steps leave in the order in which they were admitted.
@@ -202,23 +194,23 @@ class Controller:
             frame = frames.encode_step(received_ns, request.SerializeToString())
             for rank in self._ranks:
                 rank.send(frame)
-            if self._next_stub is not None:
-                self._spawn(self._forward(epoch, Handover(self._next_stub, request)), self._epoch_tasks)
+            current.forward(request)
         else:
+            joined = self._current  # perhaps a newer one by now
             fields = {"verdict": verdict.value, "step": request.number, "epoch": epoch.number, "holder": epoch.holder}
-            log.info("step refused", extra=fields | {"joined": self._epoch.number, "last_step": self._order.last})
-        return pb.RunReply(verdict=_VERDICTS[verdict], epoch=wire.epoch_to_wire(self._epoch))
+            log.info("step refused", extra=fields | {"joined": joined.epoch.number, "last_step": joined.order.last})
+        return pb.RunReply(verdict=_VERDICTS[verdict], epoch=wire.epoch_to_wire(self._current.epoch))
 
     async def Results(  # noqa: N802
         self, request: pb.ResultsRequest, context: aio.ServicerContext
     ) -> AsyncIterator[pb.ResultMessage]:
         epoch = wire.epoch_from_wire(request.epoch)
-        results = self._results
-        if results.epoch != epoch:
-            detail = f"this stage is in epoch {self._epoch.number}, not {epoch.number}"
+        current = self._current
+        if current.epoch != epoch:
+            detail = f"this stage is in epoch {current.epoch.number}, not {epoch.number}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:
-            async for message in results.read(request.after):
+            async for message in current.results.read(request.after):
                 yield message
         except EngineError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
@@ -228,19 +220,21 @@ class Controller:
         return [rank.loaded for rank in self._ranks if rank.loaded is not None]
 
     def _phase(self) -> "pb.StatusReply.Phase":
-        if self._failure is not None:
+        if self._current.failure is not None:
             return pb.StatusReply.FAILED
-        return pb.StatusReply.IDLE if self._order.epoch is None else pb.StatusReply.JOINED
+        return pb.StatusReply.JOINED if self._current.order.is_open else pb.StatusReply.IDLE
 
-    async def _form(self, request: pb.JoinRequest, epoch: Epoch) -> None:
-        """Send the ranks from their old group into the new one.
+    async def _form(self, request: pb.JoinRequest, current: StageEpoch) -> None:
+        """Send the ranks from their old group into that of `current`.
 
         Raises: EngineError when a rank cannot; the caller bounds the time.
         """
         if self._settings.uses_nccl:
             await self._renew_ranks()
-        await self._link_next(epoch, request.stages)
-        bound_s = request.timeout_ms / 1000
+        current.require_alive()
+        if not self._settings.is_last:
+            current.link(links.open_channel(request.stages[self._settings.stage + 1], self._certificates))
+        bound_s, epoch = request.timeout_ms / 1000, current.epoch
         order = JoinOrder(
             epoch=epoch.number,
             prefix=f"{epoch.number}/{epoch.holder}/",
@@ -253,7 +247,7 @@ class Controller:
         ranks = list(self._ranks)
         moves = [rank.order_join(order) for rank in ranks]
         left, _ = await asyncio.wait([left for left, _ in moves], timeout=bound_s * _LEAVE_SHARE)
-        self._require_open(epoch)
+        current.require_alive()
         for rank, (has_left, _) in zip(ranks, moves, strict=True):
             if has_left not in left:
                 # Others cannot wait for it: it holds sockets of the old group, and nobody knows for how long.
@@ -261,59 +255,24 @@ class Controller:
                 await rank.kill()
         await asyncio.gather(*(joined for _, joined in moves))
 
-    def _require_open(self, epoch: Epoch) -> None:
-        """Raises: EngineError when the epoch that is being formed was overtaken by a newer one, or broke."""
-        if self._epoch != epoch:
-            raise EngineError("a newer one began")
-        if self._failure is not None:
-            raise EngineError(self._failure)
-
-    async def _link_next(self, epoch: Epoch, stages: Sequence[str]) -> None:
-        old, self._next, self._next_stub = self._next, None, None
-        if old is not None:
-            await old.close()
-        self._require_open(epoch)
-        if not self._settings.is_last:
-            self._next = links.open_channel(stages[self._settings.stage + 1], self._certificates)
-            self._next_stub = links.stage_stub(self._next)
-
-    async def _forward(self, epoch: Epoch, handover: Handover) -> None:
-        try:
-            await handover.seen_through()
-        except EngineError as error:
-            if self._order.epoch == epoch:
-                self._break_epoch(f"the next stage {error}", Cause.LINK)
-
-    def _break_epoch(self, detail: str, cause: Cause) -> None:
-        """The present epoch is over here: no step runs, readers of results are told why."""
-        if self._order.epoch is not None:
-            log.info("epoch ends", extra={"epoch": self._epoch.number, "detail": detail})
-        self._failure = detail
-        self._cause = cause if outweighs(cause, self._cause) else self._cause
-        self._order.close()
-        self._results.end(detail)
-        for task in [*self._epoch_tasks]:
-            if task is not asyncio.current_task():
-                task.cancel()
-
     def _on_result(self, payload: bytes) -> None:
         message = pb.ResultMessage.FromString(payload)
-        if wire.epoch_from_wire(message.epoch) != self._results.epoch:
+        if wire.epoch_from_wire(message.epoch) != self._current.epoch:
             return
         try:
-            self._results.append(message)
+            self._current.results.append(message)
         except EngineError as error:
-            self._break_epoch(str(error), Cause.INSIDE)
+            self._current.end(str(error), Cause.INSIDE)
 
     def _on_broken(self, epoch: int, detail: str, cause: Cause) -> None:
-        if epoch == self._epoch.number:
-            self._break_epoch(detail, cause)
+        if epoch == self._current.epoch.number:
+            self._current.end(detail, cause)
 
     def _on_death(self, rank: RankProcess, detail: str, cause: Cause) -> None:
         if rank not in self._ranks:
             return  # it was stopped on purpose
         log.error("a rank died", extra={"rank": rank.rank, "detail": detail, "cause": cause.value})
-        self._break_epoch(detail, cause)
+        self._current.end(detail, cause)
         if rank.refusal is not None:
             self._give_up(ModelError(rank.refusal))
             return
@@ -324,7 +283,7 @@ class Controller:
             self._give_up(EngineError(f"{times} times in a row a rank died while it loaded; the last time: {detail}"))
             return
         pause_s = 0.0 if has_loaded else _RELOAD_PAUSE_S * 2 ** (self._loads_failed - 1)
-        self._spawn(self._replace([rank], pause_s), self._tasks)
+        self._spawn(self._replace([rank], pause_s))
 
     def _give_up(self, error: OrcaError) -> None:
         if not self._hopeless.done():
@@ -357,7 +316,7 @@ class Controller:
             await self._replace(used)
 
         # Seen through also when this join is given up meanwhile: nobody else would start the ranks that are missing.
-        await asyncio.shield(self._spawn(renew(), self._tasks))
+        await asyncio.shield(self._spawn(renew()))
         await asyncio.gather(*(rank.loaded_event.wait() for rank in self._ranks))
 
     async def _watch(self) -> None:
@@ -370,20 +329,20 @@ class Controller:
                 if reason is not None:
                     log.error("a rank is killed", extra={"rank": rank.rank, "pid": rank.pid, "reason": reason})
                     rank.condemn(reason)
-                    self._break_epoch(f"rank {rank.rank} {reason}", Cause.INSIDE)
+                    self._current.end(f"rank {rank.rank} {reason}", Cause.INSIDE)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], owner: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        owner.add(task)
-        task.add_done_callback(owner.discard)
+        self._tasks.add(task)
         task.add_done_callback(self._on_done)
         return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Give up on what no task foresees: without it a hung rank would go unseen, or a dead one never be replaced."""
+        self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("a task of the controller failed", exc_info=error)
         detail = f"the controller failed: {type(error).__name__}: {error}"
-        self._break_epoch(detail, Cause.OUTSIDE)
+        self._current.end(detail, Cause.OUTSIDE)
         self._give_up(EngineError(detail))

@@ -38,20 +38,20 @@ class _Moves:
 
 
 class StepOrder:
-    """Which step of which epoch comes next."""
+    """Which step of one epoch comes next."""
 
-    def __init__(self) -> None:
-        self.epoch: Epoch | None = None  # the one whose steps run; None between epochs
-        self.last = 0  # number of the last step accepted in it
+    def __init__(self, epoch: Epoch) -> None:
+        self.last = 0  # number of the last step accepted
+        self.is_open = False  # steps run
+        self._epoch = epoch
         self._moves = _Moves()
 
-    def open(self, epoch: Epoch) -> None:
-        self.epoch, self.last = epoch, 0
-        self._moves.happen()
+    def open(self) -> None:
+        self.is_open = True
 
     def close(self) -> None:
-        """No step runs until the next epoch opens; calls that wait for a gap are answered WRONG_EPOCH."""
-        self.epoch = None
+        """No step runs any more; calls that wait for a gap are answered WRONG_EPOCH."""
+        self.is_open = False
         self._moves.happen()
 
     async def admit(self, epoch: Epoch, number: int, wait_s: float) -> Verdict:
@@ -59,11 +59,13 @@ class StepOrder:
 
         Raises: TimeoutError when the steps before it did not come in time.
         """
-        if self.epoch == epoch and number > self.last + 1:
+        if epoch != self._epoch:
+            return Verdict.WRONG_EPOCH
+        if self.is_open and number > self.last + 1:
             async with asyncio.timeout(wait_s):
-                while self.epoch == epoch and number > self.last + 1:
+                while self.is_open and number > self.last + 1:
                     await self._moves.wait()
-        if self.epoch != epoch:
+        if not self.is_open:
             return Verdict.WRONG_EPOCH
         if number <= self.last:
             return Verdict.ALREADY_DONE
@@ -75,8 +77,7 @@ class StepOrder:
 class ResultLog:
     """The results of one epoch, in step order. A stage that is not the last has an empty one: it only ends."""
 
-    def __init__(self, epoch: Epoch, kept: int = RESULTS_KEPT) -> None:
-        self.epoch = epoch
+    def __init__(self, kept: int = RESULTS_KEPT) -> None:
         self._kept: deque[pb.ResultMessage] = deque(maxlen=kept)
         self._last = 0
         self._failure: str | None = None

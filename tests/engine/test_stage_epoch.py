@@ -1,0 +1,80 @@
+"""worker.stage_epoch: what ends an epoch on a stage, and what its end leaves alone."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orca.core import engine_pb2 as pb
+from orca.core.errors import EngineError
+from orca.core.step import Epoch
+from orca.worker.cause import Cause
+from orca.worker.stage_epoch import StageEpoch
+
+EPOCH = Epoch(3, "scheduler-a")
+
+
+class NextStage:
+    """A channel to a stage whose answer, or failure, is the test's."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[pb.RunReply] = asyncio.get_running_loop().create_future()
+        self.is_closed = False
+
+    def unary_unary(self, *_: object, **__: object) -> Any:
+        return lambda *_, **__: self.answer
+
+    unary_stream = unary_unary
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def joined() -> tuple[StageEpoch, NextStage]:
+    epoch, following = StageEpoch(EPOCH), NextStage()
+    epoch.link(following)  # type: ignore[arg-type]
+    epoch.open()
+    return epoch, following
+
+
+async def failure(epoch: StageEpoch) -> str:
+    """What a reader of its results is told."""
+    with pytest.raises(EngineError) as caught:
+        await asyncio.wait_for(anext(epoch.results.read(0)), 30)
+    return str(caught.value)
+
+
+async def test_a_step_that_the_next_stage_refuses_ends_the_epoch_as_a_broken_link() -> None:
+    epoch, following = joined()
+    epoch.forward(pb.StepMessage(number=1, epoch=pb.Epoch(number=3)))
+    following.answer.set_result(pb.RunReply(verdict=pb.RunReply.WRONG_EPOCH, epoch=pb.Epoch(number=4)))
+    assert await failure(epoch) == "the next stage is in epoch 4, not 3"
+    assert epoch.cause is Cause.LINK
+
+
+async def test_a_handing_over_that_fails_as_nobody_foresaw_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    epoch, following = joined()
+    epoch.forward(pb.StepMessage(number=1))
+    following.answer.set_exception(ValueError("no message"))
+    assert await failure(epoch) == "a step was not handed over: ValueError: no message"
+    assert "handing a step over failed" in caplog.messages
+
+
+async def test_an_epoch_that_is_over_waits_for_no_step_that_is_under_way() -> None:
+    epoch, following = joined()
+    epoch.forward(pb.StepMessage(number=1))
+    await asyncio.sleep(0)
+    epoch.end("a rank died", Cause.OUTSIDE)
+    await asyncio.sleep(0)
+    assert following.answer.cancelled()
+    assert (epoch.failure, epoch.cause, epoch.order.is_open) == ("a rank died", Cause.OUTSIDE, False)
+    await epoch.close()
+    assert following.is_closed
+
+
+async def test_an_epoch_that_breaks_while_it_is_formed_says_so() -> None:
+    epoch = StageEpoch(EPOCH)
+    epoch.require_alive()
+    epoch.end("epoch 4 begins", Cause.OUTSIDE)
+    with pytest.raises(EngineError, match="epoch 4 begins"):
+        epoch.require_alive()
