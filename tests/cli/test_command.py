@@ -18,7 +18,6 @@ from orca.cli.up.places import DataFolder, default_data_folder
 from orca.pool.embedded import EmbeddedRedis
 from orca.scheduler.request_level import HABITS
 
-
 OPEN = ("--open-to-network", "true")
 
 

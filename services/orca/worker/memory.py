@@ -11,8 +11,12 @@ from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-# What a memory cgroup may take and takes, in bytes: version 2, version 1.
-_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+# What a memory cgroup may take and takes, in bytes, and the line of memory.stat that says how much of that is the cache
+# of files, such as the weights, which the kernel gives back before anybody goes without: version 2, version 1.
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
@@ -37,9 +41,17 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     for group in memory_groups(root):
-        for limit, used in _LIMITS:
+        for limit, used, cached in _LIMITS:
             try:
-                available = min(available, int((group / limit).read_text()) - int((group / used).read_text()))
+                taken = int((group / used).read_text()) - _counted(group / "memory.stat", cached)
+                available = min(available, int((group / limit).read_text()) - taken)
             except (OSError, ValueError):
                 continue  # no such cgroup version here, or "max": no limit
     return max(available, 0)
+
+
+def _counted(stat: Path, name: str) -> int:
+    """A line of memory.stat, in bytes; 0 where there is none."""
+    if not stat.exists():
+        return 0
+    return int(dict(line.split() for line in stat.read_text().splitlines()).get(name, 0))
