@@ -1,14 +1,17 @@
 """Waiting for news: woken by what happened, soon after what was lost, on one connection for all."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, entry, started, submission, with_settings
+from redis.asyncio import Redis
+from waiting import until
 
 from orca.core.request import FinishReason
 from orca.pool.embedded import EmbeddedRedis
-from orca.pool.hints import Hints
+from orca.pool.hints import Hints, Subscription
 
 LONG_S = 60.0
 
@@ -113,6 +116,79 @@ async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisB
     async with asyncio.timeout(10):
         await waiter
         await woken_by(redis_bed, "a.0", 0, lambda: redis_bed.pool.cancel("a"))
+
+
+async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_once(
+    own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "orca.pool.hints")
+    hints = Hints(poll_s=LONG_S)
+    async with (
+        silenced_proxy(own_redis.url) as (url, silence),
+        Redis.from_url(url) as client,
+        Redis.from_url(own_redis.url) as direct,
+        asyncio.timeout(40),
+    ):
+        subscription = Subscription(client, "news", hints, quiet_s=1.0)
+        subscription.start()
+        await hints.wait({"a.0": 0}, LONG_S)
+        silence()
+        await hints.wait({"a.0": 0}, LONG_S)  # woken by the new subscription: no news are on their way
+        await direct.publish("news", "a.0 1")
+        assert await hints.wait({"a.0": 0}, LONG_S) == {"a.0"}
+        await subscription.stop()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "notifications of the pool are interrupted, readers poll",
+        "notifications of the pool are back",
+    ]
+
+
+async def test_a_quiet_link_that_answers_stays_as_it_is(own_redis: EmbeddedRedis) -> None:
+    hints = Hints(poll_s=LONG_S)
+    async with Redis.from_url(own_redis.url) as client, Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
+        subscription = Subscription(client, "news", hints, quiet_s=1.0)
+        subscription.start()
+        await hints.wait({"a.0": 0}, LONG_S)
+        [before] = await direct.client_list("pubsub")
+        await direct.config_resetstat()
+        await until(lambda: has_pinged_twice(direct), limit_s=30)
+        [after] = await direct.client_list("pubsub")
+        assert before["id"] == after["id"]
+        await subscription.stop()
+
+
+async def has_pinged_twice(redis: Redis) -> bool:
+    return bool((await redis.info("commandstats")).get("cmdstat_ping", {"calls": 0})["calls"] >= 2)
+
+
+@contextlib.asynccontextmanager
+async def silenced_proxy(unix_url: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A way to a Redis on loopback, and a call by which its links so far carry nothing any more, without a word."""
+    silent, links = set[asyncio.Task[None]](), set[asyncio.Task[None]]()
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        links.add(task)
+        while data := await source.read(65_536):
+            if task not in silent:
+                target.write(data)
+        target.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = unix_url.removeprefix("unix://").partition("?")[0]
+        from_redis, to_redis = await asyncio.open_unix_connection(path)
+        await asyncio.gather(*map(asyncio.create_task, (pump(reader, to_redis), pump(from_redis, writer))))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"redis://127.0.0.1:{port}/0", lambda: silent.update(links)
+    finally:
+        server.close()
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
 
 
 async def test_a_lost_hint_costs_the_poll_interval_at_most() -> None:

@@ -11,7 +11,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
+
+from orca.pool.redis_link import heedful
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,9 @@ log = logging.getLogger(__name__)
 # length of recently changed logs is remembered, more of them than one process can have readers.
 _KNOWN_MAX = 20_000
 _RECONNECT_S = 0.2
+# A link that carries nothing any more, without a word, looks like a pool without news. So after this time without a
+# message the server is asked to say something, and after as long again without an answer the link is given up.
+_QUIET_S = 2.0
 
 
 class Hints:
@@ -72,8 +78,11 @@ class Hints:
 class Subscription:
     """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
 
-    def __init__(self, client: Redis, channel: str, hints: Hints) -> None:
+    def __init__(self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S) -> None:
+        """Args: quiet_s: half of what a link that went silent may cost until it is noticed."""
         self._client = client
+        self._quiet_s = quiet_s
+        self._is_away = False
         self._channel = channel
         self._hints = hints
         self._task: asyncio.Task[None] | None = None
@@ -94,16 +103,36 @@ class Subscription:
             pubsub = self._client.pubsub(ignore_subscribe_messages=False)
             try:
                 await pubsub.subscribe(self._channel)
-                async for message in pubsub.listen():
-                    if message["type"] == "message":
-                        self._take(message["data"])
-                    else:
-                        self._hints.wake_all()
+                await self._take_all(pubsub)
             except (RedisError, OSError) as error:
-                log.warning("notifications of the pool are interrupted, readers poll: %s", error)
+                if not self._is_away:
+                    log.warning("notifications of the pool are interrupted, readers poll: %s", error)
+                self._is_away = True
                 await asyncio.sleep(_RECONNECT_S)
             finally:
                 await _quietly(pubsub.aclose)
+
+    async def _take_all(self, pubsub: PubSub) -> None:
+        """Until the link breaks or is silent. Raises: RedisError, OSError."""
+        is_asked = False
+        while True:
+            message = await pubsub.get_message(timeout=self._quiet_s)
+            if message is None:
+                if is_asked:
+                    raise ConnectionError(f"no answer in {self._quiet_s:g} s")
+                await heedful(pubsub.ping())
+            elif message["type"] == "message":
+                self._take(message["data"])
+            elif message["type"] == "subscribe":
+                self._begin()
+            is_asked = message is None
+
+    def _begin(self) -> None:
+        """From here on messages come; there may have been some before."""
+        self._hints.wake_all()
+        if self._is_away:
+            log.info("notifications of the pool are back")
+        self._is_away = False
 
     def _take(self, data: bytes) -> None:
         for line in data.decode().splitlines():

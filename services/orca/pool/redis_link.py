@@ -127,8 +127,8 @@ class RedisLink:
         }
         self.connects = 0
         """How often a call has found a server anew, which may be another one each time."""
-        # The listening connection waits for messages without a bound.
-        self._listening = ConnectionPool(socket_timeout=None, **common)
+        # Its timeout is that of connecting and sending: who listens says for how long.
+        self._listening = ConnectionPool(socket_timeout=timeout_s, **common)
         self.listener: Redis = Redis(connection_pool=self._listening)
 
     async def _greet(self, connection: AbstractConnection) -> None:
