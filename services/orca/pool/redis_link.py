@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from orca.core.errors import PoolUnavailable
-from orca.pool import poison
+from orca.pool import poison, submit_words
 from orca.pool.access import connection_options
 from orca.pool.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
@@ -55,7 +55,7 @@ class _Script:
 
     def __init__(self, name: str, schemas: Schemas) -> None:
         files = [(_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name)]
-        texts = [lua_key_builders(), schemas.lua(), poison.lua(), *files]
+        texts = [lua_key_builders(), schemas.lua(), poison.lua(), submit_words.lua(), *files]
         self.text = "".join(texts)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 

@@ -40,7 +40,6 @@ from orca.pool.contract import (
     check_entry,
     check_submission,
     refusal,
-    reserved_bytes,
     stored,
     verdict_error,
 )
@@ -50,6 +49,7 @@ from orca.pool.redis_link import OutOfMemory, Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
+from orca.pool.submit_words import submit_words
 
 log = logging.getLogger(__name__)
 
@@ -116,36 +116,10 @@ class RedisPool(Pool):
 
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         check_submission(submission)
-        settings, requests = self._settings, submission.requests
-        bodies = [codec.pack_body(request) for request in requests]
-        reserved = [reserved_bytes(submission, choice, body) for choice, body in enumerate(bodies)]
-        args: list[Any] = [
-            submission.parent,
-            requests[0].revision,
-            submission.reader,
-            submission.on_disconnect.value,
-            submission.render,
-            settings.reader_lease_ms,
-            settings.resume_grace_ms,
-            settings.max_queued,
-            settings.bytes_max,
-            sum(reserved),
-            len(requests),
-            settings.max_queued_prompt_tokens,
-            submission.owner,
-            submission.digest,
-        ]
-        for request, body, size in zip(requests, bodies, reserved, strict=True):
-            args += [request.max_total_tokens, len(request.prompt), request.max_new_tokens, size]
-            args += [
-                codec.token_bytes(request.sampling),
-                "" if request.deadline_ms is None else request.deadline_ms,
-                "" if request.first_token_deadline_ms is None else request.first_token_deadline_ms,
-                body,
-            ]
+        requests, words = submission.requests, submit_words(submission, self._settings)
         await self._server.admit()
         try:
-            verdict, *rest = await self._link.run_confirmed("submit", *args)
+            verdict, *rest = await self._link.run_confirmed("submit", *words)
         except OutOfMemory as error:
             raise PoolFull("the pool's Redis has no memory left") from error
         await self._server.admit()

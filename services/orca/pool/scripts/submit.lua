@@ -1,21 +1,29 @@
 -- submit: all requests of a parent queued, their bytes reserved, the first reader entered. A parent that is known gets
 -- the reader's entry only.
--- ARGV: parent, revision, reader, on_disconnect, render, reader_lease_ms, grace_ms, max_queued, bytes_max, bytes, choices,
---       max_queued_prompt_tokens, owner, digest, then per request: need, prompt_tokens, max_new, bytes, token_bytes,
---       deadline_ms or '', first_token_deadline_ms or '', body.
+-- ARGV: those of PARENT_WORDS, then per request those of REQUEST_WORDS (submit_words.py).
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
 --         'taken', what there is}.
 begin(true)
-local parent, revision, reader, on_disconnect, render = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local reader_lease_ms, grace_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
-local max_queued, bytes_max, bytes, choices =
-  tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local max_queued_prompt_tokens, owner, digest = tonumber(ARGV[12]), ARGV[13], ARGV[14]
-local WIDTH = 8
-local function arg(choice, i) return ARGV[14 + choice * WIDTH + i] end
+
+-- The arguments behind the first `before`, by their names.
+local function words_at(before, names)
+  local words = {}
+  for i, name in ipairs(names) do words[name] = ARGV[before + i] end
+  return words
+end
+
+local given = words_at(0, PARENT_WORDS)
+local parent, revision, reader = given.parent, given.revision, given.reader
+local reader_lease_ms, grace_ms = tonumber(given.reader_lease_ms), tonumber(given.grace_ms)
+local bytes_max, bytes, choices = tonumber(given.bytes_max), tonumber(given.reserved), tonumber(given.choices)
+local max_queued, max_queued_prompt_tokens = tonumber(given.max_queued), tonumber(given.max_queued_prompt_tokens)
+local requests = {} -- choice i at i + 1
+for choice = 0, choices - 1 do
+  requests[choice + 1] = words_at(#PARENT_WORDS + choice * #REQUEST_WORDS, REQUEST_WORDS)
+end
 
 if call('EXISTS', par_key(parent)) == 1 then
-  if call('HGET', par_key(parent), 'digest') ~= digest then return { 'taken', '' } end
+  if call('HGET', par_key(parent), 'digest') ~= given.digest then return { 'taken', '' } end
   call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
   watch_readers(parent, 0, grace_ms)
   return { 'known' }
@@ -24,9 +32,9 @@ local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival', 'queu
 local promise = tonumber(call('HGET', PROMISES, revision) or math.huge)
 if meta[1] ~= revision then return { 'revision', meta[1] or '' } end
 local prompt_tokens = 0
-for choice = 0, choices - 1 do
-  if tonumber(arg(choice, 1)) > promise then return { 'promise', promise } end
-  prompt_tokens = prompt_tokens + arg(choice, 2)
+for _, request in ipairs(requests) do
+  if tonumber(request.need) > promise then return { 'promise', promise } end
+  prompt_tokens = prompt_tokens + request.prompt_tokens
 end
 if tonumber(meta[2] or 0) + choices > max_queued then return { 'queue', max_queued } end
 local waiting_tokens = tonumber(meta[5] or 0)
@@ -49,25 +57,25 @@ local function set_deadlines(id, to_end, to_first_token)
 end
 
 local arrival = tonumber(meta[4] or 0)
-for choice = 0, choices - 1 do
-  local id = parent .. '.' .. choice
+for i, request in ipairs(requests) do
+  local id = parent .. '.' .. (i - 1)
   call(
     'HSET', req_key(id), 'schema', schema, 'state', 'queued', 'number', 0, 'call', '', 'trial', '',
     'revision', revision,
-    'arrival', arrival + choice + 1, 'submitted_ms', wall, 'need', arg(choice, 1), 'prompt_tokens', arg(choice, 2),
-    'max_new', arg(choice, 3), 'bytes', arg(choice, 4), 'token_bytes', arg(choice, 5)
+    'arrival', arrival + i, 'submitted_ms', wall, 'need', request.need, 'prompt_tokens', request.prompt_tokens,
+    'max_new', request.max_new, 'bytes', request.reserved, 'token_bytes', request.token_bytes
   )
-  call('SET', body_key(id), arg(choice, 8))
-  call('ZADD', q_key(revision), arrival + choice + 1, id)
-  set_deadlines(id, tonumber(arg(choice, 6)), tonumber(arg(choice, 7)))
+  call('SET', body_key(id), request.body)
+  call('ZADD', q_key(revision), arrival + i, id)
+  set_deadlines(id, tonumber(request.deadline_ms), tonumber(request.first_token_deadline_ms))
 end
 call(
-  'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices, 'on_disconnect', on_disconnect,
-  'owner', owner, 'digest', digest
+  'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices,
+  'on_disconnect', given.on_disconnect, 'owner', given.owner, 'digest', given.digest
 )
-call('SET', render_key(parent), render)
+call('SET', render_key(parent), given.render)
 call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
-if on_disconnect == 'cancel' then call('ZADD', WATCH, awake + reader_lease_ms + grace_ms, parent) end
+if given.on_disconnect == 'cancel' then call('ZADD', WATCH, awake + reader_lease_ms + grace_ms, parent) end
 count('arrival', choices)
 count('written:' .. schema, choices)
 count('queued', choices)
