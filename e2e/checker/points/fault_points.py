@@ -117,10 +117,10 @@ def _wrap_redis(module: Any, trigger: Trigger) -> None:
     """Transitions of the pool: a lost reply is an outage to whoever called."""
     run = module.RedisLink.run
 
-    async def wrapped(self: Any, transition: str, *args: Any) -> Any:
+    async def wrapped(self: Any, transition: str, *args: Any, **options: Any) -> Any:
         action = trigger.action(f"redis.{transition}")
         lost = lambda: module.PoolUnavailable("the checker dropped the reply")  # noqa: E731
-        return await _at(action, lambda: run(self, transition, *args), lost)
+        return await _at(action, lambda: run(self, transition, *args, **options), lost)
 
     module.RedisLink.run = wrapped
 
