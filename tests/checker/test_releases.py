@@ -129,11 +129,11 @@ def system(tmp_path: Path) -> RollingSystem:
 
 async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(system: RollingSystem) -> None:
     async with system:
-        first = system.parts()["gateway"]
+        first, log = system.parts()["gateway"], system.log_of("gateway")
+        await wait_for(lambda: log.exists() and log.read_text().splitlines(), 60, "its predecessor's first words")
         first.kill()
         await wait_for(lambda: system.parts().get("gateway", first) != first, 60, "the gateway")
         assert "gateway was killed by SIGKILL; started again" in system.output
-        log = system.log_of("gateway")
         await wait_for(lambda: len(log.read_text().splitlines()) == 2, 60, "its first words")
         assert {line.rpartition("/")[0].rpartition("/")[2] for line in log.read_text().splitlines()} == {"one"}
 
