@@ -24,9 +24,7 @@ def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], s
     traced = span if span is not None and span.span is not None else None
     if traced is None and not accepted.rendering.goals.named:
         return
-    task = asyncio.create_task(_look_back(gateway, accepted, dict(ends), traced))
-    gateway.finishing.add(task)
-    task.add_done_callback(gateway.finishing.discard)
+    gateway.finish(_look_back(gateway, accepted, dict(ends), traced))
 
 
 async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None) -> None:

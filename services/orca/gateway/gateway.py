@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from orca.gateway.accept import Served
 from orca.gateway.drain import Drain
@@ -46,3 +47,9 @@ class Gateway:
     # None until then, and never None again.
     max_total_tokens: int | None = None
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what is left of a call behind its answer; an ending process waits for it a while."""
+        task = asyncio.create_task(work)
+        self.finishing.add(task)
+        task.add_done_callback(self.finishing.discard)

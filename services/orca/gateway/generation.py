@@ -168,7 +168,7 @@ async def _answer_in_background(gateway: Gateway, http: HttpRequest, wanted: Sub
     if wanted.digest:
         document = await describe(gateway.pool, gateway.reading, stored)
     else:
-        document = describe_new(gateway.reading, stored)
+        document = await describe_new(gateway.reading, stored)
     applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
     return state_answer(document, 202, applied)
 
@@ -261,9 +261,7 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
             return await gateway.pool.submit(wanted)
     except PoolUnavailable:
         if not wanted.digest:
-            task = asyncio.create_task(_take_back(gateway.pool, wanted.parent))
-            gateway.finishing.add(task)
-            task.add_done_callback(gateway.finishing.discard)
+            gateway.finish(_take_back(gateway.pool, wanted.parent))
         raise
     except Overloaded as error:
         if isinstance(error, QueueFull) and len(wanted.requests) == 1:

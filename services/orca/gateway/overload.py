@@ -33,7 +33,7 @@ ANSWERS_SHARE = 0.9
 
 LAG_LOOK_SECONDS = 0.1
 LAG_MOST_SECONDS = 0.5
-"""How late the event loop may be for new calls. Probes give up after 2 s and are sent three times (`orca up`)."""
+"""How late the event loop may be for new calls. Probes are answered as late as calls, and `orca up` waits 6 s."""
 
 RATE_WINDOW_SECONDS = 30.0
 RATE_LEAST_SECONDS = 3.0

@@ -12,7 +12,7 @@ from orca.core.errors import UnknownRequest
 from orca.core.request import Request
 from orca.gateway.aside import write_text
 from orca.gateway.goals import Goals, judge, latency_of
-from orca.gateway.render import Reading, Rendering, text_so_far
+from orca.gateway.render import Reading, Rendering
 from orca.pool.api import LogSlice, Parent, Pool, RequestState, RequestStatus
 
 _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
@@ -44,32 +44,23 @@ async def describe(pool: Pool, reading: Reading | None, parent: Parent) -> dict[
     """
     # The logs are read last and decide: an end may have come in between.
     statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
-    logs = await read_logs(pool, parent.requests)
-    texts: list[str | None] = [None] * len(statuses)
-    if reading is not None:
-        rendering = Rendering.from_json(parent.render)
-        for choice, request in enumerate(parent.requests):
-            log = logs.get(request.id, _NOTHING)
-            texts[choice] = await write_text(request, rendering, log.tokens, log.end, reading)
-    return _document(parent, statuses, logs, texts)
+    return await _document(parent, statuses, await read_logs(pool, parent.requests), reading)
 
 
-def describe_new(reading: Reading, parent: Parent) -> dict[str, Any]:
+async def describe_new(reading: Reading, parent: Parent) -> dict[str, Any]:
     """The document of a parent that was stored just now."""
-    rendering = Rendering.from_json(parent.render)
-    texts = [text_so_far(request, rendering, (), None, reading) for request in parent.requests]
-    return _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, texts)
+    return await _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, reading)
 
 
-def _document(
-    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], texts: Sequence[str | None]
+async def _document(
+    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], reading: Reading | None
 ) -> dict[str, Any]:
     rendering = Rendering.from_json(parent.render)
-    goals = rendering.goals
-    choices = [
-        _choice(status, logs.get(status.request.id, _NOTHING), text, goals)
-        for status, text in zip(statuses, texts, strict=True)
-    ]
+    goals, choices = rendering.goals, []
+    for status in statuses:
+        log = logs.get(status.request.id, _NOTHING)
+        text = None if reading is None else await write_text(status.request, rendering, log.tokens, log.end, reading)
+        choices.append(_choice(status, log, text, goals))
     found = {choice["status"] for choice in choices}
     path = f"/v1/requests/{parent.parent}"
     return {
