@@ -242,17 +242,20 @@ def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_pat
         up.end()
 
 
-def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--stages", "1", "--slots", "99999999999")
+def assert_ends_its_start(up: Up, saying: str) -> None:
+    """With exit code 2, these words on a line, and nothing left running."""
     try:
         up.wait_until(lambda: up.family() and up.process.poll() is not None)
         assert up.process.returncode == 2, up.output
-        assert re.search(r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted", up.output, re.MULTILINE), (
-            up.output
-        )
+        assert re.search(saying, up.output, re.MULTILINE), up.output
         wait_until_gone(up.seen)
     finally:
         up.end()
+
+
+def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--stages", "1", "--slots", "99999999999")
+    assert_ends_its_start(up, r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted")
 
 
 def test_a_model_that_the_stages_refuse_ends_the_start_with_their_sentence(tmp_path: Path) -> None:
@@ -262,12 +265,4 @@ def test_a_model_that_the_stages_refuse_ends_the_start_with_their_sentence(tmp_p
     del weights["model.norm.weight"]
     save_file(weights, model / "model.safetensors")
     up = Up(tmp_path, "--model", str(model))
-    try:
-        up.wait_until(lambda: up.family() and up.process.poll() is not None)
-        assert up.process.returncode == 2, up.output
-        assert re.search(r"^orca up: worker-0\.. did not start: .*model\.norm\.weight", up.output, re.MULTILINE), (
-            up.output
-        )
-        wait_until_gone(up.seen)
-    finally:
-        up.end()
+    assert_ends_its_start(up, r"^orca up: worker-0\.. did not start: .*model\.norm\.weight")

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -316,3 +316,21 @@ def make_request(text: str = "the fox", *, choice: int = 0, max_new_tokens: int 
         max_new_tokens=max_new_tokens,
         sampling=SamplingParams(**sampling),
     )
+
+
+async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
+    """How often others had their turn meanwhile."""
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(take_turns())
+    await work
+    others.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await others
+    return turns

@@ -1,13 +1,8 @@
 """Whole answers are rendered while the loop goes on, whether they have many choices or long ones."""
 
-import asyncio
-import contextlib
-from collections.abc import Coroutine
-from typing import Any
-
 import orjson
 import pytest
-from gateway_rig import eos, ids, make_request, tokenizer
+from gateway_rig import eos, ids, make_request, tokenizer, turns_during
 
 from orca.core.request import End, FinishReason, Request, Token
 from orca.gateway.aside import INLINE_TOKENS, write_answer, write_text
@@ -21,24 +16,6 @@ def choices(count: int, tokens: int) -> tuple[list[Request], list[tuple[list[Tok
     log = [Token(one) for one in (ids("the fox jumps over the dog ") * tokens)[:tokens]]
     requests = [make_request(choice=choice) for choice in range(count)]
     return requests, [(log, End(FinishReason.LENGTH, tokens))] * count
-
-
-async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
-    """How often others had their turn meanwhile."""
-    turns = 0
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    others = asyncio.create_task(take_turns())
-    await work
-    others.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await others
-    return turns
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(50, 3), (2, 50 * INLINE_TOKENS)])

@@ -269,6 +269,13 @@ class World:
         group.task.cancel()
         await asyncio.wait((group.task,))
 
+    async def queue_up(self, requests: Iterable[Request]) -> None:
+        """Submit before any group runs, under a revision that is in force already."""
+        await self.pool.promise_slots(REVISION, 64)
+        await self.pool.set_revision(REVISION, 1)
+        for request in requests:
+            await self.submit(request)
+
     def delay_calls(self, group: Group, delay_ms: float) -> None:
         """From now on calls of the group's scheduler take so long each way at most."""
         assert group.scheduler is not None

@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 from scheduler_world import (
-    REVISION,
     Group,
     a_request,
     a_shape,
@@ -77,10 +76,7 @@ async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are
     world = a_world(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
     world.choices = Choices(max_batch_size=1)
     group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
-    await world.pool.promise_slots(REVISION, 64)
-    await world.pool.set_revision(REVISION, 1)
-    for name in "ABC":
-        await world.submit(a_request(name, new=5))
+    await world.queue_up(a_request(name, new=5) for name in "ABC")
     world.start(group)
     await world.finish()
     names = "".join(row.request_id[0] for record in group.records for row in record.rows)
@@ -98,10 +94,7 @@ def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_poo
         world = a_world(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
         world.choices = Choices(max_batch_size=max_batch_size)
         group = world.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
-        await world.pool.promise_slots(REVISION, 64)
-        await world.pool.set_revision(REVISION, 1)
-        for request in requests:
-            await world.submit(request)
+        await world.queue_up(requests)
         world.start(group)
         await world.finish()
         return ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
@@ -116,10 +109,7 @@ async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not()
     world = a_world(tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), times=Times(flush_s=5.0))
     world.choices = Choices(max_batch_size=2)
     group = world.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
-    await world.pool.promise_slots(REVISION, 64)
-    await world.pool.set_revision(REVISION, 1)
-    for name in "ABC":
-        await world.submit(a_request(name, new=12))
+    await world.queue_up(a_request(name, new=12) for name in "ABC")
     world.start(group)
     await tokens_at_least(world, "B.0", 1)
     world.delay_calls(group, 400.0)
