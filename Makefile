@@ -5,7 +5,7 @@ ARGS ?=
 # Three processes on two processors; one that has no tests left takes half of another's. In one process, for a debugger:
 # make test ARGS="-n 0 --pdb -k pool"
 PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
-LINTED = services kernels tests e2e
+LINTED = services operator kernels tests e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help run test prove check static format format-check lint types imports proto proto-check lock
@@ -57,7 +57,7 @@ proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
   --no-config --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
 lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew into .lock/
-	$(LOCK) pyproject.toml --extra local --extra bench --group dev --output-file .lock/dev.txt
+	$(LOCK) pyproject.toml --extra local --extra operator --extra bench --group dev --output-file .lock/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
 	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orca.cli.main import main
-from orca.gateway.api_keys import Limits, digest, parse_keys
+from orca.core.api_keys import Limits, digest, parse_keys
 
 
 def test_a_key_is_printed_beside_the_line_that_knows_it(capsys: pytest.CaptureFixture[str]) -> None:

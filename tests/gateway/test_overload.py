@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orca.core.errors import PoolUnavailable, QueueFull
 from orca.core.request import SCHEMA, Request
-from orca.gateway.api_keys import ApiKey, Limits, digest, line
+from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, PoolStats, Submission

@@ -12,7 +12,7 @@ import redis
 from gateway_rig import MODEL, FakeScheduler, tokenizer, until
 
 from orca.core.logs import JsonFormatter
-from orca.gateway.api_keys import ApiKey, digest, line, make_key
+from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.gateway.app import create_app
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing

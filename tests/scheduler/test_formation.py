@@ -75,3 +75,18 @@ def test_a_stand_by_has_no_group_to_miss(watched: Watched, caplog: pytest.LogCap
         watched.told.stood_by()
         watched.after(1)
     assert caplog.records == []
+
+
+def test_it_is_ready_while_the_group_is_formed_and_says_why_when_it_is_not(watched: Watched) -> None:
+    assert watched.formation.ready_page().status == 503
+    watched.told.formed(EPOCH, 16, "")
+    assert watched.formation.ready_page().status == 200
+    watched.told.broke(EPOCH, "stage 1 is gone")
+    watched.after(7)
+    page = watched.formation.ready_page()
+    assert (page.status, page.body) == (503, b'{"ready":false,"for_seconds":7,"reason":"stage 1 is gone"}')
+
+
+def test_a_stand_by_is_not_ready(watched: Watched) -> None:
+    watched.told.stood_by()
+    assert watched.formation.ready_page().status == 503

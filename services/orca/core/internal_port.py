@@ -1,6 +1,7 @@
 """The internal port of a part: plain HTTP for whoever runs the part, answered by the part's own event loop.
 
-`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part. It has to
+`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part; what a part
+does at the moment is told by pages of its own, such as a scheduler's `/ready`. It has to
 come out of the loop itself: a thread would answer beside a loop that is blocked, and so would gRPC, whose pings are
 answered by threads of its own. Whoever can reach the port may read it; it belongs on an internal network.
 """
@@ -21,10 +22,11 @@ class Page:
 
     body: bytes
     content_type: str = "application/json"
+    status: int = 200
 
 
 HEALTH = Page(b'{"status":"ok"}')
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 class InternalPort:
@@ -64,13 +66,13 @@ class InternalPort:
         method, _, rest = request_line.partition(" ")
         make_page = self._pages.get(rest.partition(" ")[0].partition("?")[0])
         if make_page is None:
-            status, page = 404, Page(b'{"status":"no such page"}')
+            page = Page(b'{"status":"no such page"}', status=404)
         elif method != "GET":
-            status, page = 405, Page(b'{"status":"only GET"}')
+            page = Page(b'{"status":"only GET"}', status=405)
         else:
-            status, page = 200, make_page()
+            page = make_page()
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {page.content_type}\r\n"
+            f"HTTP/1.1 {page.status} {_REASONS[page.status]}\r\nContent-Type: {page.content_type}\r\n"
             f"Content-Length: {len(page.body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + page.body

@@ -39,6 +39,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A pod that was replaced has its name at another address; gRPC's own bound on asking DNS again is 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Each channel has its own connection: a broken one never takes another's calls with it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca.gateway.api_keys import ApiKey
+from orca.core.api_keys import ApiKey
 from orca.gateway.auth import KEYS_SHOWN
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics

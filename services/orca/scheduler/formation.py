@@ -4,6 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import orjson
+
+from orca.core.internal_port import Page
 from orca.core.step import Epoch
 from orca.scheduler.observer import Observer
 
@@ -31,6 +34,21 @@ class Formation(Observer):
         """0 while the group is formed, and while another process holds its seat."""
         return 0.0 if self._since_s is None else self._clock_s() - self._since_s
 
+    def ready_page(self) -> Page:
+        """`/ready`: 200 while this process has formed the group and serves it, else 503 with the reason.
+
+        A process that stands by for the holder of the seat is not ready either: it does not serve.
+        """
+        if self._since_s is None:
+            return Page(b'{"ready":true}')
+        body = {"ready": False, "for_seconds": round(self.unformed_s()), "reason": self.reason}
+        return Page(orjson.dumps(body), status=503)
+
+    @property
+    def reason(self) -> str:
+        """Why the group is not formed."""
+        return self._reason or "it forms for the first time, its stages load or do not answer"
+
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
@@ -43,8 +61,7 @@ class Formation(Observer):
             return
         # A first start may load for as long as it likes.
         level = logging.WARNING if self._reason is None else logging.ERROR
-        reason = self._reason or "it forms for the first time, its stages load or do not answer"
-        log.log(level, "the group has not been formed for %.0f s: %s", self.unformed_s(), reason)
+        log.log(level, "the group has not been formed for %.0f s: %s", self.unformed_s(), self.reason)
         self._next_s = max(2 * self._next_s, self.unformed_s())
 
     def formed(self, epoch: Epoch, slots: int, description: str) -> None:  # noqa: ARG002 - an observer's shape

@@ -1,0 +1,73 @@
+"""Names and labels of everything that belongs to an OrcaDeployment: they follow from its own name, and are built here.
+
+    shop                       Service, Ingress or HTTPRoute of the API
+    shop-gateway               Deployment, PodDisruptionBudget
+    shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
+    shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
+    shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
+    shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orca.operator.resource import GROUP
+
+MANAGER = "orca-operator"
+"""Field manager of every server-side apply."""
+
+DEPLOYMENT_LABEL = f"{GROUP}/deployment"
+ROLE_LABEL = f"{GROUP}/role"
+GROUP_LABEL = f"{GROUP}/group"
+REVISION_LABEL = f"{GROUP}/revision"
+HASH_LABEL = f"{GROUP}/hash"
+
+ORDINALS_MAX = 10_000
+
+
+def gateway(name: str) -> str:
+    return f"{name}-gateway"
+
+
+def pool(name: str) -> str:
+    return f"{name}-pool"
+
+
+def api_key(name: str) -> str:
+    return f"{name}-api-key"
+
+
+def group(name: str, revision: str, ordinal: int) -> str:
+    """Args: revision: 8 hex digits. At most 40 + 1 + 8 + 1 + 4 characters."""
+    return f"{name}-{revision}-{ordinal}"
+
+
+def scheduler(group_name: str) -> str:
+    return f"{group_name}-scheduler"
+
+
+def model(name: str, digest: str) -> str:
+    return f"{name}-model-{digest}"
+
+
+def ordinal(group_name: str) -> int:
+    """Of a name that `group` built."""
+    return int(group_name.rpartition("-")[2])
+
+
+def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Of an object and of the pods that it makes."""
+    return {
+        "app.kubernetes.io/name": "orca",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/component": role,
+        "app.kubernetes.io/managed-by": MANAGER,
+        DEPLOYMENT_LABEL: name,
+        ROLE_LABEL: role,
+        **(more or {}),
+    }
+
+
+def selector(name: str) -> str:
+    """Label selector of everything that belongs to an OrcaDeployment."""
+    return f"{DEPLOYMENT_LABEL}={name}"

@@ -1,0 +1,198 @@
+"""The gateways: a Deployment, the Service in front of it, and the door to the cluster's outside."""
+
+from collections.abc import Mapping
+
+from orca.operator import names
+from orca.operator.render import model, pool
+from orca.operator.render.group import LOST_NODE
+from orca.operator.render.pods import container, flags, http_probe, template
+from orca.operator.resource import Deployment, Json, SecretKey
+
+PORT = 8000
+METRICS_PORT = 9090
+ROLE = "gateway"
+LEAVE_S = 5
+"""A gateway that ends serves on for so long, until nobody sends it new calls any more: endpoints, kube-proxy and
+ingress controllers learn of its end one after another."""
+
+_KEYS_FOLDER = "/etc/orca/keys"
+
+# Streams are held back, or cut, by the defaults of most controllers.
+_STREAM_SAFE: Mapping[str, str] = {
+    "nginx.ingress.kubernetes.io/proxy-buffering": "off",
+    "nginx.ingress.kubernetes.io/proxy-request-buffering": "off",
+    "nginx.ingress.kubernetes.io/proxy-read-timeout": "3600",
+    "nginx.ingress.kubernetes.io/proxy-send-timeout": "3600",
+    "nginx.ingress.kubernetes.io/proxy-body-size": "256m",
+    "haproxy.org/timeout-server": "3600s",
+    "haproxy-ingress.github.io/timeout-server": "3600s",
+    "alb.ingress.kubernetes.io/load-balancer-attributes": "idle_timeout.timeout_seconds=3600",
+    "alb.ingress.kubernetes.io/target-type": "ip",
+}
+
+
+def gateways(deployment: Deployment, image: str, keys: SecretKey | None) -> list[Json]:
+    """Service, Deployment and disruption budget, and Ingress or HTTPRoute.
+
+    Args: keys: where the file of hashed keys is; None serves without keys.
+    """
+    manifests = [_service(deployment), _deployment(deployment, image, keys), _disruption_budget(deployment)]
+    if deployment.spec.gateway.ingress is not None:
+        manifests.append(_ingress(deployment))
+    if deployment.spec.gateway.http_route is not None:
+        manifests.append(_http_route(deployment))
+    return manifests
+
+
+def _service(deployment: Deployment) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(deployment, deployment.name),
+        "spec": {
+            "selector": _selector(deployment),
+            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def _deployment(deployment: Deployment, image: str, keys: SecretKey | None) -> Json:
+    spec, gateway = deployment.spec, deployment.spec.gateway
+    place, link = model.place(deployment), pool.link(deployment)
+    volumes, mounts = [*place.volumes, *link.volumes], [*place.mounts, *link.mounts]
+    if keys is not None:
+        items = [{"key": keys.key, "path": "keys"}]
+        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        mounts.append({"name": "api-keys", "mountPath": _KEYS_FOLDER, "readOnly": True})
+    values = {
+        "model": place.folder,
+        "name": spec.model.name,
+        "dtype": spec.model.dtype,
+        "max_model_len": spec.model.max_model_len,
+        "host": "0.0.0.0",
+        "port": PORT,
+        "metrics_port": METRICS_PORT,
+        "deployment": pool.word(deployment),
+        "api_keys_file": None if keys is None else f"{_KEYS_FOLDER}/keys",
+        "open_to_network": keys is None or None,
+        "drain_seconds": gateway.drain_seconds,
+        "connections_max": gateway.limits.connections,
+        "calls_per_key_max": gateway.limits.calls_per_key,
+        "body_bytes_max": gateway.limits.body_bytes,
+        "slo_enforce": gateway.slo_enforce or None,
+        "log_format": "json",
+    }
+    main = container(
+        ROLE,
+        image,
+        ["gateway", *flags(values)],
+        images=spec.images,
+        resources=gateway.resources,
+        ports={"http": PORT, "metrics": METRICS_PORT},
+        environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
+        mounts=mounts,
+        more={
+            # It serves while the pool or the groups are away, and says so itself: /ready is for people.
+            "readinessProbe": http_probe("/health", "http", period_s=2, failures=2),
+            "livenessProbe": http_probe("/health", "http", period_s=5, failures=3),
+            "startupProbe": http_probe("/health", "http", period_s=1, failures=300),
+            "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
+        },
+    )
+    pod = template(
+        names.labels(deployment.name, ROLE),
+        main,
+        images=spec.images,
+        volumes=volumes,
+        more={
+            "terminationGracePeriodSeconds": LEAVE_S + gateway.drain_seconds + 10,
+            "nodeSelector": dict(gateway.node_selector) or None,
+            "tolerations": [*gateway.tolerations, *LOST_NODE],
+            "topologySpreadConstraints": [_spread(deployment)],
+        },
+        patch=gateway.pod_patch,
+    )
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(deployment, names.gateway(deployment.name)),
+        "spec": {
+            "replicas": 0 if spec.suspend else gateway.replicas,
+            "selector": {"matchLabels": _selector(deployment)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": pod,
+        },
+    }
+
+
+def _disruption_budget(deployment: Deployment) -> Json:
+    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(deployment, names.gateway(deployment.name)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _selector(deployment)}},
+    }
+
+
+def _ingress(deployment: Deployment) -> Json:
+    ingress = deployment.spec.gateway.ingress
+    assert ingress is not None
+    backend = {"service": {"name": deployment.name, "port": {"name": "http"}}}
+    rule: Json = {"http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}
+    spec: Json = {"rules": [rule]}
+    if ingress.host is not None:
+        rule["host"] = ingress.host
+    if ingress.class_name is not None:
+        spec["ingressClassName"] = ingress.class_name
+    if ingress.tls_secret_name is not None:
+        hosts = {} if ingress.host is None else {"hosts": [ingress.host]}
+        spec["tls"] = [{"secretName": ingress.tls_secret_name, **hosts}]
+    metadata = _metadata(deployment, deployment.name) | {"annotations": {**_STREAM_SAFE, **ingress.annotations}}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": metadata, "spec": spec}
+
+
+def _http_route(deployment: Deployment) -> Json:
+    route = deployment.spec.gateway.http_route
+    assert route is not None
+    rule = {
+        "backendRefs": [{"name": deployment.name, "port": 80}],
+        # An answer may stream for as long as it takes.
+        "timeouts": {"request": "0s"},
+    }
+    spec: Json = {"parentRefs": [dict(each) for each in route.parent_refs], "rules": [rule]}
+    if route.hostnames:
+        spec["hostnames"] = list(route.hostnames)
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": _metadata(deployment, deployment.name),
+        "spec": spec,
+    }
+
+
+def url(deployment: Deployment) -> str:
+    """Where clients reach the API, as far as the spec tells."""
+    gateway = deployment.spec.gateway
+    if gateway.ingress is not None and gateway.ingress.host is not None:
+        return f"{'https' if gateway.ingress.tls_secret_name else 'http'}://{gateway.ingress.host}/v1"
+    if gateway.http_route is not None and gateway.http_route.hostnames:
+        return f"http://{gateway.http_route.hostnames[0]}/v1"
+    return f"http://{deployment.name}.{deployment.namespace}.svc/v1"
+
+
+def _spread(deployment: Deployment) -> Json:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _selector(deployment)},
+    }
+
+
+def _selector(deployment: Deployment) -> dict[str, str]:
+    return {names.DEPLOYMENT_LABEL: deployment.name, names.ROLE_LABEL: ROLE}
+
+
+def _metadata(deployment: Deployment, name: str) -> Json:
+    return {"name": name, "namespace": deployment.namespace, "labels": names.labels(deployment.name, ROLE)}

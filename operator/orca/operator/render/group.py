@@ -1,0 +1,233 @@
+"""A group: the stage pods of one replica of the model in a StatefulSet, and its scheduler in another.
+
+The stages of a group never change: another image, model or shape is another revision with groups of its own, and the
+planner exchanges them. The scheduler may change under its stages: it drains and the next one forms the group anew.
+"""
+
+import hashlib
+import json
+
+from orca.operator import names
+from orca.operator.render import model, pool
+from orca.operator.render.pods import container, flags, http_probe, merged, template
+from orca.operator.resource import Deployment, Json
+
+STAGE_PORT = 7000
+HEALTH_PORT = 7001
+RENDEZVOUS_PORT = 7002
+METRICS_PORT = 9090
+
+STAGE = "stage"
+SCHEDULER = "scheduler"
+DRAIN_S = 30
+"""A scheduler drains in one iteration, stages at once: far above both."""
+
+
+def revision(deployment: Deployment, image: str) -> str:
+    """8 hex digits of all that would need new stage pods."""
+    content = [_stage_pod(deployment, image, {}), deployment.spec.parallelism.stages]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def stages(deployment: Deployment, image: str, group: str, revision: str) -> list[Json]:
+    """Service and StatefulSet of a group's stage pods.
+
+    Args: group: its name, from names.group.
+    """
+    identity = {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
+    labels = names.labels(deployment.name, STAGE, identity)
+    metadata = {"name": group, "namespace": deployment.namespace, "labels": labels}
+    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: STAGE}
+    stateful_set = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata,
+        "spec": {
+            "serviceName": group,
+            "replicas": deployment.spec.parallelism.stages,
+            # No stage can do anything before all are there.
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": selector},
+            "template": _stage_pod(deployment, image, labels),
+        },
+    }
+    return [_headless_service(metadata, selector, {"engine": STAGE_PORT}), stateful_set]
+
+
+def scheduler(deployment: Deployment, image: str, group: str, revision: str, generation: int) -> list[Json]:
+    """Service and StatefulSet of a group's scheduler.
+
+    Args: generation: of the model's revision; the highest becomes the current one of the pool.
+    """
+    name = names.scheduler(group)
+    identity = {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
+    labels = names.labels(deployment.name, SCHEDULER, identity)
+    metadata = {"name": name, "namespace": deployment.namespace, "labels": labels}
+    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: SCHEDULER}
+    stateful_set = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata,
+        "spec": {
+            "serviceName": name,
+            "replicas": 1,
+            # It becomes ready when the group is formed: a change must not wait for that.
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": selector},
+            "template": _scheduler_pod(deployment, image, group, generation, labels),
+        },
+    }
+    ports = {"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT}
+    return [_headless_service(metadata, selector, ports), stateful_set]
+
+
+def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
+    """Equal for all groups of a revision but for its labels."""
+    spec, worker = deployment.spec, deployment.spec.worker
+    place = model.place(deployment)
+    values = {
+        "model": place.folder,
+        "dtype": spec.model.dtype,
+        "max_model_len": spec.model.max_model_len,
+        "stages": spec.parallelism.stages,
+        "tensor": spec.parallelism.tensor,
+        "device": worker.device,
+        "threads": worker.threads,
+        "memory_share": worker.memory_share_percent / 100,
+        "listen": f"0.0.0.0:{STAGE_PORT}",
+        "health_listen": f"0.0.0.0:{HEALTH_PORT}",
+        "log_format": "json",
+    }
+    stage = container(
+        STAGE,
+        image,
+        ["worker", *flags(values)],
+        images=spec.images,
+        resources=worker.resources,
+        ports={"engine": STAGE_PORT, "health": HEALTH_PORT},
+        environment=[
+            _field("ORCA_WORKER_STAGE", "metadata.labels['apps.kubernetes.io/pod-index']"),
+            _field("ORCA_WORKER_DATA_HOST", "status.podIP"),
+            *_interface(worker.network_interface),
+        ],
+        mounts=[*place.mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
+        more={
+            # Loading may take any time and answers meanwhile.
+            "readinessProbe": http_probe("/health", "health", period_s=5, failures=2),
+            "livenessProbe": http_probe("/health", "health", period_s=5, failures=6),
+            "startupProbe": http_probe("/health", "health", period_s=1, failures=120),
+        },
+    )
+    stage = merged(stage, {"resources": _devices(deployment)})
+    shared = {"medium": "Memory", "sizeLimit": f"{worker.shared_memory_mib}Mi"}
+    return template(
+        labels,
+        stage,
+        images=spec.images,
+        volumes=[*place.volumes, {"name": "shared-memory", "emptyDir": shared}],
+        more={
+            "terminationGracePeriodSeconds": DRAIN_S,
+            "hostNetwork": worker.host_network or None,
+            "dnsPolicy": "ClusterFirstWithHostNet" if worker.host_network else None,
+            "nodeSelector": dict(worker.node_selector) or None,
+            "tolerations": [*worker.tolerations, *LOST_NODE],
+            "runtimeClassName": worker.runtime_class_name,
+        },
+        patch=worker.pod_patch,
+    )
+
+
+def _scheduler_pod(
+    deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str]
+) -> Json:
+    spec, chosen = deployment.spec, deployment.spec.scheduler
+    place, link = model.place(deployment), pool.link(deployment)
+    domain = f"{deployment.namespace}.svc"
+    addresses = [f"{group}-{stage}.{group}.{domain}:{STAGE_PORT}" for stage in range(spec.parallelism.stages)]
+    values = {
+        "model": place.folder,
+        "dtype": spec.model.dtype,
+        "group": group,
+        "stages": ",".join(addresses),
+        "generation": generation,
+        "listen": f"0.0.0.0:{RENDEZVOUS_PORT}",
+        "advertise": f"{names.scheduler(group)}.{domain}",
+        "metrics_listen": f"0.0.0.0:{METRICS_PORT}",
+        "deployment": pool.word(deployment),
+        "policy": chosen.policy,
+        "max_batch_size": chosen.max_batch_size,
+        "max_batch_tokens": chosen.max_batch_tokens,
+        "prefetch": chosen.prefetch,
+        "slots": chosen.kv_slots,
+        "log_format": "json",
+    }
+    main = container(
+        SCHEDULER,
+        image,
+        ["scheduler", *flags(values)],
+        images=spec.images,
+        resources=chosen.resources,
+        ports={"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT},
+        environment=[{"name": "ORCA_SCHEDULER_POOL", **link.url}, *link.environment],
+        mounts=[*place.mounts, *link.mounts],
+        more={
+            # Ready means that the group is formed; it shows in the status and takes nothing out of service.
+            "readinessProbe": http_probe("/ready", "metrics", period_s=1, failures=1),
+            "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
+            "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
+        },
+    )
+    return template(
+        labels,
+        main,
+        images=spec.images,
+        volumes=[*place.volumes, *link.volumes],
+        more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
+        patch=chosen.pod_patch,
+    )
+
+
+LOST_NODE = tuple(
+    {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10}
+    for taint in ("not-ready", "unreachable")
+)
+"""A lost node is given up after ten seconds; claim number and epoch make it safe that its pods may still run."""
+
+
+def _headless_service(metadata: Json, selector: Json, ports: dict[str, int]) -> Json:
+    """Names for the pods, also for those that are not ready: a group forms before it is."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": [
+                {"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in ports.items()
+            ],
+        },
+    }
+
+
+def _field(name: str, path: str) -> Json:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _interface(name: str | None) -> list[Json]:
+    if name is None:
+        return []
+    return [{"name": variable, "value": name} for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
+
+
+def _devices(deployment: Deployment) -> Json:
+    """Limits of extended resources, which need no requests beside them."""
+    worker = deployment.spec.worker
+    limits: dict[str, str] = {}
+    if worker.device == "cuda":
+        limits["nvidia.com/gpu"] = str(deployment.spec.parallelism.tensor)
+    if worker.rdma_resource is not None:
+        limits[worker.rdma_resource.name] = str(worker.rdma_resource.count)
+    return {"limits": limits} if limits else {}

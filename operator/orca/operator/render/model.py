@@ -1,0 +1,42 @@
+"""Where the pods of a deployment find the model: a folder of the images, a claim of the user's, or one of ours."""
+
+import hashlib
+from dataclasses import dataclass
+
+from orca.operator import names
+from orca.operator.resource import Deployment, Json, Model
+
+FOLDER = "/models"
+FETCHED = f"{FOLDER}/model"
+"""The folder that the download makes whole at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The model's folder inside the pods, and what has to be mounted for it."""
+
+    folder: str
+    volumes: tuple[Json, ...] = ()
+    mounts: tuple[Json, ...] = ()
+
+
+def digest(model: Model) -> str:
+    """Names what is fetched: 8 hex digits of where from and which revision."""
+    return hashlib.sha256(f"{model.uri} {model.revision or ''}".encode()).hexdigest()[:8]
+
+
+def place(deployment: Deployment) -> Place:
+    """Of the wanted model. Everybody reads the same volume, and nobody writes to it."""
+    model = deployment.spec.model
+    path = model.uri.partition("://")[2]
+    if model.scheme == "file":
+        return Place(path)
+    if model.scheme == "pvc":
+        claim, _, inside = path.partition("/")
+        return _on_claim(claim, f"{FOLDER}/{inside}".rstrip("/"))
+    return _on_claim(names.model(deployment.name, digest(model)), FETCHED)
+
+
+def _on_claim(claim: str, folder: str) -> Place:
+    volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    return Place(folder, (volume,), ({"name": "model", "mountPath": FOLDER, "readOnly": True},))

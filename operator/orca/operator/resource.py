@@ -1,0 +1,303 @@
+"""An OrcaDeployment as the operator reads it: frozen records in the shape of the CRD's schema.
+
+The API server has checked types, ranges and rules and has filled in defaults before the operator sees a resource, so
+the records say neither again. What only a whole look can tell is checked here: `read` refuses it with BadSpec, which
+becomes the condition Accepted=False. charts/orca/crd/orcadeployments.yaml says what each field means.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+GROUP = "orca-serving.io"
+VERSION = "v1alpha1"
+PLURAL = "orcadeployments"
+KIND = "OrcaDeployment"
+
+Json = dict[str, Any]
+R = TypeVar("R")
+
+
+class BadSpec(Exception):
+    """A spec that cannot be served as written; the message is for its author."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretKey:
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    size_gib: int
+    storage_class_name: str | None = None
+    access_mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    uri: str
+    revision: str | None = None
+    served_name: str | None = None
+    dtype: str
+    max_model_len: int | None = None
+    token_secret: SecretKey | None = None
+    cache: Cache
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.served_name or (self.uri.partition("://")[2] if self.is_on_hub else self.uri.rpartition("/")[2])
+
+    @property
+    def scheme(self) -> str:
+        return self.uri.partition("://")[0]
+
+    @property
+    def is_on_hub(self) -> bool:
+        return self.scheme == "hf"
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether a Job brings it into a volume of ours."""
+        return self.scheme in ("hf", "s3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    stages: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    requests: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaResource:
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    device: str
+    threads: int
+    memory_share_percent: int
+    resources: Resources
+    network_interface: str | None = None
+    host_network: bool
+    rdma_resource: RdmaResource | None = None
+    node_selector: Mapping[str, Any] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    runtime_class_name: str | None = None
+    shared_memory_mib: int
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    policy: str
+    max_batch_size: int
+    kv_slots: int | None = None
+    max_batch_tokens: int | None = None
+    prefetch: int
+    resources: Resources
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingress:
+    class_name: str | None = None
+    host: str | None = None
+    tls_secret_name: str | None = None
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRoute:
+    parent_refs: tuple[Mapping[str, Any], ...]
+    hostnames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    connections: int
+    calls_per_key: int | None = None
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    replicas: int
+    drain_seconds: int
+    api_keys_secret: SecretKey | None = None
+    open_to_all: bool
+    ingress: Ingress | None = None
+    http_route: HttpRoute | None = None
+    limits: Limits
+    slo_enforce: bool
+    resources: Resources
+    node_selector: Mapping[str, Any] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedPool:
+    """The one record that may be left out whole; its defaults are the CRD's (a test compares them)."""
+
+    storage_gib: int = 8
+    storage_class_name: str | None = None
+    fsync: str = "everysec"
+    memory_mib: int = 1536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalPool:
+    url_secret: SecretKey
+    min_replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    managed: ManagedPool = ManagedPool()
+    external: ExternalPool | None = None
+    max_queued: int
+    retention_seconds: int
+    resources: Resources
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    max_surge: int
+    max_unavailable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """None takes the operator's own release."""
+
+    gateway: str | None = None
+    scheduler: str | None = None
+    worker: str | None = None
+    pool: str | None = None
+    pull_policy: str
+    pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    model: Model
+    parallelism: Parallelism
+    replicas: int
+    worker: Worker
+    scheduler: Scheduler
+    gateway: Gateway
+    pool: Pool
+    rollout: Rollout
+    drain_seconds: int
+    startup_seconds: int
+    suspend: bool
+    deletion_policy: str
+    images: Images
+
+    @property
+    def wanted_groups(self) -> int:
+        return 0 if self.suspend else self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One OrcaDeployment."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: Spec
+
+    @property
+    def owner_reference(self) -> Json:
+        """What makes the cluster delete a child when this resource is gone."""
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+
+def read(body: Mapping[str, Any]) -> Deployment:
+    """From the API server's JSON.
+
+    Raises: BadSpec when it cannot be served as written.
+    """
+    metadata = body["metadata"]
+    spec = _record(Spec, body["spec"], "spec")
+    _check(spec)
+    return Deployment(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=int(metadata["generation"]),
+        spec=spec,
+    )
+
+
+def _check(spec: Spec) -> None:
+    """What the rules of the CRD do not see."""
+    grace = spec.gateway.pod_patch.get("spec", {}).get("terminationGracePeriodSeconds")
+    if grace is not None and grace < spec.gateway.drain_seconds:
+        raise BadSpec(
+            f"gateway.podPatch: terminationGracePeriodSeconds {grace} is less than gateway.drainSeconds"
+            f" {spec.gateway.drain_seconds}: open answers would be cut"
+        )
+    for role in ("worker", "scheduler", "gateway", "pool"):
+        patch = getattr(spec, role).pod_patch
+        if unknown := set(patch) - {"metadata", "spec"}:
+            raise BadSpec(f"{role}.podPatch: {sorted(unknown)[0]} is no field of a pod template (metadata, spec)")
+
+
+def json_name(of: "dataclasses.Field[Any]") -> str:
+    """`storage_class_name` as the schema writes it: storageClassName, and GiB where a unit is meant."""
+    if "name" in of.metadata:
+        return str(of.metadata["name"])
+    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), of.name)
+    return re.sub(r"Gib$", "GiB", re.sub(r"Mib$", "MiB", camel))
+
+
+def _record(kind: type[R], value: Mapping[str, Any], path: str) -> R:
+    """A record of `kind` from its JSON. A field that is absent takes the record's default.
+
+    Raises: BadSpec where the schema in force is older or newer than this operator and a field is missing.
+    """
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name = json_name(each)
+        if value.get(name) is not None:
+            found[each.name] = _value(hints[each.name], value[name], f"{path}.{name}")
+        elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+            raise BadSpec(f"{path}.{name} is missing: the CRD in this cluster is of another release than the operator")
+    return kind(**found)
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        hint = next(each for each in typing.get_args(hint) if each is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return _record(typing.cast(type[Any], hint), value, path)
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    return value
