@@ -55,7 +55,7 @@ def pins(lock: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(
     ("lock", "extras", "groups"),
-    [("local", ["local"], []), ("dev", ["local", "bench"], ["dev", "build"]), ("build", [], ["build"])],
+    [("local", ["local"], []), ("dev", ["local", "operator", "bench"], ["dev", "build"]), ("build", [], ["build"])],
     ids=LOCKS[1:2] + LOCKS[:1] + LOCKS[2:],
 )
 def test_a_lock_holds_a_fitting_version_of_all_that_pyproject_asks_for(

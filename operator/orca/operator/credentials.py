@@ -29,7 +29,9 @@ def api_key_secret(deployment: Deployment) -> Json:
     """One key without limits, and the line by which the gateways know it."""
     key = make_key()
     name = names.api_key(deployment.name)
-    return _secret(deployment, name, "gateway", key=key, **{API_KEYS_FILE: _text([line(ApiKey("default", digest(key)))])})
+    return _secret(
+        deployment, name, "gateway", key=key, **{API_KEYS_FILE: _text([line(ApiKey("default", digest(key)))])}
+    )
 
 
 def _secret(deployment: Deployment, name: str, role: str, **texts: str) -> Json:

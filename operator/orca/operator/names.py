@@ -1,11 +1,11 @@
 """Names and labels of everything that belongs to an OrcaDeployment: they follow from its own name, and are built here.
 
-    shop                       Service, Ingress or HTTPRoute of the API
-    shop-gateway               Deployment, PodDisruptionBudget
-    shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
-    shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
-    shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
-    shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
+shop                       Service, Ingress or HTTPRoute of the API
+shop-gateway               Deployment, PodDisruptionBudget
+shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
+shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
+shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
+shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,10 @@ ROLE_LABEL = f"{GROUP}/role"
 GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 HASH_LABEL = f"{GROUP}/hash"
+MODEL_LABEL = f"{GROUP}/model"
+"""Of schedulers: digest of what the spec says about the model."""
+GENERATION_LABEL = f"{GROUP}/generation"
+"""Of schedulers: number of the model's revision."""
 
 ORDINALS_MAX = 10_000
 

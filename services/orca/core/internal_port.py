@@ -1,8 +1,8 @@
 """The internal port of a part: plain HTTP for whoever runs the part, answered by the part's own event loop.
 
-`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part; what a part
-does at the moment is told by pages of its own, such as a scheduler's `/ready`. It has to
-come out of the loop itself: a thread would answer beside a loop that is blocked, and so would gRPC, whose pings are
+`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part; what a
+part does at the moment is told by pages of its own, such as a scheduler's `/ready`. Health has to come out of the loop
+itself: a thread would answer beside a loop that is blocked, and so would gRPC, whose pings are
 answered by threads of its own. Whoever can reach the port may read it; it belongs on an internal network.
 """
 

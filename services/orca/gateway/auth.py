@@ -18,9 +18,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from orca.core.api_keys import ApiKey
 from orca.core.errors import SettingError
 from orca.core.settings import is_loopback
-from orca.core.api_keys import ApiKey
 from orca.gateway.errors import ApiError
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.settings import Settings

@@ -108,7 +108,9 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
         metrics.watch(scheduler.load, unformed_s=formation.unformed_s, loop=asyncio.get_running_loop())
         stack.callback(asyncio.create_task(formation.run()).cancel)
         if settings.metrics_listen is not None:
-            port = await InternalPort.open(settings.metrics_listen, {"/metrics": metrics.page, "/ready": formation.ready_page})
+            port = await InternalPort.open(
+                settings.metrics_listen, {"/metrics": metrics.page, "/ready": formation.ready_page}
+            )
             stack.callback(port.close)
             log.info("metrics", extra={"address": port.address})
         log.info(

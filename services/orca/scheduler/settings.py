@@ -98,7 +98,8 @@ class Settings(ScheduleSettings):
         False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
     )
     metrics_listen: str | None = setting(
-        None, "host:port of /metrics, for Prometheus, of /health, and of /ready, which is 200 while the group is formed;"
+        None,
+        "host:port of /metrics, for Prometheus, of /health, and of /ready, which is 200 while the group is formed;"
         " port 0 takes a free one; unset: none",
     )
     iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")

@@ -6,6 +6,7 @@ planner exchanges them. The scheduler may change under its stages: it drains and
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 from orca.operator import names
 from orca.operator.render import model, pool
@@ -55,27 +56,33 @@ def stages(deployment: Deployment, image: str, group: str, revision: str) -> lis
     return [_headless_service(metadata, selector, {"engine": STAGE_PORT}), stateful_set]
 
 
-def scheduler(deployment: Deployment, image: str, group: str, revision: str, generation: int) -> list[Json]:
-    """Service and StatefulSet of a group's scheduler.
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What decides outputs, as the spec says it."""
 
-    Args: generation: of the model's revision; the highest becomes the current one of the pool.
-    """
+    digest: str  # model.outputs_digest
+    generation: int  # the highest becomes the pool's current one
+
+
+def scheduler(deployment: Deployment, image: str, group: str, revision: str, outputs: Outputs) -> list[Json]:
+    """Service and StatefulSet of a group's scheduler."""
     name = names.scheduler(group)
     identity = {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
     labels = names.labels(deployment.name, SCHEDULER, identity)
     metadata = {"name": name, "namespace": deployment.namespace, "labels": labels}
+    told = {names.MODEL_LABEL: outputs.digest, names.GENERATION_LABEL: str(outputs.generation)}
     selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: SCHEDULER}
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata,
+        "metadata": metadata | {"labels": labels | told},
         "spec": {
             "serviceName": name,
             "replicas": 1,
             # It becomes ready when the group is formed: a change must not wait for that.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector},
-            "template": _scheduler_pod(deployment, image, group, generation, labels),
+            "template": _scheduler_pod(deployment, image, group, outputs.generation, labels),
         },
     }
     ports = {"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT}
@@ -138,9 +145,7 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
     )
 
 
-def _scheduler_pod(
-    deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str]
-) -> Json:
+def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str]) -> Json:
     spec, chosen = deployment.spec, deployment.spec.scheduler
     place, link = model.place(deployment), pool.link(deployment)
     domain = f"{deployment.namespace}.svc"

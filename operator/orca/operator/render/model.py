@@ -22,7 +22,16 @@ class Place:
 
 def digest(model: Model) -> str:
     """Names what is fetched: 8 hex digits of where from and which revision."""
-    return hashlib.sha256(f"{model.uri} {model.revision or ''}".encode()).hexdigest()[:8]
+    return _digest(model.uri, model.revision)
+
+
+def outputs_digest(model: Model, image: str) -> str:
+    """Names what decides outputs, as far as the spec tells: 8 hex digits. Args: image: of the stages."""
+    return _digest(model.uri, model.revision, model.dtype, image if model.scheme == "file" else None)
+
+
+def _digest(*words: str | None) -> str:
+    return hashlib.sha256(" ".join(word or "-" for word in words).encode()).hexdigest()[:8]
 
 
 def place(deployment: Deployment) -> Place:

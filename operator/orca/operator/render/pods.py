@@ -130,7 +130,9 @@ def _merged_by_name(base: Sequence[Json], patch: Sequence[Json]) -> list[Json]:
 
 
 def _is_named(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) and "name" in each for each in value)
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) and "name" in each for each in value)
+    )
 
 
 def _given(values: Mapping[str, Any]) -> Json:

@@ -1,0 +1,208 @@
+"""The API server, as far as the operator needs it: list, apply, create, delete, and the status of a resource.
+
+Everything is written by server-side apply under one field manager, so what others set beside it stays and a repeated
+write changes nothing. Calls block; whoever has an event loop makes them in a thread.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from orca.operator import names
+from orca.operator.resource import GROUP, KIND, PLURAL, VERSION, Deployment, Json
+
+log = logging.getLogger(__name__)
+
+CALL_S = 20.0
+"""Bound on one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    api: str  # `api/v1` or `apis/<group>/<version>`
+    plural: str
+    is_optional: bool = False  # an API that a cluster may not have
+
+
+KINDS: Mapping[str, Kind] = {
+    "Pod": Kind("api/v1", "pods"),
+    "Service": Kind("api/v1", "services"),
+    "Secret": Kind("api/v1", "secrets"),
+    "PersistentVolumeClaim": Kind("api/v1", "persistentvolumeclaims"),
+    "Deployment": Kind("apis/apps/v1", "deployments"),
+    "StatefulSet": Kind("apis/apps/v1", "statefulsets"),
+    "PodDisruptionBudget": Kind("apis/policy/v1", "poddisruptionbudgets"),
+    "Ingress": Kind("apis/networking.k8s.io/v1", "ingresses"),
+    "HTTPRoute": Kind("apis/gateway.networking.k8s.io/v1", "httproutes", is_optional=True),
+}
+"""Of which children are made; all of them are namespaced."""
+
+
+class ApiError(Exception):
+    """The API server did not do what it was asked; the message is its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Args: status: of HTTP; 0 when there was no answer."""
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the same call would be refused again: what was asked for is wrong, or is not allowed."""
+        return self.status in (400, 403, 422)
+
+
+class Cluster:
+    """Raises: ApiError, from every method."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    def deployment(self, namespace: str, name: str) -> Json | None:
+        """An OrcaDeployment as it is now; None when there is none."""
+        return self._get(_resource_path(namespace, name))
+
+    def deployments(self, namespaces: Sequence[str]) -> list[Json]:
+        """All OrcaDeployments. Args: namespaces: none for those of the whole cluster."""
+        base = f"/apis/{GROUP}/{VERSION}"
+        paths = [f"{base}/namespaces/{namespace}/{PLURAL}" for namespace in namespaces] or [f"{base}/{PLURAL}"]
+        return [each for path in paths for each in self._call("GET", path)["items"]]
+
+    def secret(self, namespace: str, name: str) -> Json | None:
+        """None when there is none."""
+        return self._get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
+
+    def children(self, namespace: str, name: str) -> list[Json]:
+        """Everything that bears the label of the OrcaDeployment."""
+        found = []
+        for kind, of in KINDS.items():
+            found += self._list(f"/{of.api}/namespaces/{namespace}/{of.plural}", kind, of, names.selector(name))
+        return found
+
+    def nodes(self) -> list[Json]:
+        """Raises: ApiError with status 403 where the operator may see one namespace only."""
+        return self._list("/api/v1/nodes", "Node", Kind("api/v1", "nodes"), None)
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        kind = KINDS[manifest["kind"]]
+        metadata = manifest["metadata"]
+        path = f"/{kind.api}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}"
+        self._call("PATCH", path, manifest, fieldManager=names.MANAGER, force="true")
+
+    def create(self, manifest: Mapping[str, Any]) -> None:
+        """Harmless where it exists."""
+        kind = KINDS[manifest["kind"]]
+        path = f"/{kind.api}/namespaces/{manifest['metadata']['namespace']}/{kind.plural}"
+        try:
+            self._call("POST", path, manifest, fieldManager=names.MANAGER)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def delete(self, kind: str, namespace: str, name: str, *, is_forced: bool = False) -> None:
+        """Harmless where it is gone."""
+        of = KINDS[kind]
+        body: Json = {"propagationPolicy": "Background"}
+        if is_forced:
+            body["gracePeriodSeconds"] = 0
+        try:
+            self._call("DELETE", f"/{of.api}/namespaces/{namespace}/{of.plural}/{name}", body)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def write_status(self, namespace: str, name: str, status: Json) -> None:
+        """Harmless where the resource is gone."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "status": status,
+        }
+        path = f"{_resource_path(namespace, name)}/status"
+        try:
+            self._call("PATCH", path, body, fieldManager=names.MANAGER, force="true")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def tell(self, deployment: Deployment, reason: str, message: str, *, is_warning: bool, now: str) -> None:
+        """An Event on the resource."""
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{deployment.name}.", "namespace": deployment.namespace},
+            "involvedObject": {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "name": deployment.name,
+                "namespace": deployment.namespace,
+                "uid": deployment.uid,
+            },
+            "reason": reason,
+            "message": message[:1000],
+            "type": "Warning" if is_warning else "Normal",
+            "source": {"component": names.MANAGER},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        self._call("POST", f"/api/v1/namespaces/{deployment.namespace}/events", event)
+
+    def _get(self, path: str) -> Json | None:
+        try:
+            found: Json = self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def _list(self, path: str, kind: str, of: Kind, selector: str | None) -> list[Json]:
+        query = {} if selector is None else {"labelSelector": selector}
+        try:
+            items = self._call("GET", path, **query)["items"]
+        except ApiError as error:
+            if error.status == 404 and of.is_optional:
+                return []
+            raise
+        # Items of a list do not say what they are.
+        return [{**item, "kind": kind} for item in items]
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+        is_apply = method == "PATCH"
+        content_type = "application/apply-patch+yaml" if is_apply else "application/json"
+        params = self._api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            # JSON is YAML too; the client library writes only what is called JSON itself.
+            body=json.dumps(body) if is_apply else body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self._api.call_api(*params, _request_timeout=CALL_S)
+            content = response.read()
+        except (ApiException, HTTPError, OSError) as error:
+            raise ApiError(getattr(error, "status", None) or 0, f"{method} {path}: {error}") from error
+        if not 200 <= response.status <= 299:
+            raise ApiError(response.status, f"{method} {path}: {_message(content, response.reason)}")
+        return json.loads(content)
+
+
+def _resource_path(namespace: str, name: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+
+
+def _message(content: bytes, reason: str) -> str:
+    try:
+        return str(json.loads(content)["message"])
+    except (TypeError, ValueError, KeyError):
+        return reason

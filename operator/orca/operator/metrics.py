@@ -1,0 +1,39 @@
+"""Prometheus metrics of the operator."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from orca.core.internal_port import Page
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+
+
+class Metrics:
+    """One registry per operator."""
+
+    def __init__(self, waiting: Callable[[], float], heard_s: Callable[[], float]) -> None:
+        """
+        Args:
+            waiting: resources that wait for a look.
+            heard_s: seconds since the API server last listed the resources.
+        """
+        self.registry = CollectorRegistry()
+        self.looks = Counter(
+            "orca_operator_reconciles", "Looks at a resource, by how they ended.", ["result"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "orca_operator_reconcile_seconds", "Duration of one look.", buckets=_SECONDS, registry=self.registry
+        )
+        self.queue_seconds = Histogram(
+            "orca_operator_queue_seconds", "From the news to the look.", buckets=_SECONDS, registry=self.registry
+        )
+        self._gauge("orca_operator_queue_length", "Resources that wait for a look.", waiting)
+        self._gauge("orca_operator_list_age_seconds", "Since the resources were last listed.", heard_s)
+
+    def page(self) -> Page:
+        return Page(generate_latest(self.registry), CONTENT_TYPE_LATEST)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(name, text, registry=self.registry).set_function(value)

@@ -1,0 +1,28 @@
+"""Amounts as Kubernetes writes them: `1000m` and `1` are the same, and the API server writes the shorter one."""
+
+import re
+from decimal import Decimal
+
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+_FACTORS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+}
+
+
+def is_same_quantity(one: object, other: object) -> bool:
+    """Whether both are amounts, and equal."""
+    amount = _amount(one)
+    return amount is not None and amount == _amount(other)
+
+
+def _amount(value: object) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    found = _FORM.fullmatch(str(value))
+    if found is None:
+        return None
+    number, suffix = Decimal(found[1]), found[2] or ""
+    return number * _FACTORS[suffix] if suffix in _FACTORS else Decimal(found[0])

@@ -1,0 +1,73 @@
+"""What keeps a pod from serving: each reason is a word that stays, each message names pod and container."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NO_CAPACITY = "NoCapacity"
+IMAGE_PULL = "ImagePull"
+BAD_CONFIGURATION = "BadConfiguration"
+OUT_OF_MEMORY = "OutOfMemory"
+CRASHING = "Crashing"
+STARTING = "Starting"
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_CONFIGURATION_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_WORST_FIRST = (BAD_CONFIGURATION, IMAGE_PULL, OUT_OF_MEMORY, NO_CAPACITY, CRASHING, STARTING)
+
+BAD_SETTING_EXIT = 2
+"""How a part of Orca ends for a setting or a model with which it can never serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    reason: str
+    message: str
+
+
+def worst(pods: Iterable[Mapping[str, Any]]) -> Trouble | None:
+    """The trouble that somebody has to see first; None when no pod has any."""
+    found = [trouble for pod in pods if (trouble := of_pod(pod)) is not None]
+    return min(found, key=lambda trouble: _WORST_FIRST.index(trouble.reason), default=None)
+
+
+def of_pod(pod: Mapping[str, Any]) -> Trouble | None:
+    """None for a pod that serves or is on its way without a hitch."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Trouble(NO_CAPACITY, f"pod {name} finds no node: {condition.get('message', '')}")
+    for container in status.get("containerStatuses") or []:
+        if trouble := _of_container(f"pod {name}, container {container['name']}", container):
+            return trouble
+    return None
+
+
+def _of_container(where: str, container: Mapping[str, Any]) -> Trouble | None:
+    waiting = container.get("state", {}).get("waiting") or {}
+    reason, said = waiting.get("reason"), waiting.get("message", "")
+    if reason in _IMAGE_REASONS:
+        return Trouble(IMAGE_PULL, f"{where}: {reason} {said}")
+    if reason in _CONFIGURATION_REASONS:
+        return Trouble(BAD_CONFIGURATION, f"{where}: {said}")
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
+    if container.get("ready") or not ended:
+        return None
+    if ended.get("reason") == "OOMKilled":
+        return Trouble(OUT_OF_MEMORY, f"{where}: killed for memory; it has ended {container['restartCount']} times")
+    last_words = _last_words(ended.get("message") or "")
+    if ended.get("exitCode") == BAD_SETTING_EXIT:
+        return Trouble(BAD_CONFIGURATION, f"{where}: {last_words}")
+    if reason == "CrashLoopBackOff" and ended.get("exitCode") != 0:
+        return Trouble(
+            CRASHING, f"{where}: ended with {ended.get('exitCode')} {container['restartCount']} times: {last_words}"
+        )
+    return None
+
+
+def _last_words(log: str) -> str:
+    """The last line that says something; of a JSON line only its message would do, but the line is short."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "it said nothing"
