@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-import time
+from collections.abc import Mapping
 
 import pytest
 from pool_beds import RedisBed, Scheduler, started
 
 from orca.core.request import End, FinishReason, Token
 from orca.gateway.state import read_logs
-from orca.pool.api import CommitEntry
+from orca.pool.api import CommitEntry, LogSlice
+from orca.pool.contract import READ_TOKENS_MAX
 from orca.pool.redis_pool import RedisPool
 
 READERS = 8
-LATE_S = 1.0  # of a heartbeat: wide, since the processors are shared; the seat's lease is 3 s
 TOKENS = 1_000
 
 
@@ -28,25 +28,51 @@ async def write(bed: RedisBed, choices: int) -> Scheduler:
     return scheduler
 
 
-async def beat(scheduler: Scheduler, pool: RedisPool, seconds: list[float]) -> None:
-    while True:
-        before = time.perf_counter()
-        await pool.heartbeat(scheduler.caller)
-        seconds.append(time.perf_counter() - before)
-        await asyncio.sleep(0.01)
+class Beats:
+    """Heartbeats one after the other, without a pause."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.answered = 0
+
+    async def run(self) -> None:
+        while True:
+            await self._scheduler.heartbeat()
+            self.answered += 1
+
+
+class Reader:
+    """The pool as one who fetches a long answer sees it: page by page, each with the heartbeats answered by then."""
+
+    def __init__(self, pool: RedisPool, beats: Beats) -> None:
+        self._pool = pool
+        self._beats = beats
+        self.pages: list[tuple[int, int]] = []  # tokens, heartbeats
+
+    async def read_many(self, starts: Mapping[str, int]) -> dict[str, LogSlice | None]:
+        page = await self._pool.read_many(starts)
+        self.pages.append((sum(len(part.tokens) for part in page.values() if part), self._beats.answered))
+        return page
+
+    @property
+    def beats_while_reading(self) -> int:
+        return self.pages[-1][1] - self.pages[0][1]
 
 
 @pytest.mark.parametrize("choices", [16, pytest.param(128, marks=pytest.mark.prove)])
 async def test_a_long_answer_is_fetched_whole_while_heartbeats_come_through(redis_bed: RedisBed, choices: int) -> None:
-    scheduler, seconds = await write(redis_bed, choices), []
+    beats = Beats(await write(redis_bed, choices))
     requests = (await redis_bed.pool.parent("a")).requests
-    beating = asyncio.create_task(beat(scheduler, redis_bed.pool, seconds))
-    found = await asyncio.gather(*(read_logs(redis_bed.pool, requests) for _ in range(READERS)))
+    readers = [Reader(redis_bed.pool, beats) for _ in range(READERS)]
+    beating = asyncio.create_task(beats.run())
+    found = await asyncio.gather(*(read_logs(reader, requests) for reader in readers))
     beating.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await beating
     for logs in found:
         assert [len(log.tokens) for log in logs.values()] == [TOKENS] * choices
         assert all(log.end for log in logs.values())
-    assert seconds
-    assert max(seconds) < LATE_S
+    for reader in readers:
+        assert max(tokens for tokens, _ in reader.pages) <= READ_TOKENS_MAX
+        # All readers' pages go through few connections: in the time of one of each, several heartbeats come through.
+        assert reader.beats_while_reading >= len(reader.pages) > choices * TOKENS // READ_TOKENS_MAX
