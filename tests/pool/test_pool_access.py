@@ -20,7 +20,7 @@ from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
 POOL = Path(__file__).parents[2] / "services" / "orca" / "pool"
-DIRECT = {"eval", "evalsha", "info", "subscribe", "unsubscribe", "wait", "xrevrange", "ping", "select"}
+DIRECT = {"eval", "evalsha", "info", "subscribe", "unsubscribe", "wait", "ping", "select"}
 OF_THE_RELEASE_BEFORE = {"sadd", "sismember"}
 
 

@@ -1,106 +1,129 @@
-"""The disk hangs: fsyncs take seconds, and Redis keeps what it acknowledges in its own memory meanwhile."""
+"""The disk hangs: fsyncs take seconds, and meanwhile Redis keeps in its own memory what it answers."""
 
 import asyncio
-import itertools
-import shutil
-import subprocess
+import contextlib
+import dataclasses
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from pool_beds import REVISION, RedisBed, submission, with_settings
-from pool_kinds import KINDS, redis_binary
+from pool_disks import SlowDisk
+from pool_kinds import KINDS
+from waiting import until
 
-from orca.core.errors import PoolNotDurable
+from orca.core.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import OnDisconnect
 from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis_pool import RedisPool
 
-SHIM = Path(__file__).with_name("slow_fsync.c")
 LIMIT_S = 60.0
 ROUND_S = 0.3
+HANGS_MS = 4_000  # an fsync: Redis writes after two seconds, whether it has ended or not
 
 
-def slow_binary(folder: Path, kind: str) -> tuple[Path, Path]:
-    """A redis-server whose fsyncs are slow while a file is there, and that file."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler for the fsync that hangs")
-    library, flag, script = folder / "slow_fsync.so", folder / "slow", folder / "redis-server"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, SHIM, "-ldl"], check=True)
-    preload = f"LD_PRELOAD={library} SLOW_FSYNC={flag}"
-    script.write_text(f'#!/bin/sh\nexec env {preload} {redis_binary(kind)} "$@"\n')
-    script.chmod(0o755)
-    return script, flag
+Found = tuple[RedisBed, EmbeddedRedis, SlowDisk]
 
 
 @pytest.fixture(params=KINDS[1:])
-async def bed_on_slow_disk(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[tuple[RedisBed, EmbeddedRedis, Path]]:
-    binary, flag = slow_binary(tmp_path, request.param)
-    with EmbeddedRedis(tmp_path / "redis", binary=binary) as server:
+async def found(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Found]:
+    disk = SlowDisk(tmp_path, request.param)
+    with EmbeddedRedis(tmp_path / "redis", binary=disk.binary) as server:
         bed = RedisBed(server.url, with_settings(max_queued=10**6))
         await bed.pool.set_revision(REVISION, 1)
-        yield bed, server, flag
-        flag.unlink(missing_ok=True)
+        yield bed, server, disk
+        disk.heal()
         await bed.close()
 
 
-async def accept_until_refused(bed: RedisBed) -> list[str]:
-    """Submit without a pause while rounds go on, as a gateway's do. Returns: what was accepted."""
-    accepted: list[str] = []
-    next_round = 0.0
-    async with asyncio.timeout(LIMIT_S):
-        for number in itertools.count():
-            if (now := asyncio.get_running_loop().time()) >= next_round:
-                await bed.pool.sweep()
-                next_round = now + ROUND_S
-            try:
-                await bed.pool.submit(submission(f"r{number}", on_disconnect=OnDisconnect.KEEP))
-            except PoolNotDurable:
-                return accepted
-            accepted.append(f"r{number}.0")
-    raise AssertionError("unreachable")
+@contextlib.asynccontextmanager
+async def rounds(bed: RedisBed) -> AsyncIterator[None]:
+    """The sweeps of a gateway go on, whatever its other calls wait for."""
 
-
-async def wait_until_written(bed: RedisBed) -> None:
-    """Redis writes what it has held back for two seconds, and counts that."""
-    before = (await bed.redis.info("persistence"))["aof_delayed_fsync"]
-    async with asyncio.timeout(LIMIT_S):
-        while (await bed.redis.info("persistence"))["aof_delayed_fsync"] == before:
-            await bed.redis.set("something", "to write")
-            await asyncio.sleep(0.05)
-
-
-async def test_while_fsyncs_hang_the_door_closes_and_what_it_let_in_survives_a_kill(
-    bed_on_slow_disk: tuple[RedisBed, EmbeddedRedis, Path],
-) -> None:
-    bed, server, flag = bed_on_slow_disk
-    flag.touch()
-    accepted = await accept_until_refused(bed)
-    await wait_until_written(bed)
-    server.kill()
-    flag.unlink()
-    server.restart()
-    await bed.redis.connection_pool.disconnect()
-    lost = [name for name in accepted if not await bed.redis.exists(bed.keys.named("req", name))]
-    assert accepted
-    assert lost == []
-
-
-async def test_the_door_opens_when_the_disk_is_well_again(
-    bed_on_slow_disk: tuple[RedisBed, EmbeddedRedis, Path],
-) -> None:
-    bed, _, flag = bed_on_slow_disk
-    flag.touch()
-    await accept_until_refused(bed)
-    flag.unlink()
-    async with asyncio.timeout(LIMIT_S):
+    async def sweep() -> None:
         while True:
             await bed.pool.sweep()
-            try:
-                await bed.pool.submit(submission("after"))
-            except PoolNotDurable:
-                await asyncio.sleep(0.1)
-            else:
-                return
+            await asyncio.sleep(ROUND_S)
+
+    task = asyncio.create_task(sweep())
+    yield
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def is_accepted(bed: RedisBed) -> bool:
+    try:
+        await bed.pool.submit(submission(secrets.token_hex(4)))
+    except PoolNotDurable:
+        return False
+    return True
+
+
+async def is_refused(bed: RedisBed) -> bool:
+    return not await is_accepted(bed)
+
+
+async def test_the_door_closes_while_fsyncs_hang_and_opens_when_the_disk_is_well_again(found: Found) -> None:
+    bed, _, disk = found
+    disk.slow(HANGS_MS)
+    async with rounds(bed):
+        await until(lambda: is_refused(bed), LIMIT_S)
+        disk.heal()
+        await until(lambda: is_accepted(bed), LIMIT_S)
+
+
+async def hang(bed: RedisBed, disk: SlowDisk) -> None:
+    """Until an fsync is under way that does not end by itself within a test."""
+    disk.slow(10 * HANGS_MS)
+
+    async def is_syncing() -> bool:
+        await bed.redis.set("something", "to write")
+        return bool((await bed.redis.info("persistence"))["aof_pending_bio_fsync"])
+
+    await until(is_syncing, LIMIT_S)
+
+
+async def test_what_redis_writes_while_an_fsync_hangs_is_answered(found: Found) -> None:
+    bed, server, disk = found
+    await hang(bed, disk)
+    # Nobody sweeps here, so the door stays open.
+    await bed.pool.submit(submission("a", on_disconnect=OnDisconnect.KEEP))
+    assert (await bed.redis.info("persistence"))["aof_pending_bio_fsync"]
+    server.kill()
+    disk.heal()
+    server.restart()
+    await bed.redis.connection_pool.disconnect()
+    assert await bed.redis.exists(bed.keys.named("req", "a.0"))
+
+
+async def test_an_answer_that_redis_does_not_write_in_time_is_none(found: Found) -> None:
+    bed, _, disk = found
+    hasty = RedisPool(bed.url, bed.deployment, dataclasses.replace(bed.settings, call_timeout_ms=300))
+    await hang(bed, disk)
+
+    # Now and then it comes in time: Redis writes every two seconds.
+    async def is_unwritten() -> bool:
+        try:
+            await hasty.submit(submission(secrets.token_hex(4)))
+        except PoolUnavailable as error:
+            return "append-only file in time" in str(error)
+        return False
+
+    await until(is_unwritten, LIMIT_S)
+    await hasty.close()
+
+
+async def test_who_accepts_loss_waits_for_no_disk(found: Found) -> None:
+    bed, _, disk = found
+    careless = RedisPool(bed.url, bed.deployment, dataclasses.replace(bed.settings, accepts_loss=True))
+    await hang(bed, disk)
+
+    # Nobody else writes: behind an answer that was waited for, nothing is held back.
+    async def is_answered_before_it_is_written() -> bool:
+        await careless.submit(submission(secrets.token_hex(4)))
+        return bool((await bed.redis.info("persistence"))["aof_buffer_length"])
+
+    await until(is_answered_before_it_is_written, LIMIT_S)
+    await careless.close()

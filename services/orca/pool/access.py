@@ -36,8 +36,8 @@ _DEFAULT_USER = "user default off ~* &* +@all"
 COMMANDS = (
     *("exists", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hkeys", "hmget", "hset", "hsetnx", "publish"),
     *("set", "time", "unlink", "xadd", "xlen", "xrange", "zadd", "zcard", "zrange"),
-    *("zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zscore"),
-    *("eval", "evalsha", "info", "subscribe", "unsubscribe", "wait", "xrevrange"),
+    *("xrevrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zscore", "info"),
+    *("eval", "evalsha", "subscribe", "unsubscribe", "wait"),
     *("ping", "select"),
     # Of the release before, beside which this one runs during a rollout.
     *("sadd", "sismember"),

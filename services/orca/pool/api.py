@@ -5,6 +5,11 @@ Every method may be called again with the same arguments after a lost reply; wha
 Any method raises PoolUnavailable when the pool gave no answer: the call may have happened or not. A cancelled call ends
 its task, also when the answer comes at the same moment.
 
+What an answer tells of survives a kill of the pool's server where it may be told on: submit, parent, read, read_many,
+status, cancel, attach, commit, set_schema, set_revision and promise_slots answer only when that is so, and raise
+PoolUnavailable when it is not in time. Of what else was answered such a kill may take back the latest, and nothing that
+came before it; a scheduler learns of that by its next heartbeat or commit, as of any claim that is over.
+
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
     wait_for_work, claim, commit, give_back    scheduler    owned requests

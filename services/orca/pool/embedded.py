@@ -76,9 +76,9 @@ class EmbeddedRedis:
 
         Args:
             binary: of redis-server, 6.2 or later; None looks for one.
-            fsync: when the append-only file reaches the disk: `everysec`, or `always` before each answer. With
-                `everysec` a kill loses nothing that was acknowledged, unless a slow disk still writes what came before:
-                Redis then holds its file back for two seconds in its own memory.
+            fsync: when the append-only file reaches the disk: `everysec`, or `always` before each answer. With either a
+                kill loses nothing that the pool acknowledged, also on a slow disk (settling.py); with `everysec` the
+                machine's end costs the last two seconds.
             access: its users; None lets in whoever reaches it.
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
             maxmemory_bytes: 0 has no bound.

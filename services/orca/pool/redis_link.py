@@ -1,4 +1,4 @@
-"""How the pool talks to Redis: connections, scripts by their hash, confirmation by replicas, errors that are ours."""
+"""How the pool talks to Redis: connections, scripts by their hash, what their answers outlive, errors that are ours."""
 
 import asyncio
 import hashlib
@@ -20,6 +20,7 @@ from orca.pool.access import connection_options
 from orca.pool.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
+from orca.pool.settling import FileState, Settling
 
 T = TypeVar("T")
 Command = tuple[Any, ...]
@@ -28,6 +29,8 @@ _SCRIPTS = Path(__file__).with_name("scripts")
 # Words in an error reply that mean "not now", as opposed to a bug in a script. Redis 6.2 wraps the reply of a command
 # inside a script into a sentence of its own, so they may stand anywhere in it.
 _NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "ORCASCHEMA")
+# Behind a transition's text: its answer, and what is to be known of what it did.
+_ANSWER = "return { transition() or false, unsettled() }"
 _FOR_ALL_CONNECTIONS = 4
 _READING_CONNECTIONS = 2
 
@@ -46,6 +49,19 @@ class Purpose(Enum):
     readers lapse, or cost a seat."""
 
 
+class Fault(Enum):
+    """What an answer may have to outlive: it is given when what it tells of would still be there."""
+
+    NONE = auto()
+    """Nobody but the caller learns of it: after a kill of Redis it may be as if the call had never been made."""
+
+    KILL = auto()
+    """Redis is killed and reads its append-only file back (settling.py)."""
+
+    FAIL_OVER = auto()
+    """That, and with replicas one of them takes over."""
+
+
 class OutOfMemory(PoolUnavailable):
     """Redis refused the first write of a script: nothing happened."""
 
@@ -54,9 +70,9 @@ class _Script:
     """A transition's text; EVALSHA, and EVAL where the server does not know it yet."""
 
     def __init__(self, name: str, schemas: Schemas) -> None:
-        files = [(_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name)]
-        texts = [lua_key_builders(), schemas.lua(), poison.lua(), submit_words.lua(), *files]
-        self.text = "".join(texts)
+        prelude, transition = ((_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name))
+        texts = [lua_key_builders(), schemas.lua(), poison.lua(), submit_words.lua(), prelude]
+        self.text = "".join([*texts, f"local function transition()\n{transition}\nend\n", _ANSWER])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -109,6 +125,7 @@ class RedisLink:
         self._meta = keys.single("meta")
         self._replicas = settings.replicas
         self._confirm_ms = settings.call_timeout_ms // 2
+        self._accepts_loss = settings.accepts_loss
         # No retries: a caller that repeats a call does so on purpose, with its own bound (redis-py tries 10 times).
         timeout_s = settings.call_timeout_ms / 1000
         common: dict[str, Any] = {
@@ -125,6 +142,7 @@ class RedisLink:
             Purpose.READING: Lane(_READING_CONNECTIONS, timeout_s, greeted),
             Purpose.ALL: Lane(_FOR_ALL_CONNECTIONS, timeout_s, greeted),
         }
+        self._settling = Settling(self._file_state, timeout_s)
         self.connects = 0
         """How often a call has found a server anew, which may be another one each time."""
         # Its timeout is that of connecting and sending: who listens says for how long.
@@ -135,46 +153,49 @@ class RedisLink:
         await connection.on_connect()
         self.connects += 1
 
-    async def run(self, transition: str, *args: Any, purpose: Purpose = Purpose.CLIENT) -> Any:
-        """A transition, in one round trip once Redis knows its text. Raises: OutOfMemory, PoolUnavailable."""
-        script = self._transitions[transition]
+    async def run(
+        self, transition: str, *args: Any, purpose: Purpose = Purpose.CLIENT, survives: Fault = Fault.NONE
+    ) -> Any:
+        """A transition, in one round trip once Redis knows its text.
 
-        async def call(client: Redis) -> Any:
-            try:
-                return await client.evalsha(script.sha, 1, self._meta, *args)
-            except NoScriptError:
-                return await client.eval(script.text, 1, self._meta, *args)
-
-        return await self._lanes[purpose].call(call)
-
-    async def run_confirmed(self, transition: str, *args: Any, purpose: Purpose = Purpose.CLIENT) -> Any:
-        """`run`, and with replicas the proof that they hold what it wrote."""
-        if not self._replicas:
-            return await self.run(transition, *args, purpose=purpose)
+        Args: survives: what the answer is worth; one that is not to be had is PoolUnavailable, and the call happened.
+        Raises: OutOfMemory, PoolUnavailable.
+        """
         script, lane = self._transitions[transition], self._lanes[purpose]
+        replicas = self._replicas if survives is Fault.FAIL_OVER else 0
         try:
-            return await self._confirmed(lane, ("EVALSHA", script.sha, 1, self._meta, *args))
+            answer, unsettled = await self._once(lane, ("EVALSHA", script.sha, 1, self._meta, *args), replicas)
         except NoScriptError:
-            return await self._confirmed(lane, ("EVAL", script.text, 1, self._meta, *args))
+            answer, unsettled = await self._once(lane, ("EVAL", script.text, 1, self._meta, *args), replicas)
+        if unsettled and survives is not Fault.NONE and not self._accepts_loss:
+            await self._settling.settle(unsettled.decode())
+        return answer
 
     async def pipeline(self, *commands: Command, purpose: Purpose = Purpose.CLIENT) -> list[Any]:
         """The commands on one connection in one round trip; not atomic."""
         return await _pipeline(self._lanes[purpose], *commands)
 
-    async def _confirmed(self, lane: Lane, command: Command) -> Any:
-        """The answer to a command, with the proof that the replicas hold all that it wrote or saw.
+    async def _once(self, lane: Lane, command: Command, replicas: int) -> Any:
+        """The answer to a command, with the proof that so many replicas hold all that it wrote or saw.
 
         WAIT asks for the replication offset at which its own connection last ran a command, a read included; on another
         connection it would ask for an older one and say yes at once. Hence the same connection, in the same pipeline.
 
         Raises: PoolUnavailable when too few replicas confirm in time; what was written may stay.
         """
-        answer, confirmed = await _pipeline(lane, command, ("WAIT", self._replicas, self._confirm_ms))
-        if confirmed < self._replicas:
-            raise PoolUnavailable(f"{confirmed} of {self._replicas} replicas confirmed in time")
+        if not replicas:
+            return await lane.call(lambda client: client.execute_command(*command))  # type: ignore[no-untyped-call]
+        answer, confirmed = await _pipeline(lane, command, ("WAIT", replicas, self._confirm_ms))
+        if confirmed < replicas:
+            raise PoolUnavailable(f"{confirmed} of {replicas} replicas confirmed in time")
         return answer
 
+    async def _file_state(self) -> FileState:
+        server, persistence = await self.pipeline(("INFO", "server"), ("INFO", "persistence"), purpose=Purpose.ALL)
+        return FileState.of(server | persistence)
+
     async def close(self) -> None:
+        await self._settling.close()
         await self.listener.aclose()
         await self._listening.aclose()
         for lane in self._lanes.values():

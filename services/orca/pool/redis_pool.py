@@ -45,7 +45,7 @@ from orca.pool.contract import (
 )
 from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
-from orca.pool.redis_link import OutOfMemory, Purpose, RedisLink
+from orca.pool.redis_link import Fault, OutOfMemory, Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
@@ -119,7 +119,7 @@ class RedisPool(Pool):
         requests, words = submission.requests, submit_words(submission, self._settings)
         await self._server.admit()
         try:
-            verdict, *rest = await self._link.run_confirmed("submit", *words)
+            verdict, *rest = await self._link.run("submit", *words, survives=Fault.FAIL_OVER)
         except OutOfMemory as error:
             raise PoolFull("the pool's Redis has no memory left") from error
         await self._server.admit()
@@ -131,25 +131,18 @@ class RedisPool(Pool):
         return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:
-        record, render = await self._link.pipeline(
-            ("HMGET", self._keys.named("par", parent), "choices", "on_disconnect", "owner"),
-            ("GET", self._keys.named("render", parent)),
-        )
-        if record[0] is None or render is None:
+        found = await self._link.run("parent", parent, survives=Fault.KILL)
+        if found is None:
             raise UnknownRequest(parent)
-        ids = [f"{parent}.{choice}" for choice in range(int(record[0]))]
-        reads = [(("HMGET", self._keys.named("req", i), "arrival", "submitted_ms")) for i in ids]
-        answers = await self._link.pipeline(*reads, *(("GET", self._keys.named("body", i)) for i in ids))
-        records, bodies = answers[: len(ids)], answers[len(ids) :]
-        if any(body is None for body in bodies):
+        on_disconnect, owner, render, *requests = found
+        if any(body is None for body, *_ in requests):
             raise UnknownRequest(parent)
-        requests = tuple(replies.read_request(body, *values) for values, body in zip(records, bodies, strict=True))
         return Parent(
             parent=parent,
-            requests=requests,
-            on_disconnect=OnDisconnect(record[1].decode()),
+            requests=tuple(replies.read_request(*request) for request in requests),
+            on_disconnect=OnDisconnect(on_disconnect.decode()),
             render=render.decode(),
-            owner=record[2].decode(),
+            owner=owner.decode(),
         )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
@@ -166,8 +159,8 @@ class RedisPool(Pool):
         asked = list(starts.items())
         words = [word for log in asked for word in log]
         purpose = Purpose.ALL if for_all else Purpose.READING
-        answers = await self._link.run_confirmed(
-            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, *words, purpose=purpose
+        answers = await self._link.run(
+            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, *words, purpose=purpose, survives=Fault.FAIL_OVER
         )
         return {asked[which][0]: replies.read_slice(asked[which][1], found) for which, *found in answers}
 
@@ -181,18 +174,12 @@ class RedisPool(Pool):
 
     async def status(self, request_id: str) -> RequestStatus:
         fields = ("state", "process", "number", "call", "arrival", "submitted_ms", *_TIMES)
-        record, body, length, last = await self._link.pipeline(
-            ("HMGET", self._keys.named("req", request_id), *fields),
-            ("GET", self._keys.named("body", request_id)),
-            ("XLEN", self._keys.named("log", request_id)),
-            ("XREVRANGE", self._keys.named("log", request_id), "+", "-", "COUNT", 1),
-        )
+        record, body, length, last = await self._link.run("status", request_id, *fields, survives=Fault.KILL)
         if record[0] is None or body is None:
             raise UnknownRequest(request_id)
-        # The log decides: it is read after the record, and the end may have come in between.
-        fields = last[0][1] if last else {}
-        end = replies.read_end(fields) if b"end" in fields else None
-        state = RequestState.ENDED if end else RequestState(record[0].decode())
+        entry = dict(zip(last[::2], last[1::2], strict=True))
+        end = replies.read_end(entry) if b"end" in entry else None
+        state = RequestState(record[0].decode())
         is_owned = state is RequestState.OWNED
         return RequestStatus(
             request=replies.read_request(body, record[4], record[5]),
@@ -205,12 +192,12 @@ class RedisPool(Pool):
         )
 
     async def cancel(self, parent: str) -> None:
-        await self._link.run("cancel", parent)
+        await self._link.run("cancel", parent, survives=Fault.KILL)
 
     async def attach(self, parent: str, reader: str) -> None:
         # Confirmed like a submit: a reader that a fail-over forgot would be cancelled though it reads.
         times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
-        if not await self._link.run_confirmed("attach", parent, reader, *times):
+        if not await self._link.run("attach", parent, reader, *times, survives=Fault.FAIL_OVER):
             raise UnknownRequest(parent)
 
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
@@ -300,7 +287,8 @@ class RedisPool(Pool):
             args += map(codec.pack_token, entry.tokens)
             if entry.end is not None:
                 args.append(codec.pack_stop(entry.end))
-        return [_COMMIT_ANSWERS[answer] for answer in await self._link.run("commit", *args)]
+        answers = await self._link.run("commit", *args, survives=Fault.KILL)
+        return [_COMMIT_ANSWERS[answer] for answer in answers]
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:
         if claims:
@@ -335,14 +323,15 @@ class RedisPool(Pool):
         return int(await self._link.run("report", part, self._settings.seat_lease_ms, purpose=Purpose.ALL))
 
     async def set_schema(self, number: int) -> int:
-        return int(await self._link.run("set_schema", number))
+        return int(await self._link.run("set_schema", number, survives=Fault.KILL))
 
     async def set_revision(self, revision: str, generation: int) -> str:
-        answer: bytes = await self._link.run("set_revision", revision, generation, self._settings.retire_ms)
+        words = revision, generation, self._settings.retire_ms
+        answer: bytes = await self._link.run("set_revision", *words, survives=Fault.KILL)
         return answer.decode()
 
     async def promise_slots(self, revision: str, slots: int) -> int:
-        return int(await self._link.run("promise_slots", revision, slots))
+        return int(await self._link.run("promise_slots", revision, slots, survives=Fault.KILL))
 
     async def stats(self) -> PoolStats:
         pairs, wall, promise, oldest, groups, formed = await self._link.run("stats")

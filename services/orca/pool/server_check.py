@@ -3,11 +3,11 @@
 It may be configured anew under us, or replaced by another at the same address (a managed fail-over). Then new work is
 refused until it is fit again. What was accepted before goes on meanwhile: it would be no better off standing still.
 
-Its disk may hang as well. Under `appendfsync everysec` Redis starts an fsync once a second, and while one is under way
-it keeps what it acknowledges in its own memory, for two seconds at most. So while fsyncs hang, a kill of Redis costs
-what was accepted in the last two seconds. One that is seen at looks over FSYNC_HANGS_S closes the door until a look
-sees none. With looks twice a second it is closed within 1.5 s of the moment at which the disk began to hang, and 2 s
-after that all that it had let in is in the file. `appendfsync always` has no such window.
+Its disk may hang as well. Nothing that was answered is lost by that (settling.py), but a new call would be stored, wait
+in vain for Redis to write it, and be cancelled: seconds for its client, and work for a pool that is behind already. So
+an fsync that is seen at looks over FSYNC_HANGS_S closes the door until a look sees none. With looks twice a second that
+is within 1.5 s of the moment at which the disk began to hang. Under `appendfsync always` Redis itself waits for the
+disk, and answers nobody.
 """
 
 import logging

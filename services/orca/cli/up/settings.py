@@ -58,8 +58,8 @@ class UpSettings(ScheduleSettings):
     redis_fsync: str = setting(
         "everysec",
         "when what was accepted is on the disk of the Redis that is started: always is before each answer, some"
-        " milliseconds; everysec may lose the last two seconds to a power cut, and to a kill of Redis while the disk is"
-        " so slow that the write before still runs",
+        " milliseconds; everysec may lose the last two seconds to a power cut; to a kill of Redis neither loses"
+        " anything",
         choices=("everysec", "always"),
     )
     # Three periods of silence are seen after 6 to 8 s: above the 5 s after which a controller ends a frozen rank, for

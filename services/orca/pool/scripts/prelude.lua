@@ -139,3 +139,9 @@ local function watch_readers(parent, at_least, grace_ms)
   local last = call('ZREVRANGE', readers_key(parent), 0, 0, 'WITHSCORES')
   call('ZADD', WATCH, math.max(tonumber(last[2] or 0), at_least) + grace_ms, parent)
 end
+
+-- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (settling.py), else ''.
+local function unsettled()
+  if not string.find(call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then return '' end
+  return string.match(call('INFO', 'server'), 'run_id:(%x+)')
+end
