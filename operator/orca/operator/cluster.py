@@ -29,6 +29,10 @@ class Kind:
     plural: str
     is_optional: bool = False  # an API that a cluster may not have
 
+    @property
+    def api_version(self) -> str:
+        return self.api.partition("/")[2]
+
 
 KINDS: Mapping[str, Kind] = {
     "Pod": Kind("api/v1", "pods"),
@@ -173,7 +177,7 @@ class Cluster:
                 return []
             raise
         # Items of a list do not say what they are.
-        return [{**item, "kind": kind} for item in items]
+        return [{**item, "apiVersion": of.api_version, "kind": kind} for item in items]
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
         is_apply = method == "PATCH"

@@ -31,6 +31,10 @@ def make_registry(seen: Seen) -> kopf.OperatorRegistry:
     """Handlers for the resource and for its children."""
     registry = kopf.OperatorRegistry()
 
+    @kopf.on.login(registry=registry)
+    def login(**of: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**of) or kopf.login_with_kubeconfig(**of)
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def on_resource(namespace: str | None, name: str | None, **_: Any) -> None:
         await seen(str(namespace), str(name))

@@ -207,8 +207,8 @@ def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json])
             continue  # it comes back once it is gone
         elif label_map(there).get(names.HASH_LABEL) != finished["metadata"]["labels"][names.HASH_LABEL]:
             yield Apply(finished, "the spec has changed")
-        elif not is_covered(finished, there):
-            yield Apply(finished, "somebody has changed it")
+        elif changed := drift(finished, there):
+            yield Apply(finished, f"somebody has changed {changed}")
 
 
 def finish(deployment: Deployment, manifest: Json) -> Json:
@@ -231,14 +231,22 @@ def _is_owned(deployment: Deployment, manifest: Json) -> bool:
     return not (is_kept and manifest["kind"] in KEPT_KINDS and deployment.spec.deletion_policy == "Keep")
 
 
-def is_covered(wanted: Any, there: Any) -> bool:
-    """Whether everything that we wrote still stands in it; what others added does not matter."""
+def drift(wanted: Any, there: Any, path: str = "") -> str | None:
+    """Where something that we wrote does not stand any more; what others added does not matter.
+
+    Returns: the path of the first difference; None when all is as written.
+    """
     if isinstance(wanted, Mapping):
-        return isinstance(there, Mapping) and all(is_covered(value, there.get(key)) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        return isinstance(there, list) and len(wanted) == len(there) and all(map(is_covered, wanted, there))
+        if not isinstance(there, Mapping):
+            return None if not wanted and there is None else path
+        found = (drift(value, there.get(key), f"{path}.{key}".lstrip(".")) for key, value in wanted.items())
+        return next((each for each in found if each is not None), None)
+    if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
+        found = (drift(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(wanted, there, strict=True)))
+        return next((each for each in found if each is not None), None)
     # The API server leaves out what is empty or the default.
-    return bool(wanted == there) or (not wanted and there is None) or is_same_quantity(wanted, there)
+    is_same = wanted == there or (not wanted and there is None) or is_same_quantity(wanted, there)
+    return None if is_same else path
 
 
 def _leftovers(observed: Observed, wanted: Iterable[Json], groups: set[str]) -> Iterable[Delete]:
