@@ -1,0 +1,83 @@
+"""A cluster as plain data for tests of pure code: what the planner writes is there, the test says which pods live."""
+
+from typing import Any
+
+from orca.operator import names
+from orca.operator.observed import Observed, PoolLook
+from orca.operator.plan import Apply, Delete, Plan, Release, plan
+from orca.operator.resource import Deployment, Json
+
+RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1")
+BORN = "2026-01-01T00:00:00Z"
+BORN_S = 1_767_225_600.0
+
+
+class FakeCluster:
+    """Objects by (kind, name). Controllers and kubelets are the test's own: `start`, `add_pod`."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.pool = PoolLook()
+        self.lost_nodes: frozenset[str] = frozenset()
+        self.now_s = BORN_S + 1
+
+    @property
+    def observed(self) -> Observed:
+        return Observed(children=dict(self.objects), pool=self.pool, lost_nodes=self.lost_nodes)
+
+    def look(self, release: Release = RELEASE) -> Plan:
+        """One plan, carried out."""
+        decided = plan(self.deployment, self.observed, release, now_s=self.now_s)
+        for action in decided.actions:
+            if isinstance(action, Apply):
+                self.write(action.manifest)
+            else:
+                self._delete(action)
+        return decided
+
+    def settle(self, release: Release = RELEASE) -> list[Plan]:
+        """Look and let all pods run, until a look finds nothing to do."""
+        plans = [self.look(release)]
+        for _ in range(100):
+            self.start()
+            plans.append(self.look(release))
+            if not plans[-1].actions:
+                return plans
+        raise AssertionError(f"still at it: {plans[-1].actions}")
+
+    def write(self, manifest: Json) -> None:
+        metadata = {"creationTimestamp": BORN, **manifest["metadata"]}
+        self.objects[manifest["kind"], metadata["name"]] = {**manifest, "metadata": metadata}
+
+    def start(self) -> None:
+        """All pods of all controllers are there, placed and ready."""
+        for (kind, name), child in list(self.objects.items()):
+            if kind in ("StatefulSet", "Deployment"):
+                for index in range(child["spec"]["replicas"]):
+                    self.add_pod(f"{name}-{index}", child["spec"]["template"]["metadata"]["labels"])
+
+    def add_pod(self, name: str, labels: Json, *, is_ready: bool = True, node: str | None = "node-1") -> None:
+        status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
+        spec: dict[str, Any] = {} if node is None else {"nodeName": node}
+        self.objects["Pod", name] = {
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": dict(labels)},
+            "spec": spec,
+            "status": status,
+        }
+
+    def names(self, kind: str, role: str | None = None) -> list[str]:
+        return sorted(
+            name
+            for (of, name), child in self.objects.items()
+            if of == kind and role in (None, child["metadata"]["labels"].get(names.ROLE_LABEL))
+        )
+
+    def _delete(self, action: Delete) -> None:
+        """With its pods, as the garbage collector does it."""
+        self.objects.pop((action.kind, action.name), None)
+        if action.kind in ("StatefulSet", "Deployment"):
+            for kind, name in list(self.objects):
+                if kind == "Pod" and name.rpartition("-")[0] == action.name:
+                    del self.objects[kind, name]

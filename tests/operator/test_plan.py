@@ -1,0 +1,194 @@
+"""From a spec and what is there to what has to be done."""
+
+from dataclasses import replace
+
+from clusters import BORN_S, RELEASE, FakeCluster
+from deployments import deployment
+
+from orca.operator import names
+from orca.operator.plan import Apply, Delete, drift
+from orca.operator.resource import Deployment
+
+
+def settled(wanted: Deployment) -> FakeCluster:
+    cluster = FakeCluster(wanted)
+    cluster.settle()
+    return cluster
+
+
+def change(cluster: FakeCluster, **spec: object) -> FakeCluster:
+    cluster.deployment = deployment(generation=cluster.deployment.generation + 1, **spec)
+    return cluster
+
+
+def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
+    cluster = settled(deployment())
+    [group] = cluster.names("StatefulSet", "stage")
+    assert cluster.names("StatefulSet") == [group, f"{group}-scheduler", "shop-pool"]
+    assert cluster.names("Deployment") == ["shop-gateway"]
+    assert cluster.names("Service") == ["shop", group, f"{group}-scheduler", "shop-pool"]
+
+
+def test_a_second_look_changes_nothing() -> None:
+    assert settled(deployment(replicas=2)).look().actions == ()
+
+
+def test_replicas_come_and_go_without_touching_the_others() -> None:
+    cluster = settled(deployment(replicas=1))
+    [first] = cluster.names("StatefulSet", "stage")
+    change(cluster, replicas=3).settle()
+    assert len(cluster.names("StatefulSet", "stage")) == 3
+    change(cluster, replicas=1).settle()
+    assert cluster.names("StatefulSet", "stage") == [first]
+    change(cluster, replicas=0).settle()
+    assert cluster.names("StatefulSet") == ["shop-pool"]
+    assert cluster.names("Deployment") == ["shop-gateway"]
+
+
+def test_a_group_that_goes_loses_its_scheduler_before_its_stages() -> None:
+    cluster = settled(deployment(replicas=1))
+    [group] = cluster.names("StatefulSet", "stage")
+    first = change(cluster, replicas=0).look()
+    assert [action.name for action in first.actions] == [f"{group}-scheduler"]
+    cluster.add_pod(f"{group}-scheduler-0", {names.GROUP_LABEL: group, names.ROLE_LABEL: "scheduler"})
+    assert not [action for action in cluster.look().actions if action.name == group]  # it still drains
+    del cluster.objects["Pod", f"{group}-scheduler-0"]
+    assert group in [action.name for action in cluster.look().actions]
+
+
+def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
+    cluster = settled(deployment())
+    [old] = cluster.names("StatefulSet", "stage")
+    plans = change(cluster, parallelism={"stages": 2}).settle()
+    [new] = cluster.names("StatefulSet", "stage")
+    assert new != old
+    assert cluster.objects["StatefulSet", new]["spec"]["replicas"] == 2
+    created = [
+        action
+        for action in plans[0].actions
+        if isinstance(action, Apply) and action.manifest["metadata"]["name"] == new
+    ]
+    assert created
+    assert not [action for action in plans[0].actions if isinstance(action, Delete)]
+
+
+def test_a_batch_size_changes_schedulers_only_and_one_at_a_time() -> None:
+    cluster = settled(deployment(replicas=2))
+    before = cluster.names("StatefulSet", "stage")
+    first = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).look()
+    [changed] = [action.manifest for action in first.actions if isinstance(action, Apply)]
+    assert "--max-batch-size" in changed["spec"]["template"]["spec"]["containers"][0]["args"]
+    # Its pod is replaced: until it serves again the other one stays as it is.
+    pod = f"{changed['metadata']['name']}-0"
+    cluster.add_pod(pod, changed["spec"]["template"]["metadata"]["labels"], is_ready=False)
+    assert cluster.look().actions == ()
+    cluster.start()
+    assert len(cluster.look().actions) == 1
+    assert cluster.names("StatefulSet", "stage") == before
+
+
+def test_what_the_spec_does_not_need_any_more_goes() -> None:
+    cluster = settled(deployment(gateway={"ingress": {"host": "shop.example"}}))
+    assert cluster.names("Ingress") == ["shop"]
+    change(cluster).settle()
+    assert cluster.names("Ingress") == []
+
+
+def test_volumes_stay_for_as_long_as_the_resource_does() -> None:
+    cluster = settled(deployment())
+    external = {"external": {"urlSecret": {"name": "redis", "key": "url"}}}
+    change(cluster, pool=external).settle()
+    assert cluster.names("StatefulSet", "pool") == []
+    assert cluster.names("PersistentVolumeClaim") == ["shop-pool"]
+
+
+def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() -> None:
+    cluster = settled(deployment())
+    cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] = 7
+    cluster.objects["Service", "shop"]["spec"]["sessionAffinity"] = "ClientIP"
+    [action] = cluster.look().actions
+    assert isinstance(action, Apply)
+    assert action.reason == "somebody has changed spec.replicas"
+
+
+def test_the_owner_of_a_volume_follows_the_deletion_policy() -> None:
+    cluster = settled(deployment())
+    claim = ("PersistentVolumeClaim", "shop-pool")
+    assert "ownerReferences" not in cluster.objects[claim]["metadata"]
+    assert cluster.objects["Service", "shop"]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    change(cluster, deletionPolicy="Delete").settle()
+    assert cluster.objects[claim]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+
+
+def test_suspend_takes_groups_and_gateways_and_leaves_the_pool() -> None:
+    cluster = settled(deployment(replicas=2))
+    change(cluster, replicas=2, suspend=True).settle()
+    assert cluster.names("StatefulSet") == ["shop-pool"]
+    assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 0
+
+
+def test_a_new_image_rolls_groups_and_gateways() -> None:
+    cluster = settled(deployment())
+    [old] = cluster.names("StatefulSet", "stage")
+    cluster.settle(replace(RELEASE, worker="worker:2"))
+    [new] = cluster.names("StatefulSet", "stage")
+    assert new != old
+
+
+def generation(cluster: FakeCluster, group: str) -> int:
+    return int(cluster.objects["StatefulSet", f"{group}-scheduler"]["metadata"]["labels"][names.GENERATION_LABEL])
+
+
+def test_a_model_that_is_wanted_again_becomes_the_newest_again() -> None:
+    cluster = settled(deployment())
+    [first] = cluster.names("StatefulSet", "stage")
+    before = generation(cluster, first)
+    cluster.now_s += 10
+    change(cluster, model={"uri": "pvc://models/other"}).look()
+    [other] = [name for name in cluster.names("StatefulSet", "stage") if name != first]
+    newer = generation(cluster, other)
+    assert newer > before
+    change(cluster).look()  # the revert comes while both are there
+    newest = generation(cluster, first)
+    assert newest > newer
+    cluster.now_s += 10
+    cluster.settle()
+    assert generation(cluster, first) == newest
+
+
+def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:
+    cluster = settled(deployment())
+    before = generation(cluster, cluster.names("StatefulSet", "stage")[0])
+    cluster.now_s += 1000
+    change(cluster, parallelism={"stages": 2}).settle()
+    assert generation(cluster, cluster.names("StatefulSet", "stage")[0]) == before
+
+
+def test_pods_of_a_lost_node_are_ended_without_it_but_never_the_pools() -> None:
+    cluster = settled(deployment())
+    for kind, name in list(cluster.objects):
+        if kind == "Pod":
+            cluster.objects[kind, name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    assert not [action for action in cluster.look().actions if action.name.startswith("shop-pool")]
+    cluster.lost_nodes = frozenset({"node-1"})
+    forced = [action for action in cluster.look().actions if isinstance(action, Delete) and action.is_forced]
+    assert sorted(action.name.rpartition("-")[0].partition("shop-")[2][:7] for action in forced)
+    assert "shop-pool-0" not in [action.name for action in forced]
+    assert len(forced) == 3
+
+
+def test_a_group_without_nodes_is_overdue_after_its_startup_time() -> None:
+    cluster = FakeCluster(deployment(replicas=2, startupSeconds=60))
+    cluster.look()
+    assert not cluster.look().groups[0].is_overdue
+    cluster.now_s = BORN_S + 61
+    [group] = cluster.look().groups
+    assert (group.is_placed, group.is_overdue) == (False, True)
+
+
+def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
+    wanted = {"spec": {"cpu": "1000m", "memory": "1Gi", "empty": {}, "list": [{"a": 1}]}}
+    there = {"spec": {"cpu": "1", "memory": "1073741824", "list": [{"a": 1, "b": 2}]}, "status": {}}
+    assert drift(wanted, there) is None
+    assert drift({"spec": {"list": [{"a": 2}]}}, there) == "spec.list[0].a"
+    assert drift({"spec": {"list": []}}, there) == "spec.list"

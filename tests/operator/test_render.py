@@ -1,0 +1,160 @@
+"""What the manifests say: what holds for all of them, and what single fields of the spec do."""
+
+from typing import Any
+
+import pytest
+from clusters import FakeCluster
+from deployments import deployment
+
+from orca.operator.render.pods import merged
+from orca.operator.resource import Json
+
+
+def manifests(**spec: Any) -> dict[tuple[str, str], Json]:
+    cluster = FakeCluster(deployment(**spec))
+    cluster.settle()
+    return {key: value for key, value in cluster.objects.items() if key[0] != "Pod"}
+
+
+def pods(**spec: Any) -> dict[str, Json]:
+    """Pod specs by role."""
+    return {
+        each["metadata"]["labels"]["orca-serving.io/role"]: each["spec"]["template"]["spec"]
+        for (kind, _), each in manifests(**spec).items()
+        if kind in ("StatefulSet", "Deployment")
+    }
+
+
+def flags(pod: Json) -> dict[str, str]:
+    words = pod["containers"][0]["args"]
+    start = next(index for index, word in enumerate(words) if word.startswith("--"))
+    return {words[i].removeprefix("--"): words[i + 1] for i in range(start, len(words), 2)}
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+def test_every_pod_is_fit_for_the_restricted_level(role: str) -> None:
+    pod = pods()[role]
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+def test_no_pod_can_speak_to_the_api_server_or_sees_variables_of_services(role: str) -> None:
+    pod = pods()[role]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+def test_every_container_is_probed(role: str) -> None:
+    [container] = pods()[role]["containers"]
+    assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys()
+
+
+def test_names_fit_for_the_longest_name() -> None:
+    for (kind, name), each in manifests(name="n" * 40, replicas=3).items():
+        assert len(name) <= 63
+        suffix = {"StatefulSet": "-0", "Deployment": "-7d69465f96-zm9xp"}.get(kind, "")
+        assert len(name + suffix) <= 63 + len(suffix)
+        assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+
+
+def test_a_scheduler_knows_all_its_stages_by_name() -> None:
+    pod = pods(parallelism={"stages": 2})["scheduler"]
+    first, second = flags(pod)["stages"].split(",")
+    assert first.endswith(".ns.svc:7000")
+    assert second == first.replace("-0.", "-1.", 1)
+
+
+def test_a_stage_learns_its_place_from_its_own_pod() -> None:
+    [container] = pods()["stage"]["containers"]
+    variables = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    assert variables["ORCA_WORKER_STAGE"]["fieldRef"]["fieldPath"].endswith("['apps.kubernetes.io/pod-index']")
+    assert variables["ORCA_WORKER_DATA_HOST"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_cuda_asks_for_a_gpu_per_rank() -> None:
+    stage = pods(worker={"device": "cuda"}, parallelism={"tensor": 2})["stage"]
+    assert stage["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert flags(stage)["device"] == "cuda"
+
+
+def test_shared_memory_is_as_large_as_asked_for() -> None:
+    volumes = pods(worker={"sharedMemoryMiB": 2048})["stage"]["volumes"]
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in volumes
+
+
+def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> None:
+    gateway = pods(gateway={"drainSeconds": 60})["gateway"]
+    assert gateway["terminationGracePeriodSeconds"] > 60
+    assert gateway["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    assert flags(gateway)["drain-seconds"] == "60"
+
+
+def test_keys_are_those_of_the_user_or_made_or_none() -> None:
+    def keys(**gateway: Any) -> tuple[str | None, str | None]:
+        pod = pods(gateway=gateway)["gateway"]
+        named = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "api-keys"]
+        return next(iter(named), None), flags(pod).get("open-to-network")
+
+    assert keys() == ("shop-api-key", None)
+    assert keys(apiKeysSecret={"name": "mine"}) == ("mine", None)
+    assert keys(openToAll=True) == (None, "true")
+
+
+def test_a_model_on_a_claim_is_mounted_by_all_that_read_it() -> None:
+    for role in ("gateway", "scheduler", "stage"):
+        pod = pods(model={"uri": "pvc://models/llama/7b"})[role]
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+        assert volume in pod["volumes"]
+        assert flags(pod)["model"] == "/models/llama/7b"
+
+
+def test_an_external_pool_brings_its_own_url_and_login() -> None:
+    found = manifests(pool={"external": {"urlSecret": {"name": "redis", "key": "url"}, "minReplicas": 2}})
+    assert ("StatefulSet", "shop-pool") not in found
+    gateway = found["Deployment", "shop-gateway"]["spec"]["template"]["spec"]["containers"][0]
+    variables = {each["name"]: each for each in gateway["env"]}
+    assert variables["ORCA_GATEWAY_POOL"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    assert variables["ORCA_POOL_REPLICAS"]["value"] == "2"
+
+
+def test_an_ingress_lets_streams_through_and_keeps_the_users_word() -> None:
+    ours = "nginx.ingress.kubernetes.io/proxy-buffering"
+    found = manifests(gateway={"ingress": {"host": "a.example", "annotations": {ours: "on", "mine": "1"}}})
+    ingress = found["Ingress", "shop"]
+    assert ingress["metadata"]["annotations"]["mine"] == "1"
+    assert ingress["metadata"]["annotations"][ours] == "on"
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "3600"
+    assert ingress["spec"]["rules"][0]["host"] == "a.example"
+
+
+def test_an_http_route_attaches_to_its_parents() -> None:
+    found = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example"]}})
+    assert found["HTTPRoute", "shop"]["spec"]["parentRefs"] == [{"name": "edge"}]
+
+
+def test_a_patch_has_the_last_word_and_finds_containers_by_name() -> None:
+    patch = {
+        "spec": {"containers": [{"name": "gateway", "env": [{"name": "A", "value": "1"}]}], "priorityClassName": "x"}
+    }
+    gateway = pods(gateway={"podPatch": patch})["gateway"]
+    assert gateway["priorityClassName"] == "x"
+    assert {"name": "A", "value": "1"} in gateway["containers"][0]["env"]
+    assert gateway["containers"][0]["image"] == "gateway:1"
+
+
+def test_a_patch_merges_maps_and_named_lists_replaces_others_and_takes_away() -> None:
+    base = {"a": 1, "map": {"x": 1, "y": 2}, "named": [{"name": "p", "v": 1}], "plain": [1, 2]}
+    patch = {"a": None, "map": {"y": None, "z": 3}, "named": [{"name": "q"}, {"name": "p", "w": 2}], "plain": [3]}
+    assert merged(base, patch) == {
+        "map": {"x": 1, "z": 3},
+        "named": [{"name": "p", "v": 1, "w": 2}, {"name": "q"}],
+        "plain": [3],
+    }
