@@ -95,6 +95,8 @@ async def test_metrics_count_what_happened() -> None:
         assert values["orca_pool_groups",] == 1
         assert values["orca_pool_groups_formed",] == 1
         assert values["orca_pool_requests_waiting",] == 0
+        assert values["orca_pool_requests_waiting_max",] == 1000
+        assert values["orca_pool_reserved_bytes_max",] > values["orca_pool_reserved_bytes",]
 
 
 async def test_the_page_loads_nothing_and_its_policy_allows_exactly_its_own_parts() -> None:

@@ -14,10 +14,12 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 _POOL_GAUGES = {
     "up": "1 when the pool answers.",
     "requests_waiting": "Requests queued in the pool, by all gateways.",
+    "requests_waiting_max": "Most that may wait; more are refused at the door.",
     "requests_running": "Requests owned by a group.",
     "requests_ended": "Ended records kept for their retention.",
     "oldest_wait_seconds": "Age of the oldest request that waits.",
     "reserved_bytes": "Bytes promised to accepted requests.",
+    "reserved_bytes_max": "Most that may be promised; calls beyond are refused at the door.",
     "groups": "Groups with a living seat.",
     "groups_formed": "Groups that serve: 0 is nobody.",
 }
@@ -98,9 +100,11 @@ class Metrics:
         if stats is None:
             return
         self._pool["requests_waiting"].set(stats.queued)
+        self._pool["requests_waiting_max"].set(stats.queued_max)
         self._pool["requests_running"].set(stats.owned)
         self._pool["requests_ended"].set(stats.ended)
         self._pool["oldest_wait_seconds"].set(stats.oldest_wait_ms / 1000)
         self._pool["reserved_bytes"].set(stats.bytes_reserved)
+        self._pool["reserved_bytes_max"].set(stats.bytes_max)
         self._pool["groups"].set(len(stats.groups))
         self._pool["groups_formed"].set(len(stats.groups_formed))
