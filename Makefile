@@ -5,7 +5,7 @@ ARGS ?=
 # Three processes on two processors; one that has no tests left takes half of another's. In one process, for a debugger:
 # make test ARGS="-n 0 --pdb -k pool"
 PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
-LINTED = services operator kernels tests e2e
+LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help run test prove check static format format-check lint types imports proto proto-check lock

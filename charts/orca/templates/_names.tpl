@@ -1,0 +1,50 @@
+{{/* Name of everything that belongs to the operator; a release's name has at most 53 characters. */}}
+{{- define "orca.name" -}}
+{{ .Release.Name }}-operator
+{{- end }}
+
+{{/* What a Service, a policy and a monitor find the operator's pod by. */}}
+{{- define "orca.selector" -}}
+app.kubernetes.io/name: orca-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "orca.labels" -}}
+{{ include "orca.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* metadata without its braces: name, namespace and labels of an object of the operator's own. */}}
+{{- define "orca.metadata" -}}
+name: {{ include "orca.name" . }}
+namespace: {{ .Release.Namespace }}
+labels:
+  {{- include "orca.labels" . | nindent 2 }}
+{{- end }}
+
+{{- define "orca.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "orca.name" .) "default" .Values.serviceAccount.create) -}}
+{{- end }}
+
+{{/* Full reference of an image: (list $ "gateway"). One that has a tag or a digest stands as it is. */}}
+{{- define "orca.image" -}}
+{{- $root := index . 0 -}}
+{{- $images := $root.Values.images -}}
+{{- $image := index $images (index . 1) -}}
+{{- if regexMatch "(:[^/]+|@[^/]+)$" $image -}}
+{{ $image }}
+{{- else -}}
+{{ with $images.registry }}{{ . }}/{{ end }}{{ $image }}:{{ $images.tag | default $root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Namespaces of the monitored pods, as monitors select them. */}}
+{{- define "orca.namespaceSelector" -}}
+{{- if .Values.namespaces -}}
+matchNames: {{ toJson .Values.namespaces }}
+{{- else -}}
+any: true
+{{- end -}}
+{{- end }}

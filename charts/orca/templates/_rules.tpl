@@ -1,0 +1,55 @@
+{{/*
+What the operator may do, each verb because it uses it. It lists and watches to see what is, creates and patches by
+server-side apply, and deletes what is no longer wanted.
+*/}}
+{{- define "orca.rules" -}}
+- apiGroups: [orca-serving.io]
+  resources: [orcadeployments]
+  verbs: [get, list, watch]
+- apiGroups: [orca-serving.io]
+  resources: [orcadeployments/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services, secrets, configmaps, persistentvolumeclaims, serviceaccounts]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  # A made password is read back, since it is drawn only once.
+  resources: [secrets]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses, networkpolicies]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [list, watch, create, patch, delete]
+{{- end }}
+
+{{/* What exists only for the whole cluster: the operator of single namespaces does without. */}}
+{{- define "orca.clusterRules" -}}
+- apiGroups: [""]
+  # Lost nodes, whose pods have to be replaced.
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [""]
+  # Namespaces and definitions that come later.
+  resources: [namespaces]
+  verbs: [list, watch]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+{{- end }}

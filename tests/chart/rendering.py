@@ -1,0 +1,77 @@
+"""The chart as Helm renders it. Without Helm the tests that need it are skipped."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts" / "orca"
+Manifest = dict[str, Any]
+
+
+def _find_helm() -> str | None:
+    """On the PATH, else where `python -m cluster binaries` keeps what it builds."""
+    cache = Path(os.environ.get("ORCA_CACHE") or Path.home() / ".cache" / "orca")
+    built = sorted(cache.glob("programs/helm-*/helm"))
+    return shutil.which("helm") or (str(built[-1]) if built else None)
+
+
+HELM = _find_helm()
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is neither on the PATH nor built into ~/.cache/orca")
+
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not on the PATH (Debian's package prometheus)"
+)
+
+
+class Refused(Exception):
+    """What Helm said."""
+
+
+def render(values: Mapping[str, Any] | None = None, *, chart: Path = CHART, release: str = "orca") -> list[Manifest]:
+    """All manifests, of a release in the namespace `system`. Raises: Refused."""
+    return [each for each in yaml.safe_load_all(_render(json.dumps(values or {}), chart, release)) if each]
+
+
+@functools.cache
+def _render(values: str, chart: Path, release: str) -> str:
+    assert HELM is not None
+    # A Helm that was built without its release's stamps takes itself for one of Kubernetes 1.20.
+    where = ["--namespace", "system", "--kube-version", "1.34.0", "--values", "-"]
+    done = subprocess.run(
+        [HELM, "template", release, str(chart), *where], input=values, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+def the(kind: str, values: Mapping[str, Any] | None = None) -> Manifest:
+    """The one manifest of its kind."""
+    [manifest] = [each for each in render(values) if each["kind"] == kind]
+    return manifest
+
+
+def kinds(values: Mapping[str, Any] | None = None) -> list[str]:
+    return sorted(each["kind"] for each in render(values))
+
+
+EVERYTHING = {
+    "networkPolicies": {"deployments": True, "operator": True, "metricsNamespaces": ["monitoring"]},
+    "monitoring": {
+        "labels": {"release": "prometheus"},
+        "serviceMonitor": True,
+        "podMonitor": True,
+        "rules": {"enabled": True},
+        "dashboard": {"enabled": True},
+    },
+}
+"""Every switch on."""
