@@ -8,10 +8,10 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/.installed-local  ## install, then serve the small model on http://127.0.0.1:8000
 	@exec .venv/bin/orca up $(ARGS)
@@ -23,6 +23,19 @@ test: .venv/.installed-dev  ## run the tests, three at a time on two processors
 
 prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)
 	$(PYTEST) --timeout 3600 $(ARGS)
+
+# The scenarios run in the network of a cluster of their own, which has no way out of this machine. It is taken away behind
+# them, also when they fail; its logs stay until the next one.
+CLUSTER = PYTHONPATH=e2e .venv/bin/python -m cluster
+e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 20 minutes)
+	$(CLUSTER) up
+	@$(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 e2e $(ARGS); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
+
+cluster-up: .venv/.installed-dev  ## start that cluster and leave it:  make cluster-up ARGS="--nodes 3"
+	$(CLUSTER) up $(ARGS)
+
+cluster-down: .venv/.installed-dev  ## end it
+	$(CLUSTER) down
 
 check: static test  ## everything a change must pass: static and test
 

@@ -1,0 +1,3 @@
+module orca/cluster/fetch
+
+go 1.25.0

@@ -1,0 +1,41 @@
+"""Images into the nodes, which have no registry to pull from."""
+
+import subprocess
+from pathlib import Path
+
+from cluster.commands import run
+from cluster.errors import ClusterError
+from cluster.layout import Node
+from cluster.namespaces import entering
+
+_IMPORT = ("ctr", "--namespace=k8s.io", "images", "import")
+_IMPORT_WITHIN_S = 900.0
+
+
+def import_archive(node: Node, archive: Path) -> None:
+    """An OCI archive, under the names that it has inside."""
+    run(*entering(node), *_IMPORT, archive, within_s=_IMPORT_WITHIN_S)
+
+
+def load(nodes: tuple[Node, ...], image: str) -> None:
+    """An image of buildah's or docker's store, as a stream: it never lies on the disk as a file.
+
+    Raises: ClusterError with what the export or an import said.
+    """
+    for node in nodes:
+        _stream(export_command(image), [*entering(node), *_IMPORT, "-"], f"{image} into {node.name}")
+        # The layers lie unpacked in the node now; their archives, as large again, may go.
+        run(*entering(node), "ctr", "--namespace=k8s.io", "content", "prune", "references", within_s=_IMPORT_WITHIN_S)
+
+
+def export_command(image: str) -> list[str]:
+    return ["buildah", "push", "--quiet", image, f"docker-archive:/dev/stdout:{image}"]
+
+
+def _stream(source: list[str], target: list[str], what: str) -> None:
+    with subprocess.Popen(source, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as exporting:
+        importing = subprocess.run(target, stdin=exporting.stdout, capture_output=True, text=True, check=False)
+        assert exporting.stderr is not None
+        said = exporting.stderr.read().decode(errors="replace")
+    if exporting.returncode or importing.returncode:
+        raise ClusterError(f"{what}: {(said + importing.stderr).strip()[-2000:]}")

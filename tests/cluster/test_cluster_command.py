@@ -1,0 +1,54 @@
+"""The command, as far as it goes without a cluster."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.__main__ import main
+from cluster.debian import COMMANDS, install, missing_packages
+from cluster.errors import ClusterError
+from cluster.loading import export_command
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> list[str]:
+    return ["--state", str(tmp_path / "state")]
+
+
+@pytest.mark.parametrize("words", [["status"], ["kubeconfig"], ["load", "image"], ["exec", "--", "true"]])
+def test_without_a_cluster_a_sentence_says_so(
+    words: list[str], state: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*state, *words]) == 1
+    assert capsys.readouterr().err.startswith("cluster: no cluster was started below ")
+
+
+def test_only_programs_of_the_table_are_built(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["binaries", "minikube"])
+    assert "invalid choice: 'minikube'" in capsys.readouterr().err
+
+
+def test_a_missing_command_is_told_by_its_package() -> None:
+    commands = {"sh": "dash", "no-such-command": "its-package"}
+    assert "its-package" in missing_packages(commands)
+    assert "dash" not in missing_packages(commands)
+
+
+def test_who_may_not_install_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match=r"not root, .*: apt-get install containerd runc"):
+        install(["containerd", "runc"], lambda _line: None)
+
+
+def test_nothing_is_installed_where_nothing_is_missing() -> None:
+    install([], lambda line: pytest.fail(line))
+
+
+def test_every_command_has_a_package() -> None:
+    assert all(COMMANDS.values())
+
+
+def test_images_are_exported_as_a_stream_under_their_name() -> None:
+    assert export_command("localhost/orca/gateway:dev")[-1] == "docker-archive:/dev/stdout:localhost/orca/gateway:dev"
