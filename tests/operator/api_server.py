@@ -31,19 +31,25 @@ class ApiServer:
     def api(self, token: str = TOKEN) -> client.ApiClient:
         configuration = client.Configuration()
         configuration.host = self.url
-        configuration.verify_ssl = False
+        configuration.ssl_ca_cert = str(self._certificate)
         configuration.api_key = {"authorization": f"Bearer {token}"}
         return client.ApiClient(configuration)
 
     @property
+    def _certificate(self) -> Path:
+        """It signs its own."""
+        return self.folder / "certificates" / "apiserver.crt"
+
+    @property
     def kubeconfig(self) -> Path:
         path = self.folder / "kubeconfig"
+        cluster = {"server": self.url, "certificate-authority": str(self._certificate)}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "tests",
             "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "administrator"}}],
-            "clusters": [{"name": "tests", "cluster": {"server": self.url, "insecure-skip-tls-verify": True}}],
+            "clusters": [{"name": "tests", "cluster": cluster}],
             "users": [{"name": "administrator", "user": {"token": TOKEN}}],
         }
         path.write_text(json.dumps(content))
