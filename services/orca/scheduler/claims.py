@@ -27,6 +27,11 @@ class Claims:
         self.is_under_way = False  # a call is out: the pool may list what nobody here knows yet
         self.waiting = 0  # in the pool's queue, as of the last claim
 
+    def rebound(self, limits: Limits) -> None:
+        """Other bounds: more may be claimed now, or less."""
+        self._limits = limits
+        self.look_again()
+
     def look_again(self) -> None:
         """How much can be claimed may have changed."""
         self._has_room.set()

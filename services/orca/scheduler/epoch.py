@@ -13,8 +13,9 @@ Whatever goes wrong with the engine or the seat ends the epoch as a whole; what 
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from orca.core.errors import EngineError
+from orca.core.errors import EngineError, SettingError
 from orca.core.request import End
 from orca.core.step import Claim, Epoch, Sampled, StepResult
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
@@ -71,6 +72,15 @@ class EpochRun:
                 if not _is_cancelled():
                     await self._commits.flush()
                 commits.cancel()
+
+    def rebound(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+        """Bound batches by other sizes. Raises: SettingError when the policy cannot work under them."""
+        limits = replace(self._limits, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
+        if (refusal := self._seams.policy.refuse(limits)) is not None:
+            raise SettingError(refusal)
+        self._limits = limits
+        self._claims.rebound(limits)
+        self._can_step.set()
 
     def load(self) -> Load:
         running = sum(entry.is_admitted and not entry.is_over for entry in self.state.requests)

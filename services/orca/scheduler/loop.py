@@ -10,7 +10,7 @@ truth: whatever it knows is in the pool or can be computed again.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from orca.core.engine import EngineShape
@@ -76,6 +76,16 @@ class Scheduler:
 
     def load(self) -> Load:
         return Load() if self._run is None else self._run.load()
+
+    def rebound(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+        """Bound every batch from the next one on by other sizes; what runs goes on.
+
+        Raises: SettingError when the policy cannot work under them; nothing has changed then.
+        """
+        choices = replace(self._choices, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
+        if self._run is not None:
+            self._run.rebound(max_batch_size, max_batch_tokens)
+        self._choices = choices
 
     def stop(self) -> None:
         """Drain: no new steps, commit what is in flight, give the rest back, leave. `run` then returns."""

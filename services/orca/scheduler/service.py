@@ -27,6 +27,7 @@ from orca.core.text import OutputText, Tokenizer
 from orca.pool.api import Caller, Pool, ProcessClosed
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
+from orca.scheduler.bounds_file import BoundsFile
 from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.formation import Formation
 from orca.scheduler.grpc_engine import GrpcEngine
@@ -104,7 +105,10 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
             eos_token_ids=model.eos_token_ids,
             make_output_text=output_texts(tokenizer),
         )
-        scheduler = Scheduler(seams, settings.make_choices())
+        bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
+        scheduler = Scheduler(seams, settings.make_choices(None if bounds_file is None else bounds_file.bounds))
+        if bounds_file is not None:
+            stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
         metrics.watch(scheduler.load, unformed_s=formation.unformed_s, loop=asyncio.get_running_loop())
         stack.callback(asyncio.create_task(formation.run()).cancel)
         if settings.metrics_listen is not None:

@@ -102,6 +102,12 @@ class Settings(ScheduleSettings):
         "host:port of /metrics, for Prometheus, of /health, and of /ready, which is 200 while the group is formed;"
         " port 0 takes a free one; unset: none",
     )
+    # For a cluster: an edit of the deployment is in force without a new pod.
+    bounds_file: str | None = setting(
+        None,
+        "file of JSON with max_batch_size, and max_batch_tokens where steps have a bound; it wins over both settings"
+        " and is followed when it changes",
+    )
     iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()
@@ -116,11 +122,13 @@ class Settings(ScheduleSettings):
         Certificates.of(self)
         require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
 
-    def make_choices(self) -> Choices:
+    def make_choices(self, bounds: ScheduleSettings | None = None) -> Choices:
+        """Args: bounds: whose bounds of a batch win over these."""
+        bounds = bounds or self
         return Choices(
-            max_batch_size=self.max_batch_size,
+            max_batch_size=bounds.max_batch_size,
             prefetch=self.prefetch,
-            max_batch_tokens=self.max_batch_tokens,
+            max_batch_tokens=bounds.max_batch_tokens,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
         )

@@ -1,0 +1,87 @@
+"""A file with the bounds of a batch, followed while the scheduler runs: `{"max_batch_size": 16}`.
+
+Kubernetes brings a changed ConfigMap by swapping a link, an editor by a new file, so the content is compared. One that
+cannot be used leaves the bounds in force as they are, loudly.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orca.core.errors import BadValue, SettingError
+from orca.scheduler.loop import Scheduler
+from orca.scheduler.settings import ScheduleSettings
+
+log = logging.getLogger("orca.scheduler")
+
+LOOK_S = 1.0
+FIELDS = frozenset({"max_batch_size", "max_batch_tokens"})
+
+
+class BoundsFile:
+    """`run` is one task of the process."""
+
+    def __init__(self, path: Path, settings: ScheduleSettings) -> None:
+        """Args: settings: what the file says nothing about.
+
+        Raises: SettingError when the file cannot be used: at the start there are no other bounds to keep.
+        """
+        self._path = path
+        self._settings = settings
+        self._seen = self._content()
+        self.bounds = self._read(self._seen)
+
+    async def run(self, scheduler: Scheduler) -> None:
+        """Until cancelled: the scheduler gets what changes."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(scheduler)
+
+    def look(self, scheduler: Scheduler) -> None:
+        """Take over the file's bounds if it has changed."""
+        try:
+            content = self._content()
+            if content == self._seen:
+                return
+            self._seen = content
+            bounds = self._read(content)
+            scheduler.rebound(bounds.max_batch_size, bounds.max_batch_tokens)
+        except SettingError as error:
+            log.error("the changed file of bounds cannot be used, the old bounds stay in force: %s", error)
+            return
+        self.bounds = bounds
+        log.info(
+            "bounds taken over from the changed file",
+            extra={"max_batch_size": bounds.max_batch_size, "max_batch_tokens": bounds.max_batch_tokens},
+        )
+
+    def _content(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise SettingError(f"setting bounds_file: {self._path}: {error.strerror}") from error
+
+    def _read(self, content: bytes) -> ScheduleSettings:
+        """Under the rules of the settings of the same names."""
+        try:
+            found = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise SettingError(f"setting bounds_file: {self._path} is not JSON: {error}") from error
+        if not isinstance(found, dict) or set(found) - FIELDS:
+            raise SettingError(f"setting bounds_file: {self._path} is not an object of {', '.join(sorted(FIELDS))}")
+        for name, value in found.items():
+            if not _is_number(value) and not (value is None and name == "max_batch_tokens"):
+                raise SettingError(f"setting bounds_file: {self._path}: {name} is {value!r}, not a whole number")
+        try:
+            chosen = {field.name: getattr(self._settings, field.name) for field in dataclasses.fields(ScheduleSettings)}
+            return ScheduleSettings(**chosen | {"max_batch_tokens": None} | found)
+        except BadValue as error:
+            raise SettingError(f"setting bounds_file: {self._path}: {error.name} {error.complaint}") from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
