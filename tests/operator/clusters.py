@@ -4,7 +4,7 @@ from typing import Any
 
 from orca.operator import names
 from orca.operator.observed import Observed, PoolLook
-from orca.operator.plan import Apply, Delete, Plan, Release, plan
+from orca.operator.plan import Apply, Delete, Nudge, Plan, Release, plan
 from orca.operator.resource import Deployment, Json
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1")
@@ -32,6 +32,8 @@ class FakeCluster:
         for action in decided.actions:
             if isinstance(action, Apply):
                 self.write(action.manifest)
+            elif isinstance(action, Nudge):
+                self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
             else:
                 self._delete(action)
         return decided
@@ -55,6 +57,9 @@ class FakeCluster:
         for (kind, name), child in list(self.objects.items()):
             if kind in ("StatefulSet", "Deployment"):
                 for index in range(child["spec"]["replicas"]):
+                    if ("Pod", f"{name}-{index}") in self.objects:
+                        self.objects["Pod", f"{name}-{index}"]["status"]["conditions"][0]["status"] = "True"
+                        continue
                     self.add_pod(f"{name}-{index}", child["spec"]["template"]["metadata"]["labels"])
 
     def add_pod(self, name: str, labels: Json, *, is_ready: bool = True, node: str | None = "node-1") -> None:
@@ -62,7 +67,7 @@ class FakeCluster:
         spec: dict[str, Any] = {} if node is None else {"nodeName": node}
         self.objects["Pod", name] = {
             "kind": "Pod",
-            "metadata": {"name": name, "labels": dict(labels)},
+            "metadata": {"name": name, "uid": f"uid-{name}", "labels": dict(labels)},
             "spec": spec,
             "status": status,
         }

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 from api_server import ApiServer
-from conftest import WITHIN_S, OperatorProcess, Shop
 from paper_nodes import PaperNodes
+from shop import WITHIN_S, OperatorProcess, Shop
 from waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("operator")
+# Wide: a look takes 0.1 s, and three processes of tests share two processors.
+pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

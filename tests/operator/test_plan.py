@@ -6,8 +6,8 @@ from clusters import BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.operator import names
-from orca.operator.plan import Apply, Delete, drift
-from orca.operator.resource import Deployment
+from orca.operator.plan import Apply, Delete, Nudge, Plan, drift
+from orca.operator.resource import Deployment, Json
 
 
 def settled(wanted: Deployment) -> FakeCluster:
@@ -19,6 +19,14 @@ def settled(wanted: Deployment) -> FakeCluster:
 def change(cluster: FakeCluster, **spec: object) -> FakeCluster:
     cluster.deployment = deployment(generation=cluster.deployment.generation + 1, **spec)
     return cluster
+
+
+def applied(decided: Plan) -> list[Json]:
+    return [action.manifest for action in decided.actions if isinstance(action, Apply)]
+
+
+def deleted(decided: Plan) -> list[str]:
+    return [action.name for action in decided.actions if isinstance(action, Delete)]
 
 
 def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
@@ -49,11 +57,11 @@ def test_a_group_that_goes_loses_its_scheduler_before_its_stages() -> None:
     cluster = settled(deployment(replicas=1))
     [group] = cluster.names("StatefulSet", "stage")
     first = change(cluster, replicas=0).look()
-    assert [action.name for action in first.actions] == [f"{group}-scheduler"]
+    assert deleted(first) == [f"{group}-scheduler"]
     cluster.add_pod(f"{group}-scheduler-0", {names.GROUP_LABEL: group, names.ROLE_LABEL: "scheduler"})
-    assert not [action for action in cluster.look().actions if action.name == group]  # it still drains
+    assert not deleted(cluster.look())  # it still drains
     del cluster.objects["Pod", f"{group}-scheduler-0"]
-    assert group in [action.name for action in cluster.look().actions]
+    assert group in deleted(cluster.look())
 
 
 def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
@@ -63,27 +71,29 @@ def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
     [new] = cluster.names("StatefulSet", "stage")
     assert new != old
     assert cluster.objects["StatefulSet", new]["spec"]["replicas"] == 2
-    created = [
-        action
-        for action in plans[0].actions
-        if isinstance(action, Apply) and action.manifest["metadata"]["name"] == new
-    ]
-    assert created
-    assert not [action for action in plans[0].actions if isinstance(action, Delete)]
+    assert new in [each["metadata"]["name"] for each in applied(plans[0])]
+    assert not deleted(plans[0])
 
 
-def test_a_batch_size_changes_schedulers_only_and_one_at_a_time() -> None:
+def test_a_batch_size_changes_no_pod_and_reaches_all_schedulers_at_once() -> None:
+    cluster = settled(deployment(replicas=2))
+    decided = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).look()
+    assert [each["kind"] for each in applied(decided)] == ["ConfigMap"]
+    assert [action.pod for action in decided.actions if isinstance(action, Nudge)] == cluster.names("Pod", "scheduler")
+    assert cluster.look().actions == ()
+
+
+def test_a_policy_changes_schedulers_only_and_one_at_a_time() -> None:
     cluster = settled(deployment(replicas=2))
     before = cluster.names("StatefulSet", "stage")
-    first = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).look()
-    [changed] = [action.manifest for action in first.actions if isinstance(action, Apply)]
-    assert "--max-batch-size" in changed["spec"]["template"]["spec"]["containers"][0]["args"]
+    first = change(cluster, replicas=2, scheduler={"prefetch": 0}).look()
+    [changed] = applied(first)
     # Its pod is replaced: until it serves again the other one stays as it is.
     pod = f"{changed['metadata']['name']}-0"
     cluster.add_pod(pod, changed["spec"]["template"]["metadata"]["labels"], is_ready=False)
-    assert cluster.look().actions == ()
+    assert not applied(cluster.look())
     cluster.start()
-    assert len(cluster.look().actions) == 1
+    assert len(applied(cluster.look())) == 1
     assert cluster.names("StatefulSet", "stage") == before
 
 

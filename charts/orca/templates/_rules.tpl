@@ -17,8 +17,9 @@ server-side apply, and deletes what is no longer wanted.
   resources: [secrets]
   verbs: [get]
 - apiGroups: [""]
+  # Patched by an annotation, so that a changed ConfigMap comes at once; deleted on lost nodes.
   resources: [pods]
-  verbs: [list, watch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

@@ -37,6 +37,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "Pod": Kind("api/v1", "pods"),
     "Service": Kind("api/v1", "services"),
+    "ConfigMap": Kind("api/v1", "configmaps"),
     "Secret": Kind("api/v1", "secrets"),
     "PersistentVolumeClaim": Kind("api/v1", "persistentvolumeclaims"),
     "Deployment": Kind("apis/apps/v1", "deployments"),
@@ -107,6 +108,15 @@ class Cluster:
             self._call("POST", path, manifest, fieldManager=names.MANAGER)
         except ApiError as error:
             if error.status != 409:
+                raise
+
+    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Harmless where the pod is gone, or is another by now."""
+        metadata = {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations)}
+        try:
+            self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+        except ApiError as error:
+            if error.status not in (404, 409):
                 raise
 
     def delete(self, kind: str, namespace: str, name: str, *, is_forced: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 shop                       Service, Ingress or HTTPRoute of the API
 shop-gateway               Deployment, PodDisruptionBudget
+shop-schedule              ConfigMap of what schedulers follow while they run
 shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
 shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
@@ -26,11 +27,17 @@ MODEL_LABEL = f"{GROUP}/model"
 GENERATION_LABEL = f"{GROUP}/generation"
 """Of schedulers: number of the model's revision."""
 
-ORDINALS_MAX = 10_000
+SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
+"""Of scheduler pods: hash of the ConfigMap that they should have by now. A kubelet brings a changed ConfigMap to a pod
+when it next looks at the pod, which may take a minute; a changed annotation makes it look at once."""
 
 
 def gateway(name: str) -> str:
     return f"{name}-gateway"
+
+
+def schedule(name: str) -> str:
+    return f"{name}-schedule"
 
 
 def pool(name: str) -> str:

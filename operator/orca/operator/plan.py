@@ -49,9 +49,22 @@ class Delete:
     is_forced: bool = False  # without waiting for a kubelet that is gone
 
 
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Make the kubelet bring a changed ConfigMap to a pod at once."""
+
+    pod: str
+    uid: str
+    annotations: Mapping[str, str]
+    reason: str
+
+
+Action = Apply | Delete | Nudge
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    actions: tuple[Apply | Delete, ...]
+    actions: tuple[Action, ...]
     groups: tuple[Group, ...]  # as they are
     revision: str  # that the spec wants
     is_squeezed: bool
@@ -75,9 +88,12 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     ]
     staying = _staying(deployment, groups, next_step, revision)
     outputs = wanted_outputs(deployment, observed, images, now_s)
+    schedule = group.schedule(deployment)
+    wanted.append(schedule)
     wanted += _group_manifests(deployment, observed, staying, images, revision, outputs)
     old = {each.name for each in groups}
-    actions: list[Apply | Delete] = list(_applies(deployment, observed, wanted))
+    actions: list[Action] = list(_applies(deployment, observed, wanted))
+    actions += _nudges(observed, hash_of(deployment, schedule))
     actions += _leftovers(observed, wanted, old)
     actions += _removals(observed, groups, next_step.remove)
     actions += _lost_pods(observed)
@@ -272,6 +288,16 @@ def _removals(observed: Observed, groups: Sequence[Group], remove: Sequence[str]
             yield Delete("StatefulSet", scheduler, "its group leaves")
         elif not observed.pods("scheduler", group=each.name):
             yield Delete("StatefulSet", each.name, "its group leaves")
+
+
+def _nudges(observed: Observed, schedule: str) -> Iterable[Nudge]:
+    """For scheduler pods that may not have the ConfigMap of that hash; behind the call that writes it."""
+    for pod in observed.pods("scheduler"):
+        metadata = pod["metadata"]
+        told = (metadata.get("annotations") or {}).get(names.SCHEDULE_ANNOTATION)
+        if told != schedule and not is_going(pod):
+            annotations = {names.SCHEDULE_ANNOTATION: schedule}
+            yield Nudge(metadata["name"], metadata["uid"], annotations, "its schedule has changed")
 
 
 def _lost_pods(observed: Observed) -> Iterable[Delete]:

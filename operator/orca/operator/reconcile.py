@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from orca.operator import credentials, names, status
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.observed import Observed, PoolLook, by_name, condition
-from orca.operator.plan import Apply, Delete, Plan, Release, keys_secret, plan
+from orca.operator.plan import Action, Apply, Nudge, Plan, Release, keys_secret, plan
 from orca.operator.resource import BadSpec, Deployment, Json, read
 
 log = logging.getLogger(__name__)
@@ -71,12 +71,15 @@ def _carry_out(cluster: Cluster, deployment: Deployment, decided: Plan) -> list[
     return refusals
 
 
-def _act(cluster: Cluster, deployment: Deployment, action: Apply | Delete) -> None:
+def _act(cluster: Cluster, deployment: Deployment, action: Action) -> None:
     where = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
         of = action.manifest
         log.info("apply", extra={"kind": of["kind"], "child": of["metadata"]["name"], **where})
         cluster.apply(of)
+    elif isinstance(action, Nudge):
+        log.info("nudge", extra={"kind": "Pod", "child": action.pod, **where})
+        cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
     else:
         log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
         cluster.delete(action.kind, deployment.namespace, action.name, is_forced=action.is_forced)

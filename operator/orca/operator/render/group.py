@@ -20,6 +20,8 @@ METRICS_PORT = 9090
 
 STAGE = "stage"
 SCHEDULER = "scheduler"
+_SCHEDULE_FOLDER = "/etc/orca/schedule"
+_BOUNDS_FILE = "bounds.json"
 DRAIN_S = 30
 """A scheduler drains in one iteration, stages at once: far above both."""
 
@@ -62,6 +64,23 @@ class Outputs:
 
     digest: str  # model.outputs_digest
     generation: int  # the highest becomes the pool's current one
+
+
+def schedule(deployment: Deployment) -> Json:
+    """What may change under running schedulers (`--bounds-file`)."""
+    chosen = deployment.spec.scheduler
+    bounds = {"max_batch_size": chosen.max_batch_size, "max_batch_tokens": chosen.max_batch_tokens}
+    name = names.schedule(deployment.name)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": name,
+            "namespace": deployment.namespace,
+            "labels": names.labels(deployment.name, SCHEDULER),
+        },
+        "data": {_BOUNDS_FILE: json.dumps(bounds)},
+    }
 
 
 def scheduler(deployment: Deployment, image: str, group: str, revision: str, outputs: Outputs) -> list[Json]:
@@ -161,8 +180,7 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
         "metrics_listen": f"0.0.0.0:{METRICS_PORT}",
         "deployment": pool.word(deployment),
         "policy": chosen.policy,
-        "max_batch_size": chosen.max_batch_size,
-        "max_batch_tokens": chosen.max_batch_tokens,
+        "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         "slots": chosen.kv_slots,
         "log_format": "json",
@@ -175,7 +193,11 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
         resources=chosen.resources,
         ports={"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT},
         environment=[{"name": "ORCA_SCHEDULER_POOL", **link.url}, *link.environment],
-        mounts=[*place.mounts, *link.mounts],
+        mounts=[
+            *place.mounts,
+            *link.mounts,
+            {"name": "schedule", "mountPath": _SCHEDULE_FOLDER, "readOnly": True},
+        ],
         more={
             # Ready means that the group is formed; it shows in the status and takes nothing out of service.
             "readinessProbe": http_probe("/ready", "metrics", period_s=1, failures=1),
@@ -187,7 +209,11 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
         labels,
         main,
         images=spec.images,
-        volumes=[*place.volumes, *link.volumes],
+        volumes=[
+            *place.volumes,
+            *link.volumes,
+            {"name": "schedule", "configMap": {"name": names.schedule(deployment.name)}},
+        ],
         more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
         patch=chosen.pod_patch,
     )

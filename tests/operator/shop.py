@@ -1,0 +1,95 @@
+"""What a test of the operator does: to resources in a namespace of its own, and to the operator's process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from api_server import ApiServer
+from kubernetes import client
+from waiting import wait_until
+
+WITHIN_S = 100.0
+IMAGES = ("--image-gateway", "g:1", "--image-scheduler", "s:1", "--image-worker", "w:1", "--image-pool", "p:1")
+POOL_SECRET = "redis"
+
+
+class Shop:
+    """One namespace with what a test does in it."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self.namespace = namespace
+        self.core = client.CoreV1Api(server.api())
+        self.apps = client.AppsV1Api(server.api())
+        self._objects = client.CustomObjectsApi(server.api())
+        self._where = ("orca-serving.io", "v1alpha1", namespace, "orcadeployments")
+
+    def create(self, name: str = "shop", **spec: Any) -> None:
+        """With the pool of the test, unless the spec names another."""
+        pool = {"external": {"urlSecret": {"name": POOL_SECRET}}}
+        body = {
+            "apiVersion": "orca-serving.io/v1alpha1",
+            "kind": "OrcaDeployment",
+            "metadata": {"name": name},
+            "spec": {"model": {"uri": "file:///m"}, "pool": pool, **spec},
+        }
+        self._objects.create_namespaced_custom_object(*self._where, body)
+
+    def edit(self, name: str = "shop", **spec: Any) -> None:
+        self._objects.patch_namespaced_custom_object(*self._where, name, {"spec": spec})
+
+    def delete(self, name: str = "shop") -> None:
+        self._objects.delete_namespaced_custom_object(*self._where, name)
+
+    def status(self, name: str = "shop") -> dict[str, Any]:
+        found: dict[str, Any] = self._objects.get_namespaced_custom_object(*self._where, name)
+        return {"generation": found["metadata"]["generation"], **found.get("status", {})}
+
+    def condition(self, kind: str, name: str = "shop") -> tuple[str, str]:
+        """Status and reason, once they tell of the newest spec."""
+        status = self.status(name)
+        for each in status.get("conditions", []):
+            if each["type"] == kind and status["observedGeneration"] == status["generation"]:
+                return each["status"], each["reason"]
+        return "Unknown", ""
+
+    def wait_for(self, kind: str, *wanted: str) -> None:
+        """Until the condition says so. Args: wanted: status, and reason where it matters."""
+        wait_until(lambda: self.condition(kind)[: len(wanted)] == wanted, WITHIN_S, lambda: f"{kind}: {self.status()}")
+
+    def groups(self) -> list[str]:
+        found = self.apps.list_namespaced_stateful_set(self.namespace, label_selector="orca-serving.io/role=stage")
+        return sorted(each.metadata.name for each in found.items)
+
+
+class OperatorProcess:
+    """`orca operator` against the API server."""
+
+    def __init__(self, server: ApiServer, log: Path) -> None:
+        self._server = server
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "orca.cli.main", "operator", *IMAGES]
+        options = ["--listen", "127.0.0.1:0", "--resync-seconds", "2", "--log-format", "text"]
+        environment = {**os.environ, "KUBECONFIG": str(self._server.kubeconfig), "PYTHONWARNINGS": "ignore"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """Its exit status after SIGTERM."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
