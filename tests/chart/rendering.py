@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,19 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.programs import HELM as BUILT
+
 CHART = Path(__file__).parents[2] / "charts" / "orca"
 Manifest = dict[str, Any]
 
 
-def _find_helm() -> str | None:
-    """On the PATH, else where `python -m cluster binaries` keeps what it builds."""
-    cache = Path(os.environ.get("ORCA_CACHE") or Path.home() / ".cache" / "orca")
-    built = sorted(cache.glob("programs/helm-*/helm"))
-    return shutil.which("helm") or (str(built[-1]) if built else None)
-
-
-HELM = _find_helm()
-needs_helm = pytest.mark.skipif(HELM is None, reason="helm is neither on the PATH nor built into ~/.cache/orca")
+HELM = shutil.which("helm") or (str(BUILT.path) if BUILT.path.exists() else None)
+needs_helm = pytest.mark.skipif(
+    HELM is None, reason="helm is not on the PATH; `python -m cluster binaries helm`, in e2e/, builds it in a minute"
+)
 
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(

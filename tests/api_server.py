@@ -18,7 +18,7 @@ from orca.core.ports import free_port
 
 TOKEN = "administrator"
 START_S = 60.0
-CRD = Path(__file__).parents[2] / "charts/orca/crd/orcadeployments.yaml"
+CRD = Path(__file__).parents[1] / "charts/orca/crd/orcadeployments.yaml"
 
 
 @dataclass(frozen=True, slots=True)
