@@ -12,6 +12,7 @@ from pool_beds import REVISION, Scheduler, entry, submission, whole_log, with_se
 from pool_disks import SlowDisk
 from pool_kinds import KINDS, redis_binary
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from waiting import until
 
 from orca.core.errors import PoolUnavailable, UnknownRequest
@@ -42,19 +43,24 @@ class PoolOnly:
         self.pool = pool
 
 
-@pytest.fixture(params=["everysec", "always", "everysec on a slow disk"])
+@pytest.fixture(params=["everysec", "always", "everysec, slow disk", "everysec, slow disk, rewriting"])
 def disk(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
 def is_slow(disk: str) -> bool:
-    return disk.endswith("slow disk")
+    return "slow disk" in disk
+
+
+@pytest.fixture
+def is_rewriting(disk: str) -> bool:
+    return disk.endswith("rewriting")
 
 
 @pytest.fixture(params=KINDS[1:])
 def server(request: pytest.FixtureRequest, tmp_path: Path, disk: str, is_slow: bool) -> Iterator[EmbeddedRedis]:
-    binary, fsync = redis_binary(request.param), disk.split()[0]
+    binary, fsync = redis_binary(request.param), disk.partition(",")[0]
     if is_slow:
         slow = SlowDisk(tmp_path, request.param)
         slow.slow(FSYNC_MS)
@@ -89,6 +95,16 @@ async def read_on(pool: RedisPool, seen: Acknowledged) -> None:
             seen.shown += len((await pool.read("r0.0", seen.shown)).tokens)
 
 
+async def rewrite_on(server: EmbeddedRedis) -> None:
+    """One rewrite of the append-only file behind the other."""
+    async with Redis.from_url(server.url, socket_timeout=20) as redis:
+        while True:
+            # Away, or at it already.
+            with contextlib.suppress(RedisError):
+                await redis.bgrewriteaof()
+            await asyncio.sleep(0.05)
+
+
 async def wait_until_answers_are_at_stake(server: EmbeddedRedis, seen: Acknowledged) -> None:
     """An fsync is under way, and calls have had time to be answered meanwhile, if they are answered at all."""
     async with Redis.from_url(server.url) as redis:
@@ -104,13 +120,15 @@ async def wait_until_answers_are_at_stake(server: EmbeddedRedis, seen: Acknowled
 
 @contextlib.asynccontextmanager
 async def load(
-    server: EmbeddedRedis, patient: RedisPool, seen: Acknowledged
+    server: EmbeddedRedis, patient: RedisPool, seen: Acknowledged, is_rewriting: bool
 ) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Submits, commits and reads without a pause; they give up soon under the kills, and none may end by itself."""
     pool = RedisPool(server.url, "d", with_settings(call_timeout_ms=500, max_queued=10**6))
     scheduler = Scheduler(PoolOnly(patient))
     await scheduler.enter()
-    parts = commit_on(pool, scheduler, seen), submit_on(pool, seen), read_on(pool, seen)
+    parts = [commit_on(pool, scheduler, seen), submit_on(pool, seen), read_on(pool, seen)]
+    if is_rewriting:
+        parts.append(rewrite_on(server))
     tasks = [asyncio.create_task(part) for part in parts]
     yield tasks
     for task in tasks:
@@ -135,13 +153,13 @@ async def lost_of(patient: RedisPool, seen: Acknowledged) -> dict[str, int]:
     }
 
 
-async def test_nothing_acknowledged_is_lost_by_kills(server: EmbeddedRedis, is_slow: bool) -> None:
+async def test_nothing_acknowledged_is_lost_by_kills(server: EmbeddedRedis, is_slow: bool, is_rewriting: bool) -> None:
     # What is asked before and behind the kills has time on a busy machine too.
     patient, seen = RedisPool(server.url, "d", with_settings(call_timeout_ms=20_000)), Acknowledged()
     await patient.set_revision(REVISION, 1)
     for number in range(REQUESTS):
         await patient.submit(submission(f"r{number}", max_new_tokens=10**6, on_disconnect=OnDisconnect.KEEP))
-    async with load(server, patient, seen) as tasks:
+    async with load(server, patient, seen, is_rewriting) as tasks:
         for _ in range(KILLS):
             reached = seen.committed + 50
             await until(lambda: seen.committed >= reached or any(task.done() for task in tasks), limit_s=60)  # noqa: B023
