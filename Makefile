@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e images cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ CLUSTER = PYTHONPATH=e2e .venv/bin/python -m cluster
 e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 20 minutes)
 	$(CLUSTER) up
 	@$(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 e2e $(ARGS); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
+
+images: .venv/.installed-dev  ## build the images of services/Containerfile as localhost/orca-ROLE:dev
+	$(CLUSTER) images $(ARGS)
 
 cluster-up: .venv/.installed-dev  ## start that cluster and leave it:  make cluster-up ARGS="--nodes 3"
 	$(CLUSTER) up $(ARGS)
@@ -73,6 +76,8 @@ lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew i
 	$(LOCK) pyproject.toml --extra local --extra operator --extra bench --group dev --output-file .lock/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
 	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
+	for role in gateway scheduler worker operator; do \
+	  $(LOCK) pyproject.toml --extra $$role --constraint .lock/dev.txt --output-file .lock/$$role.txt || exit 1; done
 
 .venv/.installed-local: .lock/local.txt .lock/build.txt pyproject.toml
 	.lock/install local

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.building import ROLES, build_images
 from cluster.cache import cache_folder
 from cluster.errors import ClusterError
 from cluster.layout import NODES_MAX, Layout, Node, found_layout
@@ -31,6 +32,8 @@ def _do(arguments: argparse.Namespace) -> int:
     match arguments.command:
         case "binaries":
             build_programs([PROGRAMS[name] for name in arguments.names or PROGRAMS], _tell)
+        case "images":
+            build_images(arguments.roles or ROLES, arguments.tag, _tell)
         case "up":
             up(Layout(state, arguments.nodes), _tell)
         case "down":
@@ -81,13 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser("binaries", help="build the programs that are not in the cache yet")
     add.add_argument("names", nargs="*", choices=[[], *PROGRAMS], metavar="NAME", help=f"of {', '.join(PROGRAMS)}")
+    add = commands.add_parser("images", help="build Orca's images from this checkout")
+    add.add_argument("roles", nargs="*", choices=[[], *ROLES], metavar="ROLE", help=f"of {', '.join(ROLES)}; else all")
+    add.add_argument("--tag", default="dev", help="of all images (default: %(default)s)")
     add = commands.add_parser("up", help="start a cluster and wait until it is ready")
     add.add_argument("--nodes", type=int, choices=range(1, NODES_MAX + 1), default=2, help="1 to 9, 2 unless said")
     add = commands.add_parser("down", help="end it and remove all that is left of it")
     add.add_argument("--keep-logs", action="store_true", help="the audit log and the components' stay in its folder")
     commands.add_parser("status", help="which components run; 1 when one does not")
     commands.add_parser("kubeconfig", help="the administrator's file, for what runs inside the cluster's network")
-    add = commands.add_parser("load", help="put images of buildah's store into the nodes")
+    add = commands.add_parser("load", help="put images of docker's or buildah's store into the nodes")
     add.add_argument("images", nargs="+", metavar="IMAGE")
     add.add_argument("--node", type=int, help="only into this one")
     add = commands.add_parser("exec", help="run a command in the cluster's network, with kubectl and helm at hand")

@@ -39,7 +39,7 @@ def cached(folder: Path, build: Callable[[Path], None]) -> bool:
     """
     if folder.exists():
         return False
-    with _one_at_a_time(folder):
+    with one_at_a_time(folder):
         if folder.exists():
             return False
         unfinished = folder.with_name(folder.name + ".unfinished")
@@ -62,8 +62,8 @@ def check_space(folder: Path, *, wanted_gb: float, purpose: str) -> None:
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two builders of one thing wait for each other; the lock goes with its holder, however that ends."""
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two builders of one folder wait for each other; the lock goes with its holder, however that ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,12 +36,12 @@ FILES = {
 _START_POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def missing_packages(commands: dict[str, str]) -> list[str]:
-    """Of the given commands and of FILES, sorted; empty when the machine has all."""
+def missing_packages(commands: Mapping[str, str], files: Mapping[Path, str] = FILES) -> list[str]:
+    """The packages of those commands and files that the machine lacks, sorted; empty when it has all."""
     # Some of them lie where only root's PATH leads.
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     packages = {package for command, package in commands.items() if shutil.which(command, path=path) is None}
-    return sorted(packages | {package for file, package in FILES.items() if not file.exists()})
+    return sorted(packages | {package for file, package in files.items() if not file.exists()})
 
 
 def install(packages: list[str], tell: Callable[[str], None]) -> None:

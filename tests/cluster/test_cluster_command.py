@@ -8,7 +8,6 @@ import pytest
 from cluster.__main__ import main
 from cluster.debian import COMMANDS, install, missing_packages
 from cluster.errors import ClusterError
-from cluster.loading import export_command
 
 
 @pytest.fixture
@@ -48,7 +47,3 @@ def test_nothing_is_installed_where_nothing_is_missing() -> None:
 
 def test_every_command_has_a_package() -> None:
     assert all(COMMANDS.values())
-
-
-def test_images_are_exported_as_a_stream_under_their_name() -> None:
-    assert export_command("localhost/orca/gateway:dev")[-1] == "docker-archive:/dev/stdout:localhost/orca/gateway:dev"

@@ -78,3 +78,11 @@ def test_what_the_compiler_said_is_in_the_refusal(go_that: Path) -> None:
     with pytest.raises(ClusterError, match=r"ended with status 1\nmain.go:3: no such package"):
         build_programs([ETCD], lambda _line: None)
     assert not ETCD.folder.exists()
+
+
+def test_what_go_kept_for_a_build_goes_with_it(go_that: Path, tmp_path: Path) -> None:
+    keep = 'mkdir -p "$GOCACHE" "$GOMODCACHE"\n'
+    go_that.write_text(f'#!/bin/sh\n{VERSION}{keep}while [ "$1" != -o ]; do shift; done; echo built > "$2"\n')
+    build_programs([ETCD], lambda _line: None)
+    assert ETCD.path.exists()
+    assert not (tmp_path / "cache" / "go-caches").exists()

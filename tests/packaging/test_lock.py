@@ -11,7 +11,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-LOCKS = ["dev", "local", "build"]
+ROLES = ["gateway", "scheduler", "worker", "operator"]
+"""Each is an extra and an image (services/Containerfile)."""
+LOCKS = ["dev", "local", "build", *ROLES]
 PYTHONS = ["3.11", "3.12"]
 
 
@@ -55,8 +57,13 @@ def pins(lock: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(
     ("lock", "extras", "groups"),
-    [("local", ["local"], []), ("dev", ["local", "operator", "bench"], ["dev", "build"]), ("build", [], ["build"])],
-    ids=LOCKS[1:2] + LOCKS[:1] + LOCKS[2:],
+    [
+        ("dev", ["local", "operator", "bench"], ["dev", "build"]),
+        ("local", ["local"], []),
+        ("build", [], ["build"]),
+        *((role, [role], []) for role in ROLES),
+    ],
+    ids=LOCKS,
 )
 def test_a_lock_holds_a_fitting_version_of_all_that_pyproject_asks_for(
     lock: str, extras: list[str], groups: list[str], python: str
@@ -69,7 +76,7 @@ def test_a_lock_holds_a_fitting_version_of_all_that_pyproject_asks_for(
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("lock", ["local", "build"])
+@pytest.mark.parametrize("lock", LOCKS[1:])
 def test_the_smaller_locks_are_parts_of_the_one_for_development(lock: str, python: str) -> None:
     assert pins(lock, python).items() <= pins("dev", python).items()
 
@@ -86,3 +93,10 @@ def test_a_lock_names_no_index_and_no_path_of_the_machine_that_made_it(lock: str
     assert (
         re.findall(r"--(?:index-url|extra-index-url|find-links|trusted-host)|file:|https?:|@ |/home|/root", text) == []
     )
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "operator"])
+def test_only_the_worker_brings_torch(role: str) -> None:
+    heavy = {"torch", "triton", "numpy", "transformers"}
+    assert heavy & pins(role, "3.11").keys() == set()
+    assert "torch" in pins("worker", "3.11")
