@@ -12,9 +12,9 @@ from gateway_rig import Rig, error_of, recording, rig, until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.core.errors import PoolUnavailable, QueueFull
 from orca.core.request import SCHEMA, Request
-from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, PoolStats, Submission

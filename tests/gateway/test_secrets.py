@@ -11,8 +11,8 @@ import pytest
 import redis
 from gateway_rig import MODEL, FakeScheduler, tokenizer, until
 
-from orca.core.logs import JsonFormatter
 from orca.core.api_keys import ApiKey, digest, line, make_key
+from orca.core.logs import JsonFormatter
 from orca.gateway.app import create_app
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
