@@ -1,0 +1,137 @@
+"""Orca as a user installs it: the chart by helm, an OrcaDeployment by kubectl, the API through the Ingress."""
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.kubectl import Kubectl
+from cluster.layout import INGRESS_ADDRESS
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "orca"
+FIVE_LINES = CHART / "examples" / "orcadeployment.yaml"
+OPERATOR_NAMESPACE = "orca-system"
+RELEASE = "orca"
+IMAGE_TAG = "dev"
+READY_S = 180.0
+
+Json = dict[str, Any]
+
+
+def helm(*words: str, within_s: float = 120.0) -> str:
+    """Raises: AssertionError with what helm said, when it fails."""
+    ended = subprocess.run(["helm", *words], capture_output=True, text=True, timeout=within_s, check=False)
+    assert ended.returncode == 0, f"helm {' '.join(words)}: {ended.stderr}"
+    return ended.stdout
+
+
+def install_chart(*values: str) -> str:
+    """Install or upgrade. Args: values: `key=value` each. Returns: the notes."""
+    settings = [word for value in (f"images.tag={IMAGE_TAG}", *values) for word in ("--set", value)]
+    place = ("--namespace", OPERATOR_NAMESPACE, "--create-namespace")
+    return helm(
+        "upgrade", "--install", RELEASE, str(CHART), *place, "--wait", "--timeout", "2m", *settings, within_s=150
+    )
+
+
+class Service:
+    """One OrcaDeployment in a namespace of its own."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str, name: str = "austen") -> None:
+        self.kubectl = kubectl
+        self.namespace = namespace
+        self.name = name
+
+    @property
+    def host(self) -> str:
+        return f"{self.name}.{self.namespace}.example"
+
+    @property
+    def base_url(self) -> str:
+        """Through the Ingress, whose rules go by the host."""
+        return f"http://{INGRESS_ADDRESS}/v1"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Host": self.host}
+
+    def api_key(self) -> str:
+        """The one that the operator has made."""
+        secret = self.kubectl.get("secret", f"{self.name}-api-key", f"--namespace={self.namespace}")
+        return base64.b64decode(secret["data"]["key"]).decode()
+
+    def create(self, spec: Mapping[str, Any]) -> None:
+        """With an Ingress, and few seconds for what takes minutes elsewhere."""
+        resource = {
+            "apiVersion": "orca-serving.io/v1alpha1",
+            "kind": "OrcaDeployment",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": dict(spec),
+        }
+        self.kubectl("apply", "--filename=-", entered=json.dumps(resource))
+
+    def edit(self, **spec: Any) -> None:
+        """Merge these fields into the spec."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", "orca", self.name, f"--namespace={self.namespace}", "--type=merge", f"--patch={patch}")
+
+    def scale(self, replicas: int) -> None:
+        self.kubectl("scale", "orca", self.name, f"--namespace={self.namespace}", f"--replicas={replicas}")
+
+    def get(self) -> Json:
+        return self.kubectl.get("orca", self.name, f"--namespace={self.namespace}")
+
+    def condition(self, kind: str) -> tuple[str, str, str]:
+        """Status, reason and message, once they tell of the newest spec."""
+        found = self.get()
+        status = found.get("status", {})
+        for each in status.get("conditions", []):
+            if each["type"] == kind and status["observedGeneration"] == found["metadata"]["generation"]:
+                return each["status"], each["reason"], each.get("message", "")
+        return "Unknown", "", ""
+
+    def wait_for(self, kind: str, *wanted: str, within_s: float = READY_S) -> float:
+        """Until the condition begins so. Returns: seconds that it took."""
+        began = time.monotonic()
+        wait_until(lambda: self.condition(kind)[: len(wanted)] == wanted, self.story, within_s=within_s)
+        return time.monotonic() - began
+
+    def wait_settled(self, within_s: float = READY_S) -> float:
+        """Until the wanted revision serves and nothing is on its way. Returns: seconds."""
+
+        def is_settled() -> bool:
+            return self.condition("Ready")[0] == "True" and self.condition("Progressing")[0] == "False"
+
+        began = time.monotonic()
+        wait_until(is_settled, self.story, within_s=within_s)
+        return time.monotonic() - began
+
+    def pods(self, role: str | None = None) -> list[Json]:
+        selector = f"orca-serving.io/deployment={self.name}" + (f",orca-serving.io/role={role}" if role else "")
+        found: list[Json] = self.kubectl.get("pods", f"--namespace={self.namespace}", f"--selector={selector}")["items"]
+        return found
+
+    def story(self) -> str:
+        """What a person would look at when it does not come."""
+        found = [f"conditions: {json.dumps(self.get().get('status', {}).get('conditions', []), indent=1)}"]
+        found.append(self.kubectl("get", "pods", "--output=wide", f"--namespace={self.namespace}"))
+        events = ("get", "events", f"--namespace={self.namespace}", "--sort-by=.lastTimestamp")
+        found += self.kubectl(*events).splitlines()[-15:]
+        for pod in self.pods():
+            for container in pod.get("status", {}).get("containerStatuses", []):
+                if not container["ready"]:
+                    name = pod["metadata"]["name"]
+                    found.append(f"log of {name}:")
+                    found.append(self.kubectl("logs", name, f"--namespace={self.namespace}", "--tail=15"))
+        return "\n".join(found)
+
+
+def wait_until(is_so: Callable[[], bool], story: Callable[[], str] = str, *, within_s: float = 60.0) -> None:
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, f"not within {within_s:.0f} s\n{story()}"
+        time.sleep(0.2)
