@@ -31,7 +31,9 @@ def helm(*words: str, within_s: float = 120.0) -> str:
 
 def install_chart(*values: str) -> str:
     """Install or upgrade. Args: values: `key=value` each. Returns: the notes."""
-    settings = [word for value in (f"images.tag={IMAGE_TAG}", *values) for word in ("--set", value)]
+    settings = [
+        word for value in (f"images.tag={IMAGE_TAG}", "images.registry=localhost", *values) for word in ("--set", value)
+    ]
     place = ("--namespace", OPERATOR_NAMESPACE, "--create-namespace")
     return helm(
         "upgrade", "--install", RELEASE, str(CHART), *place, "--wait", "--timeout", "2m", *settings, within_s=150
