@@ -202,3 +202,12 @@ def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
     assert drift(wanted, there) is None
     assert drift({"spec": {"list": [{"a": 2}]}}, there) == "spec.list[0].a"
     assert drift({"spec": {"list": []}}, there) == "spec.list"
+
+
+def test_network_policies_come_and_go_with_the_operators_setting() -> None:
+    cluster = settled(deployment())
+    assert cluster.names("NetworkPolicy") == []
+    cluster.settle(replace(RELEASE, has_network_policies=True))
+    assert cluster.names("NetworkPolicy") == ["shop-gateway", "shop-pool", "shop-scheduler", "shop-stage"]
+    cluster.settle()
+    assert cluster.names("NetworkPolicy") == []

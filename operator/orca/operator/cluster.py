@@ -44,6 +44,7 @@ KINDS: Mapping[str, Kind] = {
     "StatefulSet": Kind("apis/apps/v1", "statefulsets"),
     "PodDisruptionBudget": Kind("apis/policy/v1", "poddisruptionbudgets"),
     "Ingress": Kind("apis/networking.k8s.io/v1", "ingresses"),
+    "NetworkPolicy": Kind("apis/networking.k8s.io/v1", "networkpolicies"),
     "HTTPRoute": Kind("apis/gateway.networking.k8s.io/v1", "httproutes", is_optional=True),
 }
 """Of which children are made; all of them are namespaced."""

@@ -2,6 +2,7 @@
 
 shop                       Service, Ingress or HTTPRoute of the API
 shop-gateway               Deployment, PodDisruptionBudget
+shop-<role>                NetworkPolicy of the pods of a role
 shop-schedule              ConfigMap of what schedulers follow while they run
 shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
@@ -42,6 +43,10 @@ def schedule(name: str) -> str:
 
 def pool(name: str) -> str:
     return f"{name}-pool"
+
+
+def policy(name: str, role: str) -> str:
+    return f"{name}-{role}"
 
 
 def api_key(name: str) -> str:

@@ -8,14 +8,14 @@ and Secrets stay, they end with the resource (deletionPolicy).
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from orca.operator import names
 from orca.operator.observed import Observed, is_going, is_placed, is_pod_ready, label_map
 from orca.operator.quantity import is_same_quantity
-from orca.operator.render import gateway, group, model, pool
+from orca.operator.render import gateway, group, model, network, pool
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json, SecretKey
 from orca.operator.rollout import Bounds, Group, Step, step
@@ -27,12 +27,13 @@ _OWNED_BY_OTHERS = frozenset({"Pod"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The images of this release of Orca; a resource may name others."""
+    """What an operator gives to all resources: the images of its release, of which a resource may name others."""
 
     gateway: str
     scheduler: str
     worker: str
     pool: str
+    has_network_policies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     wanted = [
         *(pool.managed(deployment, images.pool) if spec.pool.external is None else []),
         *gateway.gateways(deployment, images.gateway, keys_secret(deployment)),
+        *(network.policies(deployment) if images.has_network_policies else []),
     ]
     staying = _staying(deployment, groups, next_step, revision)
     outputs = wanted_outputs(deployment, observed, images, now_s)
@@ -102,7 +104,8 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
 
 def release_of(deployment: Deployment, release: Release) -> Release:
     images = deployment.spec.images
-    return Release(
+    return replace(
+        release,
         gateway=images.gateway or release.gateway,
         scheduler=images.scheduler or release.scheduler,
         worker=images.worker or release.worker,

@@ -30,6 +30,9 @@ class Settings:
         (), "namespaces whose resources are served, parted by commas; unset serves the whole cluster"
     )
     listen: str = setting("127.0.0.1:8080", "host:port of /health and /metrics; port 0 takes a free one")
+    network_policies: bool = setting(
+        False, "give each resource NetworkPolicies: its parts reach each other and no more"
+    )
     resync_seconds: float = setting(
         30.0, "each resource is looked at again after so long, though nothing was heard of it", least=0.1
     )
@@ -48,6 +51,7 @@ class Settings:
             scheduler=self.image_scheduler,
             worker=self.image_worker,
             pool=self.image_pool,
+            has_network_policies=self.network_policies,
         )
 
 

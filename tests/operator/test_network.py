@@ -1,0 +1,81 @@
+"""Who may reach whom, read out of the policies by the rules that a network plugin would follow."""
+
+from typing import Any
+
+import pytest
+from deployments import deployment
+
+from orca.operator import names
+from orca.operator.render import network
+from orca.operator.resource import Json
+
+ROLES = ("gateway", "scheduler", "stage", "pool")
+STRANGER = {"app": "other"}
+OPERATOR = {"app.kubernetes.io/component": "operator"}
+
+
+def pod(role: str) -> Json:
+    return names.labels("shop", role)
+
+
+def can_reach(source: Json, target: Json, port: int, **spec: Any) -> bool:
+    """Whether a connection passes: allowed out of one pod, and into the other."""
+    found = network.policies(deployment(**spec))
+    return _passes(found, source, target, port, "egress", "to") and _passes(
+        found, target, source, port, "ingress", "from"
+    )
+
+
+def _passes(found: list[Json], subject: Json, peer: Json, port: int, rules: str, direction: str) -> bool:
+    selecting = [each["spec"] for each in found if _selects(each["spec"]["podSelector"], subject)]
+    return not selecting or any(_allows(rule, peer, port, direction) for spec in selecting for rule in spec[rules])
+
+
+def _allows(rule: Json, peer: Json, port: int, direction: str) -> bool:
+    is_port = "ports" not in rule or port in [each["port"] for each in rule["ports"]]
+    return is_port and (direction not in rule or any(_selects(each["podSelector"], peer) for each in rule[direction]))
+
+
+def _selects(selector: Json, labels: Json) -> bool:
+    return bool(selector["matchLabels"].items() <= labels.items())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port"),
+    [
+        ("gateway", "pool", 6379),
+        ("scheduler", "pool", 6379),
+        ("scheduler", "stage", 7000),
+        ("stage", "scheduler", 7002),
+        ("stage", "stage", 43210),
+    ],
+)
+def test_the_parts_reach_what_they_need(source: str, target: str, port: int) -> None:
+    assert can_reach(pod(source), pod(target), port)
+
+
+def test_clients_prometheus_and_the_operator_get_to_their_ports() -> None:
+    assert can_reach(STRANGER, pod("gateway"), 8000)
+    assert can_reach(STRANGER, pod("gateway"), 9090)
+    assert can_reach(STRANGER, pod("scheduler"), 9090)
+    assert can_reach(OPERATOR, pod("pool"), 6379)
+
+
+@pytest.mark.parametrize(("target", "port"), [("pool", 6379), ("stage", 7000), ("stage", 43210), ("scheduler", 7002)])
+def test_strangers_do_not_get_in(target: str, port: int) -> None:
+    assert not can_reach(STRANGER, pod(target), port)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_gets_out(role: str) -> None:
+    assert not can_reach(pod(role), STRANGER, 443)
+
+
+def test_gateways_do_not_reach_the_engine() -> None:
+    assert not can_reach(pod("gateway"), pod("stage"), 7000)
+
+
+def test_an_external_pool_may_be_anywhere() -> None:
+    external = {"external": {"urlSecret": {"name": "redis"}}}
+    assert can_reach(pod("gateway"), STRANGER, 6380, pool=external)
+    assert not can_reach(pod("stage"), STRANGER, 6380, pool=external)
