@@ -47,10 +47,12 @@ async def rounds(bed: RedisBed) -> AsyncIterator[None]:
             await asyncio.sleep(ROUND_S)
 
     task = asyncio.create_task(sweep())
-    yield
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def is_accepted(bed: RedisBed) -> bool:
