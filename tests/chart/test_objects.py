@@ -1,13 +1,14 @@
 """What the chart makes for which values."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kubernetes import client
-from rendering import CHART, EVERYTHING, Manifest, Refused, kinds, needs_helm, render, the
+from rendering import CHART, EVERYTHING, HELM, Manifest, Refused, kinds, needs_helm, render, the
 
 pytestmark = needs_helm
 
@@ -126,6 +127,14 @@ def test_the_chart_and_its_images_are_of_the_release_of_the_code() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"\n' in (root / "pyproject.toml").read_text()
     assert chart["version"] == chart["appVersion"]
+
+
+def test_helm_has_nothing_to_say_against_the_chart() -> None:
+    assert HELM is not None
+    command = [HELM, "lint", "--strict", str(CHART), "--kube-version", "1.34.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "1 chart(s) linted, 0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout
 
 
 def test_a_chart_that_helm_cannot_render_is_told_apart() -> None:
