@@ -1,5 +1,6 @@
 """The examples satisfy the resource's definition, and name nothing that it does not know."""
 
+import re
 from typing import Any
 
 import pytest
@@ -61,3 +62,11 @@ def test_a_mistake_in_an_example_would_be_found(change: dict[str, Any]) -> None:
 
 def test_five_lines_are_enough() -> None:
     assert len((CHART / "examples" / "orcadeployment.yaml").read_text().splitlines()) == 5
+
+
+def test_the_model_of_the_example_is_in_every_image_that_reads_one() -> None:
+    folder = read("orcadeployment.yaml")["spec"]["model"]["uri"].removeprefix("file://").rpartition("/")[0]
+    containerfile = (CHART.parents[1] / "services" / "Containerfile").read_text()
+    for role in ("gateway", "scheduler", "worker"):
+        [target] = re.findall(rf"^FROM \S+ AS {role}\n(.*?)(?=^FROM|\Z)", containerfile, re.MULTILINE | re.DOTALL)
+        assert f" {folder}\n" in target

@@ -107,10 +107,11 @@ def test_settings_reach_the_operator_as_variables(values: dict[str, Any], variab
 
 def test_the_operator_understands_its_variables() -> None:
     values = {"namespaces": ["a", "b"], "operator": {"resyncSeconds": 60, "logLevel": "debug"}, "images": {"tag": "7"}}
-    settings = parse_settings([], environment(values))
+    settings = parse_settings([], environment(values | {"networkPolicies": {"deployments": True}}))
     assert settings.namespaces == ("a", "b")
     assert (settings.resync_seconds, settings.log_level) == (60, "debug")
     assert settings.release.worker == "orca-worker:7"
+    assert settings.network_policies
 
 
 def test_resources_can_be_replaced() -> None:
