@@ -1,0 +1,34 @@
+"""A stream from one command to several: all get all of it, and a failure of any is told."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import ClusterError
+from cluster.loading import stream
+
+MANY_BYTES = ["head", "--bytes=5000000", "/dev/zero"]
+
+
+def writing(path: Path) -> list[str]:
+    return ["dd", "status=none", f"of={path}"]
+
+
+def test_each_target_gets_all_of_it(tmp_path: Path) -> None:
+    stream(MANY_BYTES, [writing(tmp_path / "one"), writing(tmp_path / "other")])
+    assert [(tmp_path / name).stat().st_size for name in ("one", "other")] == [5000000, 5000000]
+
+
+def test_a_source_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no such image"):
+        stream(["sh", "-c", "echo no such image >&2; exit 1"], [writing(tmp_path / "one")])
+
+
+def test_a_target_that_fails_ends_the_stream_and_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="disk is full"):
+        stream(MANY_BYTES, [["sh", "-c", "echo disk is full >&2; exit 1"], writing(tmp_path / "other")])
+
+
+def test_the_source_gets_its_own_variables(tmp_path: Path) -> None:
+    stream(["printenv", "DRIVER"], [writing(tmp_path / "one")], environment={"DRIVER": "overlay"})
+    assert (tmp_path / "one").read_text() == "overlay\n"
