@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Command] = {
     "scheduler": Command("orca.scheduler.service", "run one group's scheduler and engine master"),
     "worker": Command("orca.worker.service", "run one stage of a group"),
     "operator": Command("orca.operator.service", "keep a cluster equal to its OrcaDeployments"),
+    "fetch": Command("orca.cli.fetch.main", "bring a model of a hub or an S3 store into a folder, once"),
     "keys": Command("orca.cli.keys", "make API keys"),
     "pool": Command("orca.cli.pool", "ask a pool what is in it, or put a schema number in force"),
     "bench": Command("orca.cli.bench.main", "measure a server as the paper does"),

@@ -1,6 +1,7 @@
 """Finds the model that `--model` names: a folder on this machine, or one fetched from the Hugging Face hub once."""
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from orca.core.errors import ModelError
@@ -9,6 +10,13 @@ from orca.core.errors import ModelError
 # a second time in their makers' own layout, or for other programs in folders of their own.
 FETCHED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 LEFT_FILES = ["consolidated*", "*/*"]
+
+
+def is_fetched(name: str) -> bool:
+    """Whether a file of that name, as a repository lists it, is part of a served folder."""
+    return any(fnmatchcase(name, each) for each in FETCHED_FILES) and not any(
+        fnmatchcase(name, each) for each in LEFT_FILES
+    )
 
 
 def find_model(model: str) -> tuple[Path, str]:
