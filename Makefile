@@ -73,10 +73,10 @@ proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
   --no-config --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
 lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew into .lock/
-	$(LOCK) pyproject.toml --extra local --extra operator --extra bench --group dev --output-file .lock/dev.txt
+	$(LOCK) pyproject.toml --extra local --extra operator --extra fetch --extra bench --group dev --output-file .lock/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
 	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
-	for role in gateway scheduler worker operator; do \
+	for role in gateway scheduler worker operator fetch; do \
 	  $(LOCK) pyproject.toml --extra $$role --constraint .lock/dev.txt --output-file .lock/$$role.txt || exit 1; done
 
 .venv/.installed-local: .lock/local.txt .lock/build.txt pyproject.toml

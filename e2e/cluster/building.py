@@ -14,7 +14,7 @@ from cluster.commands import run
 from cluster.debian import IMAGE_COMMANDS, install, missing_packages
 from cluster.errors import ClusterError
 
-ROLES = ("gateway", "scheduler", "operator", "pool", "worker")
+ROLES = ("gateway", "scheduler", "operator", "fetch", "pool", "worker")
 """Targets of the Containerfile, the quick ones first."""
 CHECKOUT = Path(__file__).parents[2]
 CONTAINERFILE = "services/Containerfile"

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-ROLES = ["gateway", "scheduler", "worker", "operator"]
+ROLES = ["gateway", "scheduler", "worker", "operator", "fetch"]
 """Each is an extra and an image (services/Containerfile)."""
 LOCKS = ["dev", "local", "build", *ROLES]
 PYTHONS = ["3.11", "3.12"]
@@ -58,7 +58,7 @@ def pins(lock: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("lock", "extras", "groups"),
     [
-        ("dev", ["local", "operator", "bench"], ["dev", "build"]),
+        ("dev", ["local", "operator", "fetch", "bench"], ["dev", "build"]),
         ("local", ["local"], []),
         ("build", [], ["build"]),
         *((role, [role], []) for role in ROLES),
@@ -95,7 +95,7 @@ def test_a_lock_names_no_index_and_no_path_of_the_machine_that_made_it(lock: str
     )
 
 
-@pytest.mark.parametrize("role", ["gateway", "scheduler", "operator"])
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "operator", "fetch"])
 def test_only_the_worker_brings_torch(role: str) -> None:
     heavy = {"torch", "triton", "numpy", "transformers"}
     assert heavy & pins(role, "3.11").keys() == set()
