@@ -69,7 +69,7 @@ def test_images_are_names_of_the_release() -> None:
     found = {name: value for name, value in environment().items() if name.startswith("ORCA_OPERATOR_IMAGE_")}
     assert found == {
         f"ORCA_OPERATOR_IMAGE_{role.upper()}": f"orca-{role}:0.1.0"
-        for role in ("gateway", "scheduler", "worker", "pool")
+        for role in ("gateway", "scheduler", "worker", "pool", "fetch")
     }
 
 

@@ -7,7 +7,7 @@ from orca.operator.observed import Observed, PoolLook
 from orca.operator.plan import Apply, Delete, Nudge, Plan, Release, plan
 from orca.operator.resource import Deployment, Json
 
-RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1")
+RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
 BORN = "2026-01-01T00:00:00Z"
 BORN_S = 1_767_225_600.0
 
@@ -53,8 +53,10 @@ class FakeCluster:
         self.objects[manifest["kind"], metadata["name"]] = {**manifest, "metadata": metadata}
 
     def start(self) -> None:
-        """All pods of all controllers are there, placed and ready."""
+        """All pods of all controllers are there, placed and ready; Jobs have done their work."""
         for (kind, name), child in list(self.objects.items()):
+            if kind == "Job":
+                self.end_job(name, "Complete")
             if kind in ("StatefulSet", "Deployment"):
                 for index in range(child["spec"]["replicas"]):
                     if ("Pod", f"{name}-{index}") in self.objects:
@@ -71,6 +73,11 @@ class FakeCluster:
             "spec": spec,
             "status": status,
         }
+
+    def end_job(self, name: str, how: str, at: str = BORN) -> None:
+        """Args: how: Complete or Failed. at: timestamp."""
+        condition = {"type": how, "status": "True", "lastTransitionTime": at, "message": "its pod has failed"}
+        self.objects["Job", name]["status"] = {"conditions": [condition]}
 
     def names(self, kind: str, role: str | None = None) -> list[str]:
         return sorted(

@@ -12,7 +12,9 @@ from kubernetes import client
 from waiting import wait_until
 
 WITHIN_S = 100.0
-IMAGES = ("--image-gateway", "g:1", "--image-scheduler", "s:1", "--image-worker", "w:1", "--image-pool", "p:1")
+IMAGES = tuple(
+    word for role in ("gateway", "scheduler", "worker", "pool", "fetch") for word in (f"--image-{role}", "i:1")
+)
 POOL_SECRET = "redis"
 
 

@@ -9,6 +9,8 @@ from deployments import deployment
 from orca.operator.render.pods import merged
 from orca.operator.resource import Json
 
+ON_HUB = {"uri": "hf://org/model"}
+
 
 def manifests(**spec: Any) -> dict[tuple[str, str], Json]:
     cluster = FakeCluster(deployment(**spec))
@@ -21,7 +23,7 @@ def pods(**spec: Any) -> dict[str, Json]:
     return {
         each["metadata"]["labels"]["orca-serving.io/role"]: each["spec"]["template"]["spec"]
         for (kind, _), each in manifests(**spec).items()
-        if kind in ("StatefulSet", "Deployment")
+        if kind in ("StatefulSet", "Deployment", "Job")
     }
 
 
@@ -31,9 +33,9 @@ def flags(pod: Json) -> dict[str, str]:
     return {words[i].removeprefix("--"): words[i + 1] for i in range(start, len(words), 2)}
 
 
-@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
 def test_every_pod_is_fit_for_the_restricted_level(role: str) -> None:
-    pod = pods()[role]
+    pod = pods(model=ON_HUB)[role]
     [container] = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -44,9 +46,9 @@ def test_every_pod_is_fit_for_the_restricted_level(role: str) -> None:
     }
 
 
-@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
 def test_no_pod_can_speak_to_the_api_server_or_sees_variables_of_services(role: str) -> None:
-    pod = pods()[role]
+    pod = pods(model=ON_HUB)[role]
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
 
@@ -58,9 +60,9 @@ def test_every_container_is_probed(role: str) -> None:
 
 
 def test_names_fit_for_the_longest_name() -> None:
-    for (kind, name), each in manifests(name="n" * 40, replicas=3).items():
+    for (kind, name), each in manifests(name="n" * 40, replicas=3, model=ON_HUB).items():
         assert len(name) <= 63
-        suffix = {"StatefulSet": "-0", "Deployment": "-7d69465f96-zm9xp"}.get(kind, "")
+        suffix = {"StatefulSet": "-0", "Deployment": "-7d69465f96-zm9xp", "Job": "-zm9xp"}.get(kind, "")
         assert len(name + suffix) <= 63 + len(suffix)
         assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
 
@@ -158,3 +160,48 @@ def test_a_patch_merges_maps_and_named_lists_replaces_others_and_takes_away() ->
         "named": [{"name": "p", "v": 1, "w": 2}, {"name": "q"}],
         "plain": [3],
     }
+
+
+def test_a_fetch_writes_to_the_claim_that_all_others_only_read() -> None:
+    found = manifests(model=ON_HUB)
+    [claim] = [name for kind, name in found if kind == "PersistentVolumeClaim" and name != "shop-pool"]
+    by_role = pods(model=ON_HUB)
+    for role, is_reader in [("fetch", False), ("gateway", True), ("scheduler", True), ("stage", True)]:
+        [volume] = [each for each in by_role[role]["volumes"] if each["name"] == "model"]
+        assert volume["persistentVolumeClaim"] == {"claimName": claim} | ({"readOnly": True} if is_reader else {})
+    assert flags(by_role["fetch"])["into"] == flags(by_role["stage"])["model"]
+
+
+def variables(**model: Any) -> Json:
+    [container] = pods(model=model)["fetch"]["containers"]
+    return {each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]["key"] for each in container["env"]}
+
+
+def test_a_fetch_is_told_where_from_and_as_whom() -> None:
+    secret = {"name": "mine"}
+    hub = variables(uri="hf://org/model", endpoint="https://hub.example", tokenSecret=secret)
+    assert (hub["HF_ENDPOINT"], hub["HF_TOKEN"]) == ("https://hub.example", "token")
+    store = variables(uri="s3://bucket/path", endpoint="https://s3.example", tokenSecret=secret)
+    assert (store["AWS_ENDPOINT_URL"], store["AWS_SECRET_ACCESS_KEY"]) == ("https://s3.example", "secretAccessKey")
+    assert "AWS_ACCESS_KEY_ID" not in variables(uri="s3://bucket/path")
+
+
+def test_a_fetch_that_can_never_work_is_not_repeated_and_others_are() -> None:
+    [job] = [each for (kind, _), each in manifests(model=ON_HUB).items() if kind == "Job"]
+    [never, drained] = job["spec"]["podFailurePolicy"]["rules"]
+    assert (never["action"], never["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert (drained["action"], job["spec"]["backoffLimit"] > 50) == ("Ignore", True)
+
+
+def test_a_fetch_runs_where_stages_can() -> None:
+    worker = {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    fetch = pods(model=ON_HUB, worker=worker)["fetch"]
+    assert (fetch["nodeSelector"], fetch["tolerations"]) == ({"gpu": "h100"}, worker["tolerations"])
+
+
+def test_the_claim_of_a_model_is_as_large_as_the_cache_says() -> None:
+    cache = {"sizeGiB": 300, "storageClassName": "fast", "accessMode": "ReadWriteMany"}
+    found = manifests(model={**ON_HUB, "cache": cache})
+    [claim] = [each for (kind, name), each in found.items() if "model" in name and kind == "PersistentVolumeClaim"]
+    resources = {"requests": {"storage": "300Gi"}}
+    assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": resources, "storageClassName": "fast"}

@@ -71,6 +71,14 @@ def test_nobody_gets_out(role: str) -> None:
     assert not can_reach(pod(role), STRANGER, 443)
 
 
+def test_only_a_fetch_gets_out_and_only_the_operator_asks_it() -> None:
+    model = {"uri": "hf://org/model"}
+    assert can_reach(pod("fetch"), STRANGER, 443, model=model)
+    assert can_reach(OPERATOR, pod("fetch"), 9090, model=model)
+    assert not can_reach(STRANGER, pod("fetch"), 9090, model=model)
+    assert not can_reach(pod("stage"), STRANGER, 443, model=model)
+
+
 def test_gateways_do_not_reach_the_engine() -> None:
     assert not can_reach(pod("gateway"), pod("stage"), 7000)
 

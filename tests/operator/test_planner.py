@@ -6,7 +6,8 @@ from clusters import BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.operator import names
-from orca.operator.plan import Apply, Delete, Nudge, Plan, drift
+from orca.operator.children import drift
+from orca.operator.plan import Apply, Delete, Nudge, Plan
 from orca.operator.resource import Deployment, Json
 
 

@@ -42,6 +42,7 @@ KINDS: Mapping[str, Kind] = {
     "PersistentVolumeClaim": Kind("api/v1", "persistentvolumeclaims"),
     "Deployment": Kind("apis/apps/v1", "deployments"),
     "StatefulSet": Kind("apis/apps/v1", "statefulsets"),
+    "Job": Kind("apis/batch/v1", "jobs"),
     "PodDisruptionBudget": Kind("apis/policy/v1", "poddisruptionbudgets"),
     "Ingress": Kind("apis/networking.k8s.io/v1", "ingresses"),
     "NetworkPolicy": Kind("apis/networking.k8s.io/v1", "networkpolicies"),

@@ -22,6 +22,7 @@ CHILDREN = (
     ("", "v1", "persistentvolumeclaims"),
     ("apps", "v1", "deployments"),
     ("apps", "v1", "statefulsets"),
+    ("batch", "v1", "jobs"),
     ("networking.k8s.io", "v1", "ingresses"),
     ("policy", "v1", "poddisruptionbudgets"),
 )

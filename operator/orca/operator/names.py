@@ -24,7 +24,7 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 HASH_LABEL = f"{GROUP}/hash"
 MODEL_LABEL = f"{GROUP}/model"
-"""Of schedulers: digest of what the spec says about the model."""
+"""Of schedulers: digest of what the spec says about the model. Of fetches: of where it comes from."""
 GENERATION_LABEL = f"{GROUP}/generation"
 """Of schedulers: number of the model's revision."""
 

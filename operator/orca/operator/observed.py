@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from orca.core.fetch_report import Figures
 from orca.operator import names
 from orca.operator.resource import Json
 
@@ -26,6 +28,7 @@ class Observed:
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
     pool: PoolLook = field(default_factory=lambda: PoolLook(problem="it was not asked yet"))
     lost_nodes: frozenset[str] = frozenset()
+    fetch: Figures | None = None  # of the model's fetch that runs; None when none does, or it does not answer
 
     def get(self, kind: str, name: str) -> Json | None:
         return self.children.get((kind, name))
@@ -58,6 +61,19 @@ def is_pod_ready(pod: Mapping[str, Any]) -> bool:
 
 def is_placed(pod: Mapping[str, Any]) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def seconds(timestamp: str) -> float:
+    """Of the API server's RFC 3339, since 1970."""
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def since(child: Mapping[str, Any], kind: str) -> str | None:
+    """Timestamp from which on a condition is true; None when it is not."""
+    for each in child.get("status", {}).get("conditions") or []:
+        if each["type"] == kind and each["status"] == "True":
+            return str(each["lastTransitionTime"])
+    return None
 
 
 def condition(child: Mapping[str, Any], kind: str) -> str | None:

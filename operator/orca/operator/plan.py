@@ -2,26 +2,20 @@
 
 A child is written when it is missing, when its hash label tells that another spec was rendered, and when somebody has
 changed what we wrote (drift). Groups come and go by rollout.py. What bears our label and is not wanted goes; volumes
-and Secrets stay, they end with the resource (deletionPolicy).
+and Secrets stay, they end with the resource (deletionPolicy). What reads a model that is still fetched waits for it.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
 
-from orca.operator import names
-from orca.operator.observed import Observed, is_going, is_placed, is_pod_ready, label_map
-from orca.operator.quantity import is_same_quantity
+from orca.operator import model_fetch, names
+from orca.operator.children import KEPT_KINDS, drift, finish, hash_of
+from orca.operator.observed import Observed, is_going, is_placed, is_pod_ready, label_map, seconds
 from orca.operator.render import gateway, group, model, network, pool
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json, SecretKey
 from orca.operator.rollout import Bounds, Group, Step, step
 
-KEPT_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
-"""Never deleted while the resource lives."""
 _OWNED_BY_OTHERS = frozenset({"Pod"})
 
 
@@ -33,6 +27,7 @@ class Release:
     scheduler: str
     worker: str
     pool: str
+    fetch: str
     has_network_policies: bool = False
 
 
@@ -82,10 +77,15 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
         max_surge=spec.rollout.max_surge,
         max_unavailable=spec.rollout.max_unavailable,
     )
+    fetch = model_fetch.look(deployment, observed, images.fetch, now_s)
     next_step = step(groups, revision, bounds)
+    gateways = gateway.gateways(deployment, images.gateway, keys_secret(deployment))
+    if not fetch.is_there:
+        next_step, gateways = _held(deployment, next_step), _gateways_as_they_are(deployment, observed, gateways)
     wanted = [
         *(pool.managed(deployment, images.pool) if spec.pool.external is None else []),
-        *gateway.gateways(deployment, images.gateway, keys_secret(deployment)),
+        *fetch.manifests,
+        *gateways,
         *(network.policies(deployment) if images.has_network_policies else []),
     ]
     staying = _staying(deployment, groups, next_step, revision)
@@ -96,7 +96,8 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     old = {each.name for each in groups}
     actions: list[Action] = list(_applies(deployment, observed, wanted))
     actions += _nudges(observed, hash_of(deployment, schedule))
-    actions += _leftovers(observed, wanted, old)
+    actions += _leftovers(observed, wanted, old, fetch.leaving)
+    actions += _unread_claims(deployment, observed, fetch.unread_claims)
     actions += _removals(observed, groups, next_step.remove)
     actions += _lost_pods(observed)
     return Plan(actions=tuple(actions), groups=groups, revision=revision, is_squeezed=next_step.is_squeezed)
@@ -110,7 +111,21 @@ def release_of(deployment: Deployment, release: Release) -> Release:
         scheduler=images.scheduler or release.scheduler,
         worker=images.worker or release.worker,
         pool=images.pool or release.pool,
+        fetch=images.fetch or release.fetch,
     )
+
+
+def _held(deployment: Deployment, next_step: Step) -> Step:
+    """While the wanted model is not there, the groups of the present one stay, unless none are wanted at all."""
+    remove = next_step.remove if deployment.spec.wanted_groups == 0 else ()
+    return Step(create=None, remove=remove, is_squeezed=next_step.is_squeezed)
+
+
+def _gateways_as_they_are(deployment: Deployment, observed: Observed, gateways: Sequence[Json]) -> list[Json]:
+    """Meanwhile the gateways stay too; without any, or suspended, there are none: new ones would find no tokenizer."""
+    there = None if deployment.spec.suspend else observed.get("Deployment", names.gateway(deployment.name))
+    others = [each for each in gateways if each["kind"] != "Deployment"]
+    return others if there is None else [*others, there]
 
 
 def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, now_s: float) -> Outputs:
@@ -170,11 +185,6 @@ def _age_s(child: Json, now_s: float) -> float:
     return now_s - seconds(child["metadata"]["creationTimestamp"])
 
 
-def seconds(timestamp: str) -> float:
-    """Of the API server's RFC 3339, since 1970."""
-    return datetime.fromisoformat(timestamp).timestamp()
-
-
 def _staying(deployment: Deployment, groups: Sequence[Group], next_step: Step, revision: str) -> list[str]:
     """Names of the groups of the wanted revision that are there or come now."""
     gone = {*next_step.remove, *(each.name for each in groups if each.is_leaving)}
@@ -230,51 +240,24 @@ def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json])
             yield Apply(finished, f"somebody has changed {changed}")
 
 
-def finish(deployment: Deployment, manifest: Json) -> Json:
-    """With its owner, where it has one, and the label that tells what was rendered."""
-    metadata = dict(manifest["metadata"])
-    metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: hash_of(deployment, manifest)}
-    if _is_owned(deployment, manifest):
-        metadata["ownerReferences"] = [deployment.owner_reference]
-    return {**manifest, "metadata": metadata}
-
-
-def hash_of(deployment: Deployment, manifest: Json) -> str:
-    content = [manifest, _is_owned(deployment, manifest)]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_owned(deployment: Deployment, manifest: Json) -> bool:
-    """Volumes, and the password that opens what is on them, outlive the resource unless told otherwise."""
-    is_kept = manifest["kind"] == "PersistentVolumeClaim" or manifest["metadata"]["name"] == names.pool(deployment.name)
-    return not (is_kept and manifest["kind"] in KEPT_KINDS and deployment.spec.deletion_policy == "Keep")
-
-
-def drift(wanted: Any, there: Any, path: str = "") -> str | None:
-    """Where something that we wrote does not stand any more; what others added does not matter.
-
-    Returns: the path of the first difference; None when all is as written.
-    """
-    if isinstance(wanted, Mapping):
-        if not isinstance(there, Mapping):
-            return None if not wanted and there is None else path
-        found = (drift(value, there.get(key), f"{path}.{key}".lstrip(".")) for key, value in wanted.items())
-        return next((each for each in found if each is not None), None)
-    if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
-        found = (drift(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(wanted, there, strict=True)))
-        return next((each for each in found if each is not None), None)
-    # The API server leaves out what is empty or the default.
-    is_same = wanted == there or (not wanted and there is None) or is_same_quantity(wanted, there)
-    return None if is_same else path
-
-
-def _leftovers(observed: Observed, wanted: Iterable[Json], groups: set[str]) -> Iterable[Delete]:
+def _leftovers(
+    observed: Observed, wanted: Iterable[Json], groups: set[str], reasons: Mapping[str, str]
+) -> Iterable[Delete]:
+    """Args: reasons: why some go, by name."""
     names_wanted = {(each["kind"], each["metadata"]["name"]) for each in wanted}
     for (kind, name), child in sorted(observed.children.items()):
         is_of_group = label_map(child).get(names.GROUP_LABEL) in groups
         if kind in KEPT_KINDS | _OWNED_BY_OTHERS or is_of_group or is_going(child) or (kind, name) in names_wanted:
             continue
-        yield Delete(kind, name, "the spec has no more need of it")
+        yield Delete(kind, name, reasons.get(name, "the spec has no more need of it"))
+
+
+def _unread_claims(deployment: Deployment, observed: Observed, claims: Sequence[str]) -> Iterable[Delete]:
+    for name in claims:
+        if deployment.spec.deletion_policy == "Delete" and not is_going(
+            observed.children["PersistentVolumeClaim", name]
+        ):
+            yield Delete("PersistentVolumeClaim", name, "nobody reads its model any more")
 
 
 def _removals(observed: Observed, groups: Sequence[Group], remove: Sequence[str]) -> Iterable[Delete]:

@@ -18,6 +18,12 @@ def is_same_quantity(one: object, other: object) -> bool:
     return amount is not None and amount == _amount(other)
 
 
+def is_less(one: object, other: object) -> bool:
+    """Whether both are amounts, and the first is the smaller one."""
+    amounts = _amount(one), _amount(other)
+    return amounts[0] is not None and amounts[1] is not None and amounts[0] < amounts[1]
+
+
 def _amount(value: object) -> Decimal | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None

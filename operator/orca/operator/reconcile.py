@@ -6,12 +6,14 @@ condition Accepted, and tried again with the next look.
 
 import logging
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from orca.operator import credentials, names, status
+from orca.operator import credentials, fetch_look, names, status
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.observed import Observed, PoolLook, by_name, condition
 from orca.operator.plan import Action, Apply, Nudge, Plan, Release, keys_secret, plan
+from orca.operator.render.fetch import ROLE
 from orca.operator.resource import BadSpec, Deployment, Json, read
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def reconcile(cluster: Cluster, release: Release, body: Json, pool: PoolLook, lo
         return False
     children = by_name(cluster.children(deployment.namespace, deployment.name))
     observed = Observed(children=children, pool=pool, lost_nodes=lost_nodes)
+    observed = replace(observed, fetch=fetch_look.look(observed.pods(ROLE)))
     _make_secrets(cluster, deployment, observed)
     decided = plan(deployment, observed, release, now_s=time.time())
     refusals = _carry_out(cluster, deployment, decided)

@@ -43,6 +43,7 @@ class Cache:
 class Model:
     uri: str
     revision: str | None = None
+    endpoint: str | None = None
     served_name: str | None = None
     dtype: str
     max_model_len: int | None = None
@@ -190,6 +191,7 @@ class Images:
     scheduler: str | None = None
     worker: str | None = None
     pool: str | None = None
+    fetch: str | None = None
     pull_policy: str
     pull_secrets: tuple[str, ...] = ()
 

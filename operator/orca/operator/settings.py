@@ -26,6 +26,7 @@ class Settings:
     image_scheduler: str = required("image of the schedulers")
     image_worker: str = required("image of the stage pods")
     image_pool: str = required("image of the pool's Redis")
+    image_fetch: str = required("image of the Jobs that fetch models")
     namespaces: tuple[str, ...] = setting(
         (), "namespaces whose resources are served, parted by commas; unset serves the whole cluster"
     )
@@ -51,6 +52,7 @@ class Settings:
             scheduler=self.image_scheduler,
             worker=self.image_worker,
             pool=self.image_pool,
+            fetch=self.image_fetch,
             has_network_policies=self.network_policies,
         )
 

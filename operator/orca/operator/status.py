@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator import names, troubles
+from orca.operator import model_fetch, names, troubles
 from orca.operator.observed import Observed, is_pod_ready
 from orca.operator.plan import Plan
 from orca.operator.render import gateway
@@ -75,7 +75,7 @@ def status(deployment: Deployment, observed: Observed, plan: Plan, before: Mappi
 
 def _conditions(deployment: Deployment, observed: Observed, plan: Plan, new: Sequence[Group]) -> list[Condition]:
     pool = _pool(deployment, observed)
-    model = Condition("ModelReady", True, "InPlace", "the pods find it where the uri says")
+    model = _model(deployment, observed)
     workers = _workers(deployment, observed, new)
     scheduler = _schedulers(deployment, observed, new)
     gateways = _gateways(deployment, observed)
@@ -98,6 +98,15 @@ def _pool(deployment: Deployment, observed: Observed) -> Condition:
     if observed.pool.problem is not None:
         return Condition(name, False, "PoolUnreachable", observed.pool.problem)
     return Condition(name, True, "Serving")
+
+
+def _model(deployment: Deployment, observed: Observed) -> Condition:
+    name = "ModelReady"
+    if trouble := model_fetch.trouble(deployment, observed):
+        return _of_trouble(name, trouble)
+    if deployment.spec.model.is_fetched:
+        return Condition(name, True, "Fetched", f"{deployment.spec.model.uri} is whole in its volume")
+    return Condition(name, True, "InPlace", "the pods find it where the uri says")
 
 
 def _workers(deployment: Deployment, observed: Observed, new: Sequence[Group]) -> Condition:
@@ -145,7 +154,7 @@ def _of_trouble(name: str, trouble: Trouble) -> Condition:
     return Condition(name, False, trouble.reason, trouble.message)
 
 
-_ON_THE_WAY = frozenset({"PoolStarting", "StagesStarting", "GroupForming", "GatewayStarting", "ModelLoading"})
+_ON_THE_WAY = frozenset({"PoolStarting", "StagesStarting", "GroupForming", "GatewayStarting", model_fetch.LOADING})
 
 
 def _progressing(deployment: Deployment, plan: Plan, parts: Sequence[Condition]) -> Condition:

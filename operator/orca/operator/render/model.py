@@ -22,12 +22,12 @@ class Place:
 
 def digest(model: Model) -> str:
     """Names what is fetched: 8 hex digits of where from and which revision."""
-    return _digest(model.uri, model.revision)
+    return _digest(model.uri, model.revision, model.endpoint)
 
 
 def outputs_digest(model: Model, image: str) -> str:
     """Names what decides outputs, as far as the spec tells: 8 hex digits. Args: image: of the stages."""
-    return _digest(model.uri, model.revision, model.dtype, image if model.scheme == "file" else None)
+    return _digest(model.uri, model.revision, model.endpoint, model.dtype, image if model.scheme == "file" else None)
 
 
 def _digest(*words: str | None) -> str:

@@ -2,6 +2,7 @@
 
     clients -> gateways -> pool <- schedulers <-> stages <-> stages        operator -> pool
     Prometheus -> gateways, schedulers (metrics ports)                     all -> DNS
+    operator -> fetches -> anywhere
 
 The internal ports carry no keys, so this is what keeps them internal. Whether a policy has any effect is the network
 plugin's: some enforce none.
@@ -10,7 +11,7 @@ plugin's: some enforce none.
 from collections.abc import Sequence
 
 from orca.operator import names
-from orca.operator.render import gateway, group, pool
+from orca.operator.render import fetch, gateway, group, pool
 from orca.operator.resource import Deployment, Json
 
 _ANYBODY: Json = {}
@@ -44,6 +45,10 @@ def policies(deployment: Deployment) -> list[Json]:
             egress=[_rule("to", stage), _rule("to", scheduler)],
         ),
     ]
+    if deployment.spec.model.is_fetched:
+        # Hubs and stores may be anywhere.
+        told = [_rule("from", _OPERATOR, fetch.PORT)]
+        found.append(_policy(deployment, fetch.ROLE, ingress=told, egress=[_ANYBODY]))
     if deployment.spec.pool.external is None:
         callers = [_rule("from", each, pool.PORT) for each in (gateways, scheduler, _OPERATOR)]
         found.append(_policy(deployment, "pool", ingress=callers, egress=[]))

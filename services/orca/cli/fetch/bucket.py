@@ -36,7 +36,6 @@ class BucketSource:
         self._tags: dict[str, str] = {}  # ETag by name: the content that was listed
 
     def listing(self) -> Listing:
-        what = f"s3://{self._bucket}/{self._prefix}"
         try:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
@@ -44,9 +43,9 @@ class BucketSource:
             found = [each for page in pages for each in page.get("Contents", ()) if each["Key"] != self._prefix]
             files = tuple(self._remote_file(each["Key"]) for each in found)
         except (ClientError, BotoCoreError) as error:
-            raise _of(error, what) from error
+            raise _of(error, "the list of files") from error
         if not files:
-            raise ModelMissing(f"{what} holds no file")
+            raise ModelMissing("there is no file below that path")
         lines = [f"{file.name} {file.size_bytes} {self._tags[file.name]}\n" for file in files]
         return Listing(hashlib.sha256("".join(lines).encode()).hexdigest()[:40], files)
 
@@ -62,7 +61,7 @@ class BucketSource:
             with closing(found["Body"]) as body:
                 yield body.iter_chunks(PIECE_BYTES)
         except (ClientError, BotoCoreError) as error:
-            raise _of(error, f"{file.name} of s3://{self._bucket}/{self._prefix}") from error
+            raise _of(error, file.name) from error
 
     def _remote_file(self, key: str) -> RemoteFile:
         head = self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")

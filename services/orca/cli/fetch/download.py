@@ -25,6 +25,7 @@ from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
 from orca.core.errors import ModelError
+from orca.core.fetch_report import last_line
 from orca.core.model import load_model_info, read_config, tokenizer_file
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class _Download:
                 break
             except ModelUnreachable as error:
                 fruitless = 1 if _size(part) > before else fruitless + 1
-                self._progress.fail(f"{error.reason}: {error}")
+                self._progress.fail(last_line(error.reason, str(error)))
                 log.warning("again: %s", error, extra={"file": file.name, "bytes_here": _size(part)})
                 if fruitless >= self._tries:
                     raise

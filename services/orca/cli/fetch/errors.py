@@ -1,6 +1,6 @@
 """Why a fetch ended without the model.
 
-FetchError             `reason`, the name of the class, is the first word of what the process says at its end
+FetchError             the name of the class is the first word of what the process says at its end
 ├── ModelMissing       there is no such model, revision or folder
 ├── ModelDenied        it may not be read with this token, these keys, or none
 ├── ModelBroken        what is there differs from its digests, or cannot be served
@@ -12,15 +12,17 @@ one was.
 """
 
 from orca.core.errors import OrcaError
+from orca.core.fetch_report import AGAIN_EXIT, NEVER_EXIT
 
 
 class FetchError(OrcaError):
-    """The message is one sentence for whoever wrote the uri."""
+    """The message is one sentence for whoever wrote the uri, and is said behind it."""
 
-    exit_code = 2
+    exit_code = NEVER_EXIT
 
     @property
     def reason(self) -> str:
+        """One of core.fetch_report.REASONS."""
         return type(self).__name__
 
 
@@ -39,19 +41,19 @@ class ModelBroken(FetchError):
 class NoSpace(FetchError):
     """The volume cannot hold it; somebody may make it larger."""
 
-    exit_code = 1
+    exit_code = AGAIN_EXIT
 
 
 class ModelUnreachable(FetchError):
     """No answer, or one that tells of a passing trouble."""
 
-    exit_code = 1
+    exit_code = AGAIN_EXIT
 
 
 def of_status(status: int, what: str) -> FetchError:
     """The error of an HTTP status. Args: what: was asked for, and what was said to it."""
     if status in (401, 403):
-        return ModelDenied(f"{what}: HTTP {status}: there is no such model, or it needs another token or other keys")
+        return ModelDenied(f"{what}: HTTP {status}; there is no such model, or it needs another token or other keys")
     if status in (404, 410):
         return ModelMissing(f"{what}: HTTP {status}")
     return ModelUnreachable(f"{what}: HTTP {status}")

@@ -30,7 +30,7 @@ class HubSource:
         self._revision = revision or "main"
 
     def listing(self) -> Listing:
-        what = f"hf://{self._repository} at {self._revision}"
+        what = f"revision {self._revision}"
         try:
             info = HfApi().model_info(self._repository, revision=self._revision, files_metadata=True, timeout=ANSWER_S)
         except HfHubHTTPError as error:
@@ -51,11 +51,11 @@ class HubSource:
         try:
             with get_session().stream("GET", url, headers=headers, timeout=ANSWER_S) as response:
                 if response.status_code not in (200, 206):
-                    raise of_status(response.status_code, f"{file.name} of hf://{self._repository}")
+                    raise of_status(response.status_code, file.name)
                 pieces = response.iter_bytes(PIECE_BYTES)
                 yield pieces if response.status_code == 206 else _without_head(pieces, from_byte)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise ModelUnreachable(f"{file.name} of hf://{self._repository}: {_sentence(error)}") from error
+            raise ModelUnreachable(f"{file.name}: {_sentence(error)}") from error
 
 
 def _remote_file(sibling: RepoSibling) -> RemoteFile:

@@ -1,8 +1,8 @@
 """`orca fetch`: a model comes into a folder once, resumed after any kill, and is whole when the folder appears.
 
-`--listen` opens an internal port: `/health`, and `/progress` with `bytes_done`, `bytes_total` and `problem`. Whoever
-started it may read the reason of a failure in its last line on standard error, which is REASON: SENTENCE
-(errors.py). Exit codes: 0 the model is there, 1 try again, 2 it will never work.
+`--listen` opens an internal port: `/health`, and `/progress` with `bytes_done`, `bytes_total` and `problem`. The last
+line on standard error tells why it failed, as REASON: SENTENCE (core.fetch_report). Exit codes: 0 the model is there,
+1 try again, 2 it will never work.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from orca.cli.fetch.errors import FetchError
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.settings import Settings, parse_settings
 from orca.cli.fetch.source import Source
+from orca.core.fetch_report import PROGRESS_PAGE, last_line
 from orca.core.internal_port import InternalPort
 from orca.core.logs import Format, configure_logging
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(_fetch(settings))
     except FetchError as error:
         logging.shutdown()  # so that this is the last line
-        print(f"{error.reason}: {settings.uri}: {error}", file=sys.stderr)
+        print(last_line(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -50,7 +51,7 @@ async def _fetch(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end_now, number)
     progress = Progress()
-    port = None if settings.listen is None else await InternalPort.open(settings.listen, {"/progress": progress.page})
+    port = None if settings.listen is None else await InternalPort.open(settings.listen, {PROGRESS_PAGE: progress.page})
     log.info("fetch", extra={"uri": settings.uri, "address": port.address if port else None})
     teller = asyncio.create_task(_tell(progress))
     try:

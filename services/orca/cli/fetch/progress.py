@@ -1,17 +1,9 @@
 """How far a fetch is: written by its threads, read by the internal port and the log."""
 
-import json
 import threading
-from dataclasses import asdict, dataclass
 
+from orca.core.fetch_report import Figures, figures_page
 from orca.core.internal_port import Page
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    bytes_done: int = 0  # on the volume, those of earlier starts too
-    bytes_total: int = 0  # 0 until the files are listed
-    problem: str | None = None  # what the last try met, REASON: SENTENCE, until bytes come again
 
 
 class Progress:
@@ -29,8 +21,8 @@ class Progress:
             return Figures(self._done, self._total, self._problem)
 
     def page(self) -> Page:
-        """`/progress`."""
-        return Page(json.dumps(asdict(self.figures)).encode())
+        """What the internal port answers."""
+        return Page(figures_page(self.figures))
 
     def begin(self, *, done: int, total: int) -> None:
         with self._lock:
