@@ -16,7 +16,8 @@ NOW = "2026-01-01T00:00:00Z"
 
 Json = dict[str, Any]
 Says = Callable[[Any], Json | None]
-"""Gets a pod and gives the status of its container; None says that it is ready."""
+"""Gets a pod and gives the status of its container, with the pod's phase where it has ended; None says that it is
+ready."""
 
 
 def running(pod: Any) -> None:
@@ -43,6 +44,8 @@ class PaperNodes:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
+        for name in self._nodes:
+            self._core.delete_node(name)
 
     def add(self, name: str, resources: Mapping[str, str]) -> None:
         self._core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
@@ -67,7 +70,12 @@ class PaperNodes:
         if pod.metadata.deletion_timestamp is not None:
             self._core.delete_namespaced_pod(name, namespace, grace_period_seconds=0)
             return
+        if pod.status.phase in ("Succeeded", "Failed"):
+            return
         said = self.says(pod)
+        phase = "Running"
+        if said is not None and "phase" in said:
+            phase, said = said["phase"], {key: value for key, value in said.items() if key != "phase"}
         state = {"state": {"running": {"startedAt": NOW}}, "restartCount": 0, **(said or {})}
         is_ready = str(said is None)
         container = {"name": pod.spec.containers[0].name, "image": "x", "imageID": "", "ready": said is None, **state}
@@ -77,5 +85,5 @@ class PaperNodes:
         known = pod.status.container_statuses
         if known and known[0].ready == (said is None) and pod.status.phase == "Running" and said is None:
             return
-        status = {"phase": "Running", "conditions": conditions, "containerStatuses": [container], "podIP": "192.0.2.1"}
+        status = {"phase": phase, "conditions": conditions, "containerStatuses": [container], "podIP": "192.0.2.1"}
         self._core.patch_namespaced_pod_status(name, namespace, {"status": status})
