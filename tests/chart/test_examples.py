@@ -37,7 +37,7 @@ def read(name: str) -> Manifest:
 
 
 def test_there_is_an_example_for_each_way_to_run() -> None:
-    names = ["external-redis", "http-route", "multi-stage-gpu", "orcadeployment"]
+    names = ["external-redis", "http-route", "hub-model", "multi-stage-gpu", "orcadeployment"]
     assert [path.stem for path in EXAMPLES] == names
 
 
