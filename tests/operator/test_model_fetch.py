@@ -163,6 +163,16 @@ def test_a_fetch_tells_how_far_it_is() -> None:
     assert found["message"] == "3.10 of 15.20 GB (20%) of hf://org/model are fetched"
 
 
+def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
+    cluster = change(settled(), model=NEWER)
+    cluster.look()
+    found = status.status(cluster.deployment, cluster.observed, cluster.look(), {}, NOW)
+    said = {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
+    assert said["Progressing"] == ("True", "ModelLoading")
+    assert said["Ready"] == ("False", "ModelLoading")
+    assert (said["GatewayReady"][0], said["Degraded"][0]) == ("True", "False")
+
+
 def test_a_fetch_that_meets_trouble_tells_it_beside_the_figures() -> None:
     found = fetching(Figures(1, 4, "ModelUnreachable: a.json: connection refused"))
     assert found["reason"] == "ModelUnreachable"

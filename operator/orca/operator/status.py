@@ -161,6 +161,10 @@ def _progressing(deployment: Deployment, plan: Plan, parts: Sequence[Condition])
     name = "Progressing"
     old = sum(group.revision != plan.revision for group in plan.groups)
     new = len(plan.groups) - old
+    # Until then nothing else moves.
+    loading = next((part for part in parts if part.reason == model_fetch.LOADING), None)
+    if loading is not None:
+        return Condition(name, True, loading.reason, loading.message)
     if old and deployment.spec.wanted_groups:
         how = "; there is no room for the surge, so one group may be missing" if plan.is_squeezed else ""
         return Condition(name, True, "RollingOut", f"{old} groups of other revisions are still there{how}")

@@ -1,0 +1,84 @@
+"""A model comes into the cluster once, from an S3 store, and a start without it says why."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from object_store import BUCKET, KEYS, ObjectStore, running_store
+
+from cluster.cache import cache_folder
+from cluster.kubectl import Kubectl
+from cluster.layout import found_layout
+from cluster.programs import VERSITYGW
+from figures import note
+from installation import ROOT, Json, Service, install_chart
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SMALL_MODEL = ROOT / "services/orca/cli/small_model/orca-austen"
+PATH = "austen/1"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ObjectStore]:
+    if not VERSITYGW.path.exists():
+        pytest.skip("no S3 store is here: `python -m cluster binaries` builds versitygw into the cache in a minute")
+    address = found_layout(cache_folder() / "cluster").first_node.address
+    with running_store(tmp_path, address) as store:
+        store.put_folder(SMALL_MODEL, PATH)
+        yield store
+
+
+@pytest.fixture
+def service(kubectl: Kubectl, namespace: str) -> Service:
+    install_chart()
+    return Service(kubectl, namespace)
+
+
+def write_keys(service: Service, keys: dict[str, str]) -> None:
+    """The Secret that the resource names."""
+    metadata = {"name": "store", "namespace": service.namespace}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys}
+    service.kubectl("apply", "--filename=-", entered=json.dumps(secret))
+
+
+def spec(store: ObjectStore, path: str = PATH) -> Json:
+    model = {
+        "uri": f"s3://{BUCKET}/{path}",
+        "servedName": "austen",
+        "endpoint": store.url,
+        "tokenSecret": {"name": "store"},
+        "cache": {"sizeGiB": 1},
+    }
+    return {"model": model, "worker": {"threads": 1}}
+
+
+def jobs(service: Service) -> list[Json]:
+    found: list[Json] = service.kubectl.get("jobs", f"--namespace={service.namespace}")["items"]
+    return found
+
+
+def test_a_model_is_fetched_once_for_all_that_read_it(service: Service, store: ObjectStore) -> None:
+    write_keys(service, KEYS)
+    service.create({**spec(store), "replicas": 2})
+    fetched_s = service.wait_for("ModelReady", "True", "Fetched")
+    ready_s = service.wait_for("Ready", "True", "Serving")
+    note("seconds of a fetch of 5.6 MB", {"fetched": round(fetched_s, 1), "then ready": round(ready_s, 1)})
+    assert len(service.pods("stage")) == 2
+    [job] = jobs(service)
+    assert job["status"]["succeeded"] == 1
+    assert len(service.pods("fetch")) == 1
+
+
+def test_a_path_without_a_model_and_wrong_keys_are_told_and_mended(service: Service, store: ObjectStore) -> None:
+    write_keys(service, {**KEYS, "secretAccessKey": "another"})
+    service.create(spec(store))
+    seconds = {"denied": service.wait_for("ModelReady", "False", "ModelDenied")}
+    write_keys(service, KEYS)
+    service.edit(**spec(store, "austen/2"))
+    seconds["missing"] = service.wait_for("ModelReady", "False", "ModelMissing")
+    service.edit(**spec(store))
+    seconds["mended"] = service.wait_for("ModelReady", "True", "Fetched")
+    service.wait_for("Ready", "True", "Serving")
+    note("seconds until a refused fetch is told", {what: round(took, 1) for what, took in seconds.items()})
