@@ -57,6 +57,17 @@ def test_a_killed_fetch_goes_on_and_no_byte_comes_twice(hub: SmallHub, tmp_path:
     assert hub.sent == {name: len(content) for name, content in model_files().items()}
 
 
+def test_two_fetches_into_one_volume_take_turns(hub: SmallHub, tmp_path: Path) -> None:
+    hub.cut_after, hub.hangs = {"model.safetensors": MEGABYTE}, True
+    first = fetch(hub, tmp_path / "model")
+    first.wait_for_bytes(MEGABYTE)
+    second = fetch(hub, tmp_path / "model")
+    assert second.progress()["bytes_done"] == 0
+    first.kill()
+    second.succeed()
+    assert hub.sent == {name: len(content) for name, content in model_files().items()}
+
+
 def test_a_fetch_that_is_told_to_end_ends_at_once_and_may_be_tried_again(hub: SmallHub, tmp_path: Path) -> None:
     hub.cut_after, hub.hangs = {"model.safetensors": MEGABYTE}, True
     process = fetch(hub, tmp_path / "model")

@@ -138,6 +138,16 @@ def test_a_volume_grows_with_its_size_and_keeps_what_cannot_change() -> None:
         assert spec == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted}}}
 
 
+def test_a_fetch_on_a_lost_node_makes_room_for_the_next_pod() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    [job] = cluster.names("Job")
+    cluster.add_pod(f"{job}-abcde", cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"])
+    cluster.objects["Pod", f"{job}-abcde"]["metadata"]["deletionTimestamp"] = NOW
+    cluster.lost_nodes = frozenset({"node-1"})
+    assert deleted(cluster.look()) == [("Pod", f"{job}-abcde")]
+
+
 def fetching(figures: Figures | None = None, **container: Any) -> Json:
     """The condition ModelReady while the pod of the fetch is in some state."""
     cluster = FakeCluster(deployment(model=ON_HUB))

@@ -287,7 +287,8 @@ def _nudges(observed: Observed, schedule: str) -> Iterable[Nudge]:
 
 
 def _lost_pods(observed: Observed) -> Iterable[Delete]:
-    """Pods that a lost node cannot end: their names are needed, and claim number and epoch keep them harmless."""
+    """Pods that a lost node cannot end: others have to take their places. Claim number and epoch keep them harmless;
+    of a fetch, digests do."""
     for pod in observed.of_kind("Pod"):
         if is_going(pod) and pod["spec"].get("nodeName") in observed.lost_nodes and _may_be_forced(pod):
             yield Delete("Pod", pod["metadata"]["name"], "its node is lost", is_forced=True)
@@ -295,4 +296,4 @@ def _lost_pods(observed: Observed) -> Iterable[Delete]:
 
 def _may_be_forced(pod: Json) -> bool:
     """Not the pool's: two Redis on one volume would lose what either accepted."""
-    return label_map(pod).get(names.ROLE_LABEL) in ("gateway", "scheduler", "stage")
+    return label_map(pod).get(names.ROLE_LABEL) in ("gateway", "scheduler", "stage", "fetch")

@@ -4,6 +4,7 @@ from orca.core.fetch_report import NEVER_EXIT
 from orca.operator import names
 from orca.operator.quantity import is_less
 from orca.operator.render import model
+from orca.operator.render.group import LOST_NODE
 from orca.operator.render.pods import container, flags, http_probe, template
 from orca.operator.resource import Deployment, Json, Resources
 
@@ -94,7 +95,7 @@ def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
             "terminationGracePeriodSeconds": 10,
             # The node of the first pod may decide where the volume is: one on which stages can run.
             "nodeSelector": dict(spec.worker.node_selector) or None,
-            "tolerations": list(spec.worker.tolerations) or None,
+            "tolerations": [*spec.worker.tolerations, *LOST_NODE],
         },
     )
 
