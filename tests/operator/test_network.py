@@ -11,7 +11,7 @@ from orca.operator.resource import Json
 
 ROLES = ("gateway", "scheduler", "stage", "pool")
 STRANGER = {"app": "other"}
-OPERATOR = {"app.kubernetes.io/component": "operator"}
+OPERATOR = {"app.kubernetes.io/name": "orca-operator"}
 
 
 def pod(role: str) -> Json:

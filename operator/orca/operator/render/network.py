@@ -16,7 +16,7 @@ from orca.operator.resource import Deployment, Json
 
 _ANYBODY: Json = {}
 _DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
-_OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}}}
+_OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "orca-operator"}}}
 
 
 def policies(deployment: Deployment) -> list[Json]:
