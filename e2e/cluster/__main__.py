@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.building import ROLES, build_images
+from cluster.building import ROLES, TAG, build_images, image_of
 from cluster.cache import cache_folder
 from cluster.errors import ClusterError
 from cluster.layout import NODES_MAX, Layout, Node, found_layout
@@ -53,7 +53,7 @@ def _do(arguments: argparse.Namespace) -> int:
 
 def _load(layout: Layout, arguments: argparse.Namespace) -> None:
     nodes = layout.nodes if arguments.node is None else (_node(layout, arguments.node),)
-    for image in arguments.images:
+    for image in arguments.images or [image_of(role, TAG) for role in ROLES]:
         load(nodes, image)
 
 
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("names", nargs="*", choices=[[], *PROGRAMS], metavar="NAME", help=f"of {', '.join(PROGRAMS)}")
     add = commands.add_parser("images", help="build Orca's images from this checkout")
     add.add_argument("roles", nargs="*", choices=[[], *ROLES], metavar="ROLE", help=f"of {', '.join(ROLES)}; else all")
-    add.add_argument("--tag", default="dev", help="of all images (default: %(default)s)")
+    add.add_argument("--tag", default=TAG, help="of all images (default: %(default)s)")
     add = commands.add_parser("up", help="start a cluster and wait until it is ready")
     add.add_argument("--nodes", type=int, choices=range(1, NODES_MAX + 1), default=2, help="1 to 9, 2 unless said")
     add = commands.add_parser("down", help="end it and remove all that is left of it")
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("status", help="which components run; 1 when one does not")
     commands.add_parser("kubeconfig", help="the administrator's file, for what runs inside the cluster's network")
     add = commands.add_parser("load", help="put images of docker's or buildah's store into the nodes")
-    add.add_argument("images", nargs="+", metavar="IMAGE")
+    add.add_argument("images", nargs="*", metavar="IMAGE", help="without any, those that `images` builds")
     add.add_argument("--node", type=int, help="only into this one")
     add = commands.add_parser("exec", help="run a command in the cluster's network, with kubectl and helm at hand")
     add.add_argument("--node", type=int, help="on this node, with its folders; otherwise on node 0 with the machine's")

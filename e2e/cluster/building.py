@@ -14,6 +14,8 @@ from cluster.commands import run
 from cluster.debian import IMAGE_COMMANDS, install, missing_packages
 from cluster.errors import ClusterError
 
+TAG = "dev"
+"""Of images that nobody publishes."""
 ROLES = ("gateway", "scheduler", "operator", "fetch", "pool", "worker")
 """Targets of the Containerfile, the quick ones first."""
 CHECKOUT = Path(__file__).parents[2]
