@@ -104,7 +104,8 @@ class Load:
             try:
                 text = ask(prompt, counts)
             except Exception as error:
-                counts.failed.append(f"{type(error).__name__}: {error}")
+                at = time.strftime("%H:%M:%S", time.gmtime())
+                counts.failed.append(f"{at} {type(error).__name__}: {error} (from {error.__cause__!r})")
                 continue
             if text == self.expected[prompt]:
                 counts.whole += 1

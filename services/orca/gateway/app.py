@@ -23,6 +23,7 @@ from orca.core.text import Tokenizer
 from orca.gateway import about, document, generation, requests
 from orca.gateway.accept import Served
 from orca.gateway.auth import check_access, key_check
+from orca.gateway.behind_proxy import BehindProxy
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to, response_to
@@ -95,6 +96,7 @@ def create_app(
     app.add_middleware(HeadAsGet)
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
+    app.add_middleware(BehindProxy)
     _map_errors(app)
     app.openapi = functools.partial(document.write_document, app)  # type: ignore[method-assign]
     return app
