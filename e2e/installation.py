@@ -117,6 +117,10 @@ class Service:
         found: list[Json] = self.kubectl.get("pods", f"--namespace={self.namespace}", f"--selector={selector}")["items"]
         return found
 
+    def pod_ids(self) -> set[str]:
+        """Which tell a pod from another one of its name."""
+        return {pod["metadata"]["uid"] for pod in self.pods()}
+
     def story(self) -> str:
         """What a person would look at when it does not come."""
         found = [f"conditions: {json.dumps(self.get().get('status', {}).get('conditions', []), indent=1)}"]

@@ -6,64 +6,27 @@ gateway refused; a stream that broke, an error or another text fails the scenari
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from cluster.kubectl import Kubectl
 from figures import note
-from installation import Service, install_chart, wait_until
+from installation import Service, wait_until
 from load import Load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-SPEC = {
-    "model": {"uri": "file:///opt/orca/models/orca-austen"},
-    "worker": {"threads": 1},
-    # Quick ends of gateways: what is streamed here takes seconds.
-    "gateway": {"drainSeconds": 60},
-}
-
-
-@pytest.fixture(scope="module")
-def service(kubectl: Kubectl) -> Iterator[Service]:
-    """One that serves, for all changes of this module."""
-    install_chart()
-    kubectl("create", "namespace", "changes")
-    service = Service(kubectl, "changes")
-    gateway = {**SPEC["gateway"], "ingress": {"className": "traefik", "host": service.host}}
-    service.create({**SPEC, "gateway": gateway})
-    service.wait_settled()
-    yield service
-    kubectl("delete", "namespace", "changes", "--wait=false")
-
-
-@pytest.fixture(scope="module")
-def load(service: Service) -> Load:
-    load = Load(service)
-    wait_until(lambda: answers(load), service.story)
-    return load
-
-
-def answers(load: Load) -> bool:
-    """Whether the Ingress leads to a gateway by now; learns the undisturbed answers."""
-    try:
-        load.learn()
-    except Exception:
-        return False
-    return True
-
 
 def under_load(name: str, service: Service, load: Load, change: Callable[[], None]) -> dict[str, object]:
     """The change with the load around it, judged. Returns: its figures."""
-    before = pod_ids(service)
+    before = service.pod_ids()
     with load.running():
         time.sleep(2)  # so that streams are open
         began = time.monotonic()
         change()
         seconds = time.monotonic() - began
         time.sleep(2)  # and some begin behind it
-    after = pod_ids(service)
+    after = service.pod_ids()
     figures: dict[str, object] = {
         "seconds": round(seconds, 1),
         "new_pods": len(after - before),
@@ -73,10 +36,6 @@ def under_load(name: str, service: Service, load: Load, change: Callable[[], Non
     note(name, figures)
     load.check()
     return figures
-
-
-def pod_ids(service: Service) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in service.pods()}
 
 
 def edited(service: Service, **spec: object) -> Callable[[], None]:
@@ -125,7 +84,10 @@ def test_a_batch_size_restarts_nothing(service: Service, load: Load) -> None:
     def change() -> None:
         service.edit(scheduler={"maxBatchSize": 8})
         wait_until(
-            lambda: '"max_batch_size":8' in service.kubectl("logs", name, "--namespace=changes").replace(" ", "")
+            lambda: (
+                '"max_batch_size":8'
+                in service.kubectl("logs", name, f"--namespace={service.namespace}").replace(" ", "")
+            )
         )
 
     figures = under_load("batch size 16 to 8", service, load, change)

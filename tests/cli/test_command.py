@@ -5,11 +5,14 @@ import importlib
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orca.cli.main import COMMANDS, main
@@ -189,3 +192,15 @@ def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
     assert said.startswith("--model nobody/nothing-at-all is not a folder, and could not be fetched by that name: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a process 1 is made by root only")
+def test_the_first_process_of_a_container_ends_by_a_sigterm_while_it_still_imports() -> None:
+    code = "import time, orca.cli.main as m; m._end_when_told(); print('up', flush=True); time.sleep(60)"
+    apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(apart, stdout=subprocess.PIPE, text=True) as outside:
+        assert outside.stdout is not None
+        assert outside.stdout.readline() == "up\n"
+        [inside] = psutil.Process(outside.pid).children()
+        inside.terminate()
+        assert outside.wait(30) == 128 + signal.SIGTERM

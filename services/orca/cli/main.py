@@ -7,6 +7,8 @@ sentence and exit code 2.
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns: the exit code: 0 well, 1 failed, 2 a mistake in flags, settings or model, 130 Ctrl-C before it could end.
     """
+    _end_when_told()
     parser = _parser()
     words = sys.argv[1:] if argv is None else argv
     if not words:
@@ -61,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         extra = {"up": "local", "keys": "gateway", "pool": "gateway"}.get(options.command, options.command)
         print(f"orca {options.command}: {error.name} is missing: install orca-serving[{extra}]", file=sys.stderr)
         return 2
+
+
+def _end_when_told() -> None:
+    """As the first process of a container, where the kernel ignores a SIGTERM that nobody handles: while a part imports
+    its libraries, it would be killed only when its grace is over. Each part then brings its own handler."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))  # noqa: ARG005 - a handler's shape
 
 
 def _parser() -> argparse.ArgumentParser:

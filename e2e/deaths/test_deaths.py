@@ -3,7 +3,6 @@
 import time
 
 import pytest
-from test_changes import load, pod_ids, service  # noqa: F401 - fixtures
 
 from figures import note
 from installation import Service, wait_until
@@ -13,14 +12,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
-def test_a_pod_is_deleted_by_force(service: Service, load: Load, role: str) -> None:  # noqa: F811
+def test_a_pod_is_deleted_by_force(service: Service, load: Load, role: str) -> None:
     with load.running():
         time.sleep(2)  # so that streams are open
         began = time.monotonic()
+        before = service.pod_ids()
         victim = service.pods(role)[0]["metadata"]["name"]
         service.kubectl("delete", "pod", victim, "--force", "--grace-period=0", f"--namespace={service.namespace}")
-        before = pod_ids(service)
-        wait_until(lambda: bool(pod_ids(service) - before), service.story)
+        wait_until(lambda: bool(service.pod_ids() - before), service.story)
         service.wait_settled()
         seconds = time.monotonic() - began
         time.sleep(2)
