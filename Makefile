@@ -30,7 +30,7 @@ CLUSTER = PYTHONPATH=e2e .venv/bin/python -m cluster
 e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 20 minutes)
 	$(CLUSTER) images
 	$(CLUSTER) up
-	@$(CLUSTER) load && $(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 e2e $(ARGS); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
+	@$(CLUSTER) load && $(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 $(or $(ARGS),e2e); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
 
 images: .venv/.installed-dev  ## build the images of services/Containerfile as localhost/orca-ROLE:dev
 	$(CLUSTER) images $(ARGS)
