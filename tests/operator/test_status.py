@@ -86,6 +86,14 @@ def test_times_change_only_with_the_condition() -> None:
     assert (times["PoolReady"], times["Ready"], times["GatewayReady"]) == (LATER, LATER, NOW)
 
 
+def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
+    cluster = cluster_of()
+    found = status.status(cluster.deployment, cluster.observed, cluster.look(), {}, NOW, refusal="quota is used up")
+    assert condition(found, "Accepted") == ("False", "Refused")
+    assert condition(found, "Ready") == ("False", "Refused")
+    assert condition(found, "GatewayReady") == ("True", "Serving")
+
+
 def test_a_refused_spec_is_neither_accepted_nor_ready() -> None:
     found = status.refused(3, "BadSpec", "no", {}, NOW)
     assert condition(found, "Accepted") == ("False", "BadSpec")

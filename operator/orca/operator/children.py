@@ -28,9 +28,9 @@ def hash_of(deployment: Deployment, manifest: Json) -> str:
 
 
 def _is_owned(deployment: Deployment, manifest: Json) -> bool:
-    """Volumes, and the password that opens what is on them, outlive the resource unless told otherwise."""
-    is_kept = manifest["kind"] == "PersistentVolumeClaim" or manifest["metadata"]["name"] == names.pool(deployment.name)
-    return not (is_kept and manifest["kind"] in KEPT_KINDS and deployment.spec.deletion_policy == "Keep")
+    """Volumes outlive the resource unless told otherwise. Not so the pool's password: Redis takes its users from the
+    Secret, so a new one opens what is on the volume as well."""
+    return manifest["kind"] != "PersistentVolumeClaim" or deployment.spec.deletion_policy == "Delete"
 
 
 def drift(wanted: Any, there: Any, path: str = "") -> str | None:

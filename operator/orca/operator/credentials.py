@@ -1,7 +1,6 @@
 """Secrets that the operator makes once and never changes: the pool's password, and an API key where none was given.
 
-They are drawn only where no Secret of the name exists, so a deployment that is made again on a kept volume finds its
-own password again if its Secret was kept with it (deletionPolicy).
+They are drawn only where no Secret of the name exists, and go with the resource.
 """
 
 import hashlib

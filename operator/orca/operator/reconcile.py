@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.operator import credentials, fetch_look, names, status
+from orca.operator.children import finish
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.observed import Observed, PoolLook, by_name, condition
 from orca.operator.plan import Action, Apply, Nudge, Plan, Release, keys_secret, plan
@@ -42,9 +43,7 @@ def reconcile(cluster: Cluster, release: Release, body: Json, pool: PoolLook, lo
     _make_secrets(cluster, deployment, observed)
     decided = plan(deployment, observed, release, now_s=time.time())
     refusals = _carry_out(cluster, deployment, decided)
-    written = status.status(deployment, observed, decided, before, now)
-    if refusals:
-        written |= status.refused(deployment.generation, "Refused", refusals[0], before, now)
+    written = status.status(deployment, observed, decided, before, now, refusal=next(iter(refusals), None))
     _tell(cluster, deployment, before, written, now)
     _write_status(cluster, deployment.namespace, deployment.name, before, written)
     return bool(decided.actions) or status.is_on_the_way(written)
@@ -53,11 +52,11 @@ def reconcile(cluster: Cluster, release: Release, body: Json, pool: PoolLook, lo
 def _make_secrets(cluster: Cluster, deployment: Deployment, observed: Observed) -> None:
     """Those that are drawn: only where there is none."""
     if deployment.spec.pool.external is None and observed.get("Secret", names.pool(deployment.name)) is None:
-        cluster.create(credentials.pool_secret(deployment))
+        cluster.create(finish(deployment, credentials.pool_secret(deployment)))
     keys = keys_secret(deployment)
     own = names.api_key(deployment.name)
     if keys is not None and keys.name == own and observed.get("Secret", own) is None:
-        cluster.create(credentials.api_key_secret(deployment))
+        cluster.create(finish(deployment, credentials.api_key_secret(deployment)))
 
 
 def _carry_out(cluster: Cluster, deployment: Deployment, decided: Plan) -> list[str]:
@@ -69,7 +68,7 @@ def _carry_out(cluster: Cluster, deployment: Deployment, decided: Plan) -> list[
         except ApiError as error:
             if not error.is_refusal:
                 raise
-            log.warning("refused", extra={"resource": deployment.name, "message_": str(error)})
+            log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
             refusals.append(str(error))
     return refusals
 

@@ -40,16 +40,28 @@ def refused(generation: int, reason: str, message: str, before: Mapping[str, Any
     return {"observedGeneration": generation, "conditions": _dated(conditions, before, generation, now)}
 
 
-def status(deployment: Deployment, observed: Observed, plan: Plan, before: Mapping[str, Any], now: str) -> Json:
+def status(
+    deployment: Deployment,
+    observed: Observed,
+    plan: Plan,
+    before: Mapping[str, Any],
+    now: str,
+    *,
+    refusal: str | None = None,
+) -> Json:
     """
     Args:
         before: the status as it is: the times of conditions that do not change stay.
         now: RFC 3339.
+        refusal: of the API server, to something that the plan wanted.
     """
     new = [group for group in plan.groups if group.revision == plan.revision]
     ready = sum(group.is_ready for group in new)
     desired = deployment.spec.wanted_groups
-    conditions = _conditions(deployment, observed, plan, new)
+    accepted = Condition("Accepted", True, "Valid")
+    if refusal is not None:
+        accepted = Condition("Accepted", False, "Refused", refusal)
+    conditions = _conditions(deployment, observed, plan, new, accepted)
     pool = observed.pool
     result: Json = {
         "observedGeneration": deployment.generation,
@@ -73,7 +85,9 @@ def status(deployment: Deployment, observed: Observed, plan: Plan, before: Mappi
     return result
 
 
-def _conditions(deployment: Deployment, observed: Observed, plan: Plan, new: Sequence[Group]) -> list[Condition]:
+def _conditions(
+    deployment: Deployment, observed: Observed, plan: Plan, new: Sequence[Group], accepted: Condition
+) -> list[Condition]:
     pool = _pool(deployment, observed)
     model = _model(deployment, observed)
     workers = _workers(deployment, observed, new)
@@ -82,11 +96,11 @@ def _conditions(deployment: Deployment, observed: Observed, plan: Plan, new: Seq
     parts = [pool, model, workers, scheduler, gateways]
     progressing = _progressing(deployment, plan, parts)
     return [
-        Condition("Accepted", True, "Valid"),
+        accepted,
         *parts,
         progressing,
         _degraded(parts, progressing),
-        _ready(deployment, parts, progressing),
+        _ready(deployment, [accepted, *parts], progressing),
     ]
 
 
