@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from api_server import ApiServer
 from kubernetes import client
 from waiting import wait_until
+
+from orca.core.ports import free_port
 
 WITHIN_S = 100.0
 IMAGES = tuple(
@@ -42,6 +45,11 @@ class Shop:
     def edit(self, name: str = "shop", **spec: Any) -> None:
         self._objects.patch_namespaced_custom_object(*self._where, name, {"spec": spec})
 
+    def note_queued(self, queued: int, name: str = "shop") -> None:
+        """Into the status, as the operator does."""
+        status = {"status": {"requests": {"queued": queued}}}
+        self._objects.patch_namespaced_custom_object_status(*self._where, name, status)
+
     def delete(self, name: str = "shop") -> None:
         self._objects.delete_namespaced_custom_object(*self._where, name)
 
@@ -69,21 +77,30 @@ class Shop:
 class OperatorProcess:
     """`orca operator` against the API server."""
 
-    def __init__(self, server: ApiServer, log: Path) -> None:
+    def __init__(self, server: ApiServer, log: Path, *options: str) -> None:
+        """Args: options: more of them; they win."""
         self._server = server
         self._log = log
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+
+    def looks(self) -> int:
+        """How many times it has looked at a resource."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith("orca_operator_reconciles_total"))
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "orca.cli.main", "operator", *IMAGES]
-        options = ["--listen", "127.0.0.1:0", "--resync-seconds", "2", "--log-format", "text"]
+        options = ["--listen", f"127.0.0.1:{self._port}", "--resync-seconds", "2", "--log-format", "text"]
+        command = [sys.executable, "-m", "orca.cli.main", "operator", *IMAGES, *options, *self._options]
         environment = {**os.environ, "KUBECONFIG": str(self._server.kubeconfig), "PYTHONWARNINGS": "ignore"}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def kill(self) -> None:
         assert self._process is not None

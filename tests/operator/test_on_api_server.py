@@ -1,6 +1,7 @@
 """The operator as a process, against a real API server with the real controllers, on nodes of paper."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from api_server import ApiServer
@@ -138,3 +139,40 @@ def test_a_new_resource_rolls_over_to_another_model_without_a_gap(shop: Shop) ->
     wait_until(is_over, WITHIN_S, lambda: str(seen[-5:]))
     assert all(seen)
     assert shop.groups() != [old]
+
+
+def test_what_belongs_to_somebody_else_is_left_to_him(shop: Shop) -> None:
+    port = {"port": 80, "protocol": "TCP"}
+    shop.core.create_namespaced_service(
+        shop.namespace, {"metadata": {"name": "shop"}, "spec": {"selector": {"app": "his"}, "ports": [port]}}
+    )
+    shop.create()
+    shop.wait_for("Accepted", "False", "Refused")
+    [told] = [each for each in shop.status()["conditions"] if each["type"] == "Accepted"]
+    assert "Service shop is there already" in told["message"]
+    shop.wait_for("SchedulerReady", "True")
+    his = shop.core.read_namespaced_service("shop", shop.namespace)
+    assert his.spec.selector == {"app": "his"}
+    assert his.metadata.owner_references is None
+
+
+def test_a_cluster_without_the_gateway_api_serves_all_the_same_and_says_so(shop: Shop) -> None:
+    shop.create(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}]}})
+    shop.wait_for("Accepted", "False", "Refused")
+    shop.wait_for("SchedulerReady", "True")
+
+
+def test_a_status_that_changes_is_no_reason_for_another_look(shop: Shop, server: ApiServer, tmp_path: Path) -> None:
+    shop.create()
+    shop.wait_for("Ready", "True", "Serving")
+    own = OperatorProcess(server, tmp_path / "own.log", "--namespaces", shop.namespace, "--resync-seconds", "3600")
+    own.start()
+    try:
+        wait_until(lambda: "operator (" in own.log, WITHIN_S, lambda: own.log)
+        wait_until(lambda: own.looks() > 0, WITHIN_S)
+        looks = own.looks()
+        for number in range(100):
+            shop.note_queued(number)
+        assert own.looks() - looks <= 5
+    finally:
+        own.kill()

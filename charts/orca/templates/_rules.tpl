@@ -11,11 +11,7 @@ server-side apply, and deletes what is no longer wanted.
   verbs: [patch]
 - apiGroups: [""]
   resources: [services, secrets, configmaps, persistentvolumeclaims, serviceaccounts]
-  verbs: [list, watch, create, patch, delete]
-- apiGroups: [""]
-  # A made password is read back, since it is drawn only once.
-  resources: [secrets]
-  verbs: [get]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   # Patched by an annotation, so that a changed ConfigMap comes at once; deleted on lost nodes.
   resources: [pods]
@@ -25,19 +21,19 @@ server-side apply, and deletes what is no longer wanted.
   verbs: [create, patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [ingresses, networkpolicies]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 
 {{/* What exists only for the whole cluster: the operator of single namespaces does without. */}}

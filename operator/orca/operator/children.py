@@ -28,9 +28,8 @@ def hash_of(deployment: Deployment, manifest: Json) -> str:
 
 
 def _is_owned(deployment: Deployment, manifest: Json) -> bool:
-    """Volumes outlive the resource unless told otherwise. Not so the pool's password: Redis takes its users from the
-    Secret, so a new one opens what is on the volume as well."""
-    return manifest["kind"] != "PersistentVolumeClaim" or deployment.spec.deletion_policy == "Delete"
+    """Volumes, passwords and keys outlive the resource unless told otherwise."""
+    return manifest["kind"] not in KEPT_KINDS or deployment.spec.deletion_policy == "Delete"
 
 
 def drift(wanted: Any, there: Any, path: str = "") -> str | None:

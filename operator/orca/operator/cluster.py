@@ -60,9 +60,9 @@ class ApiError(Exception):
         self.status = status
 
     @property
-    def is_refusal(self) -> bool:
-        """Whether the same call would be refused again: what was asked for is wrong, or is not allowed."""
-        return self.status in (400, 403, 422)
+    def is_answer(self) -> bool:
+        """Whether the API server is there, and said no to this one call."""
+        return self.status != 0
 
 
 class Cluster:
@@ -95,6 +95,16 @@ class Cluster:
     def nodes(self) -> list[Json]:
         """Raises: ApiError with status 403 where the operator may see one namespace only."""
         return self._list("/api/v1/nodes", "Node", Kind("api/v1", "nodes"), None)
+
+    def apply_new(self, manifest: Mapping[str, Any]) -> None:
+        """As `apply`, for what is not there yet. Raises: ApiError 409 where somebody else has one of this name."""
+        metadata = manifest["metadata"]
+        kind = KINDS[manifest["kind"]]
+        there = self._get(f"/{kind.api}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}")
+        label = names.DEPLOYMENT_LABEL
+        if there is not None and (there["metadata"].get("labels") or {}).get(label) != metadata["labels"][label]:
+            raise ApiError(409, f"{manifest['kind']} {metadata['name']} is there already and is not of this resource")
+        self.apply(manifest)
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
         kind = KINDS[manifest["kind"]]

@@ -1,6 +1,7 @@
 """Secrets that the operator makes once and never changes: the pool's password, and an API key where none was given.
 
-They are drawn only where no Secret of the name exists, and go with the resource.
+They are drawn only where no Secret of the name exists. Whether they go with the resource is decided when they are made
+(deletionPolicy).
 """
 
 import hashlib

@@ -37,8 +37,13 @@ def make_registry(seen: Seen) -> kopf.OperatorRegistry:
         return kopf.login_with_service_account(**of) or kopf.login_with_kubeconfig(**of)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def on_resource(namespace: str | None, name: str | None, **_: Any) -> None:
-        await seen(str(namespace), str(name))
+    async def on_resource(
+        event: Any, namespace: str | None, name: str | None, meta: Any, status: Any, **_: Any
+    ) -> None:
+        # Our own words in its status are no news.
+        is_answered = status.get("observedGeneration") == meta.get("generation")
+        if event["type"] != "MODIFIED" or not is_answered or meta.get("deletionTimestamp"):
+            await seen(str(namespace), str(name))
 
     async def on_child(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         await seen(str(namespace), str(labels[names.DEPLOYMENT_LABEL]))

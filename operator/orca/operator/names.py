@@ -54,7 +54,8 @@ def api_key(name: str) -> str:
 
 
 def group(name: str, revision: str, ordinal: int) -> str:
-    """Args: revision: 8 hex digits. At most 40 + 1 + 8 + 1 + 4 characters."""
+    """Args: revision: 8 hex digits. At most 28 + 1 + 8 + 1 + 4 characters: with `-scheduler`
+    behind it that is 52, beyond which a StatefulSet cannot label its pods."""
     return f"{name}-{revision}-{ordinal}"
 
 

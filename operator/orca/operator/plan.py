@@ -35,6 +35,7 @@ class Release:
 class Apply:
     manifest: Json
     reason: str
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json])
             continue
         finished = finish(deployment, manifest)
         if there is None:
-            yield Apply(finished, "it is missing")
+            yield Apply(finished, "it is missing", is_new=True)
         elif is_going(there):
             continue  # it comes back once it is gone
         elif label_map(there).get(names.HASH_LABEL) != finished["metadata"]["labels"][names.HASH_LABEL]:

@@ -14,6 +14,8 @@ from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings
 
 CALL_MS = 2_000
+_FILES = {"password", "ca.crt", "tls.crt", "tls.key"}
+"""Keys of the Secret that reach Redis' client as files."""
 
 
 def secret_name(deployment: Deployment) -> str:
@@ -27,7 +29,12 @@ async def look(deployment: Deployment, secret: Json | None) -> PoolLook:
     external, name = deployment.spec.pool.external, secret_name(deployment)
     if secret is None:
         return PoolLook(problem=f"there is no Secret {name}")
-    values = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+    used = _FILES | {"user"} | (set() if external is None else {external.url_secret.key})
+    data = (secret.get("data") or {}).items()
+    try:
+        values = {key: base64.b64decode(value).decode() for key, value in data if key in used}
+    except ValueError:
+        return PoolLook(problem=f"the Secret {name} holds what is no text")
     url = f"redis://{name}.{deployment.namespace}.svc:{pool.PORT}/0"
     if external is not None:
         if external.url_secret.key not in values:

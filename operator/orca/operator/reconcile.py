@@ -44,9 +44,10 @@ def reconcile(cluster: Cluster, release: Release, body: Json, pool: PoolLook, lo
     decided = plan(deployment, observed, release, now_s=time.time())
     refusals = _carry_out(cluster, deployment, decided)
     written = status.status(deployment, observed, decided, before, now, refusal=next(iter(refusals), None))
-    _tell(cluster, deployment, before, written, now)
     _write_status(cluster, deployment.namespace, deployment.name, before, written)
-    return bool(decided.actions) or status.is_on_the_way(written)
+    _tell(cluster, deployment, before, written, now)
+    # What was refused is tried again with the next resync: sooner it would only be refused again.
+    return not refusals and (bool(decided.actions) or status.is_on_the_way(written))
 
 
 def _make_secrets(cluster: Cluster, deployment: Deployment, observed: Observed) -> None:
@@ -66,7 +67,7 @@ def _carry_out(cluster: Cluster, deployment: Deployment, decided: Plan) -> list[
         try:
             _act(cluster, deployment, action)
         except ApiError as error:
-            if not error.is_refusal:
+            if not error.is_answer:
                 raise
             log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
             refusals.append(str(error))
@@ -78,7 +79,7 @@ def _act(cluster: Cluster, deployment: Deployment, action: Action) -> None:
     if isinstance(action, Apply):
         of = action.manifest
         log.info("apply", extra={"kind": of["kind"], "child": of["metadata"]["name"], **where})
-        cluster.apply(of)
+        (cluster.apply_new if action.is_new else cluster.apply)(of)
     elif isinstance(action, Nudge):
         log.info("nudge", extra={"kind": "Pod", "child": action.pod, **where})
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)

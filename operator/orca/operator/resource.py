@@ -236,7 +236,6 @@ class Deployment:
             "name": self.name,
             "uid": self.uid,
             "controller": True,
-            "blockOwnerDeletion": True,
         }
 
 
@@ -259,16 +258,20 @@ def read(body: Mapping[str, Any]) -> Deployment:
 
 def _check(spec: Spec) -> None:
     """What the rules of the CRD do not see."""
+    for role in ("worker", "scheduler", "gateway", "pool"):
+        patch = getattr(spec, role).pod_patch
+        if unknown := set(patch) - {"metadata", "spec"}:
+            raise BadSpec(f"{role}.podPatch: {sorted(unknown)[0]} is no field of a pod template (metadata, spec)")
+        if bad := [name for name, value in patch.items() if not isinstance(value, Mapping)]:
+            raise BadSpec(f"{role}.podPatch.{bad[0]} is not an object")
     grace = spec.gateway.pod_patch.get("spec", {}).get("terminationGracePeriodSeconds")
+    if grace is not None and not isinstance(grace, int):
+        raise BadSpec(f"gateway.podPatch: terminationGracePeriodSeconds {grace!r} is not a whole number")
     if grace is not None and grace < spec.gateway.drain_seconds:
         raise BadSpec(
             f"gateway.podPatch: terminationGracePeriodSeconds {grace} is less than gateway.drainSeconds"
             f" {spec.gateway.drain_seconds}: open answers would be cut"
         )
-    for role in ("worker", "scheduler", "gateway", "pool"):
-        patch = getattr(spec, role).pod_patch
-        if unknown := set(patch) - {"metadata", "spec"}:
-            raise BadSpec(f"{role}.podPatch: {sorted(unknown)[0]} is no field of a pod template (metadata, spec)")
 
 
 def json_name(of: "dataclasses.Field[Any]") -> str:
