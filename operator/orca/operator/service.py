@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -72,6 +73,10 @@ class Operator:
 
     async def run(self) -> None:
         """Until SIGTERM, SIGINT, or cancelled."""
+        # kopf handles them too, but only once it has begun.
+        told_to_end = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
         port = await InternalPort.open(self._settings.listen, {"/metrics": self._metrics.page, "/health": self._health})
         log.info("operator", extra={"address": port.address, "namespaces": self._settings.namespaces or "all"})
         tasks = [asyncio.create_task(self._queue.work(self._look)) for _ in range(self._settings.workers)]
@@ -84,6 +89,7 @@ class Operator:
                 namespaces=namespaces,
                 clusterwide=not namespaces,
                 standalone=True,
+                stop_flag=told_to_end,
             )
         finally:
             for task in tasks:
