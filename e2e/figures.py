@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 from cluster.cache import cache_folder
+from target import read_settings
 
 
 def figures_file() -> Path:
     """`$ORCA_E2E_FIGURES`, else beside the cluster's cache; a JSON object a line."""
-    return Path(os.environ.get("ORCA_E2E_FIGURES") or cache_folder() / "e2e-figures.jsonl")
+    return Path(read_settings(os.environ).figures or cache_folder() / "e2e-figures.jsonl")
 
 
 def note(scenario: str, figures: object) -> None:

@@ -1,43 +1,108 @@
 """Orca as a user installs it: the chart by helm, an OrcaDeployment by kubectl, the API through the Ingress."""
 
 import base64
+import contextlib
+import functools
 import json
+import os
+import secrets
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.kubectl import Kubectl
-from cluster.layout import INGRESS_ADDRESS
+from cluster.cache import cache_folder
+from cluster.errors import ClusterError
+from cluster.kubectl import ContextKubectl, Kubectl, OwnKubectl
+from cluster.layout import Layout, found_layout
+from target import Target, choose, read_settings
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "orca"
 FIVE_LINES = CHART / "examples" / "orcadeployment.yaml"
-OPERATOR_NAMESPACE = "orca-system"
 RELEASE = "orca"
-IMAGE_TAG = "dev"
+MARK = "orca-e2e"
+"""Label of every namespace that scenarios make; its value is the namespace of their operator."""
 READY_S = 180.0
 
 Json = dict[str, Any]
 
 
+@functools.cache
+def target() -> Target:
+    """The cluster of this run. Raises: SettingError."""
+    return choose(read_settings(os.environ), secrets.token_hex(3))
+
+
+def own_layout() -> Layout:
+    """Of the cluster of `make e2e`. Raises: ClusterError when it does not run."""
+    return found_layout(cache_folder() / "cluster")
+
+
+def connect() -> Kubectl:
+    """Raises: ClusterError as `own_layout`."""
+    context = target().context
+    return OwnKubectl(own_layout()) if context is None else ContextKubectl(context)
+
+
+def make_namespace(kubectl: Kubectl, purpose: str) -> str:
+    """A new one, whose resources are served from the next `install_chart` on. Returns: its name."""
+    return mark_namespace(kubectl, f"orca-e2e-{purpose}-{secrets.token_hex(3)}")
+
+
+def mark_namespace(kubectl: Kubectl, name: str) -> str:
+    """Make it, as one of this run. Returns: its name. Raises: ClusterError where it is there already."""
+    metadata = {"name": name, "labels": {MARK: target().operator_namespace}}
+    kubectl(
+        "create", "--filename=-", entered=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    )
+    kubectl("wait", "--for=create", f"--namespace={name}", "serviceaccount/default", "--timeout=30s")
+    return name
+
+
+def own_namespaces(kubectl: Kubectl) -> list[Json]:
+    """Of this run, that of the operator among them."""
+    found: list[Json] = kubectl.get("namespaces", f"--selector={MARK}={target().operator_namespace}")["items"]
+    return found
+
+
 def helm(*words: str, within_s: float = 120.0) -> str:
     """Raises: AssertionError with what helm said, when it fails."""
-    ended = subprocess.run(["helm", *words], capture_output=True, text=True, timeout=within_s, check=False)
+    context = target().context
+    where = () if context is None else ("--kube-context", context)
+    ended = subprocess.run(["helm", *where, *words], capture_output=True, text=True, timeout=within_s, check=False)
     assert ended.returncode == 0, f"helm {' '.join(words)}: {ended.stderr}"
     return ended.stdout
 
 
 def install_chart(*values: str) -> str:
     """Install or upgrade. Args: values: `key=value` each. Returns: the notes."""
-    settings = [
-        word for value in (f"images.tag={IMAGE_TAG}", "images.registry=localhost", *values) for word in ("--set", value)
-    ]
-    place = ("--namespace", OPERATOR_NAMESPACE, "--create-namespace")
+    # As strings: a tag may look like a number.
+    images = ("--set-string", f"images.tag={target().tag},images.registry={target().registry}")
+    settings = [*images, *(word for value in (*served(), *values) for word in ("--set", value))]
+    place = ("--namespace", target().operator_namespace, "--create-namespace")
     return helm(
         "upgrade", "--install", RELEASE, str(CHART), *place, "--wait", "--timeout", "2m", *settings, within_s=150
     )
+
+
+def served() -> list[str]:
+    """Values by which an operator in somebody else's cluster has no rights outside of the namespaces of this run."""
+    if target().is_ours:
+        return []
+    active = [each["metadata"]["name"] for each in own_namespaces(connect()) if each["status"]["phase"] == "Active"]
+    return [f"namespaces={{{','.join(active)}}}"]
+
+
+def kill_operator(kubectl: Kubectl) -> None:
+    selector = "--selector=app.kubernetes.io/name=orca-operator"
+    kubectl("delete", "pods", selector, f"--namespace={target().operator_namespace}", "--force", "--grace-period=0")
+
+
+def uids(pods: Iterable[Json]) -> set[str]:
+    """Which tell a pod from another one of its name."""
+    return {pod["metadata"]["uid"] for pod in pods}
 
 
 class Service:
@@ -55,7 +120,12 @@ class Service:
     @property
     def base_url(self) -> str:
         """Through the Ingress, whose rules go by the host."""
-        return f"http://{INGRESS_ADDRESS}/v1"
+        return f"http://{target().ingress_address}/v1"
+
+    @property
+    def ingress(self) -> Json:
+        """What its spec says of it."""
+        return {"className": target().ingress_class, "host": self.host}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -112,14 +182,22 @@ class Service:
         wait_until(is_settled, self.story, within_s=within_s)
         return time.monotonic() - began
 
+    def kill_operator_at_work(self) -> None:
+        """Once it has begun with the newest spec."""
+        wait_until(self.is_seen, self.story)
+        kill_operator(self.kubectl)
+
+    def is_seen(self) -> bool:
+        """Whether the operator has looked at the newest spec."""
+        found = self.get()
+        seen: int = found.get("status", {}).get("observedGeneration", 0)
+        return seen >= found["metadata"]["generation"]
+
     def pods(self, role: str | None = None) -> list[Json]:
+        """Those that are not on their way out."""
         selector = f"orca-serving.io/deployment={self.name}" + (f",orca-serving.io/role={role}" if role else "")
         found: list[Json] = self.kubectl.get("pods", f"--namespace={self.namespace}", f"--selector={selector}")["items"]
-        return found
-
-    def pod_ids(self) -> set[str]:
-        """Which tell a pod from another one of its name."""
-        return {pod["metadata"]["uid"] for pod in self.pods()}
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def story(self) -> str:
         """What a person would look at when it does not come."""
@@ -132,7 +210,8 @@ class Service:
                 if not container["ready"]:
                     name = pod["metadata"]["name"]
                     found.append(f"log of {name}:")
-                    found.append(self.kubectl("logs", name, f"--namespace={self.namespace}", "--tail=15"))
+                    with contextlib.suppress(ClusterError):  # it has none yet
+                        found.append(self.kubectl("logs", name, f"--namespace={self.namespace}", "--tail=15"))
         return "\n".join(found)
 
 

@@ -31,26 +31,29 @@ class ApiServer:
     def api(self, token: str = TOKEN) -> client.ApiClient:
         configuration = client.Configuration()
         configuration.host = self.url
-        configuration.ssl_ca_cert = str(self._certificate)
+        configuration.ssl_ca_cert = str(self.certificate)
         configuration.api_key = {"authorization": f"Bearer {token}"}
         return client.ApiClient(configuration)
 
     @property
-    def _certificate(self) -> Path:
+    def certificate(self) -> Path:
         """It signs its own."""
         return self.folder / "certificates" / "apiserver.crt"
 
     @property
     def kubeconfig(self) -> Path:
-        path = self.folder / "kubeconfig"
-        cluster = {"server": self.url, "certificate-authority": str(self._certificate)}
+        return self.write_kubeconfig(self.folder / "kubeconfig", self.url)
+
+    def write_kubeconfig(self, path: Path, url: str, token: str = TOKEN) -> Path:
+        """Args: url: of the server itself, or of what stands before it."""
+        cluster = {"server": url, "certificate-authority": str(self.certificate)}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "tests",
             "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "administrator"}}],
             "clusters": [{"name": "tests", "cluster": cluster}],
-            "users": [{"name": "administrator", "user": {"token": TOKEN}}],
+            "users": [{"name": "administrator", "user": {"token": token}}],
         }
         path.write_text(json.dumps(content))
         return path
@@ -111,18 +114,19 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
         yield server
 
 
-def install_crd(server: ApiServer) -> None:
-    """The OrcaDeployment, and wait until it is served."""
-    body = yaml.safe_load(CRD.read_text())
+def install_crd(server: ApiServer, file: Path = CRD) -> None:
+    """Of the OrcaDeployment, or of a file that has no other; wait until it is served."""
+    body = yaml.safe_load(file.read_text())
     client.ApiextensionsV1Api(server.api()).create_custom_resource_definition(body)
+    version = next(each["name"] for each in body["spec"]["versions"] if each["served"])
     objects = client.CustomObjectsApi(server.api())
     deadline = time.monotonic() + START_S
     while True:
         try:
-            objects.list_cluster_custom_object("orca-serving.io", "v1alpha1", "orcadeployments")
+            objects.list_cluster_custom_object(body["spec"]["group"], version, body["spec"]["names"]["plural"])
             return
         except client.ApiException:
-            assert time.monotonic() < deadline, "the API server does not serve the CRD"
+            assert time.monotonic() < deadline, f"the API server does not serve {file.name}"
             time.sleep(0.05)
 
 

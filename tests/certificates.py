@@ -19,7 +19,7 @@ class Certificate:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and localhost; `ca` is its own."""
+    """Signs certificates; `ca` is its own."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("openssl") is None:
@@ -30,11 +30,11 @@ class Authority:
         self._key = folder / "ca.key"
         _openssl("req", "-x509", *_KEY, "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={folder.name}")
 
-    def issue(self, name: str) -> Certificate:
-        """A new one each time; files of the same name are replaced."""
+    def issue(self, name: str, subject_alt_name: str = "IP:127.0.0.1,DNS:localhost") -> Certificate:
+        """A new one each time; files of the same name are replaced. Args: subject_alt_name: who may show it."""
         made = Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         signing, extensions = self._folder / "request.csr", self._folder / "extensions"
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extensions.write_text(f"subjectAltName={subject_alt_name}\n")
         _openssl("req", *_KEY, "-keyout", made.key, "-out", signing, "-subj", f"/CN={name}")
         signer = ["-CA", self.ca, "-CAkey", self._key, "-CAcreateserial", "-extfile", extensions]
         _openssl("x509", "-req", "-in", signing, *signer, "-out", made.certificate)

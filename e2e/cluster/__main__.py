@@ -10,11 +10,12 @@ from cluster.building import ROLES, TAG, build_images, image_of
 from cluster.cache import cache_folder
 from cluster.errors import ClusterError
 from cluster.layout import NODES_MAX, Layout, Node, found_layout
-from cluster.lifecycle import down, up
+from cluster.lifecycle import check_machine, down, up
 from cluster.loading import load
 from cluster.namespaces import entering
-from cluster.programs import HELM, KUBERNETES, PROGRAMS, build_programs
+from cluster.programs import HELM, KUBERNETES, OF_THE_CLUSTER, PROGRAMS, build_programs
 from cluster.status import does_all_run, status_lines
+from cluster.store import keep
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,6 +47,13 @@ def _do(arguments: argparse.Namespace) -> int:
             print(found_layout(state).kubeconfig)
         case "load":
             _load(found_layout(state), arguments)
+        case "keep":
+            keep(arguments.images or [image_of(role, TAG) for role in ROLES], _tell)
+        case "can-start":
+            check_machine(Layout(state))
+            missing = [program.name for program in (*OF_THE_CLUSTER, HELM) if not program.folder.exists()]
+            if missing:
+                raise ClusterError(f"not in the cache yet: {', '.join(missing)}")
         case "exec":
             _exec(found_layout(state), arguments)
     return 0
@@ -93,9 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--keep-logs", action="store_true", help="the audit log and the components' stay in its folder")
     commands.add_parser("status", help="which components run; 1 when one does not")
     commands.add_parser("kubeconfig", help="the administrator's file, for what runs inside the cluster's network")
+    commands.add_parser("can-start", help="0 when a cluster could be up within a minute, with nothing to build first")
     add = commands.add_parser("load", help="put images of docker's or buildah's store into the nodes")
     add.add_argument("images", nargs="*", metavar="IMAGE", help="without any, those that `images` builds")
     add.add_argument("--node", type=int, help="only into this one")
+    add = commands.add_parser("keep", help="put images of docker's or buildah's store into what new nodes begin with")
+    add.add_argument("images", nargs="*", metavar="IMAGE", help="without any, those that `images` builds")
     add = commands.add_parser("exec", help="run a command in the cluster's network, with kubectl and helm at hand")
     add.add_argument("--node", type=int, help="on this node, with its folders; otherwise on node 0 with the machine's")
     add.add_argument("words", nargs="+", metavar="-- CMD")

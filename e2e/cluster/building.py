@@ -1,6 +1,7 @@
 """Orca's images, by docker where one answers, else by buildah on a base of Debian's own packages: no registry."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -51,6 +52,19 @@ class Builder:
         if self.program == "docker":
             return ["docker", "save", image]
         return ["buildah", "push", "--quiet", image, f"docker-archive:/dev/stdout:{image}"]
+
+    def image_id(self, image: str) -> str:
+        """Raises: ClusterError when there is no such image."""
+        if self.program == "docker":
+            return self.run("image", "inspect", "--format", "{{.Id}}", image)
+        return self.run("inspect", "--type", "image", "--format", "{{.FromImageID}}", image)
+
+    def layers(self, image: str) -> list[str]:
+        """Diff ids, the lowest first. Of docker's images none are told: it exports them in another order."""
+        if self.program == "docker":
+            return []
+        said = self.run("inspect", "--type", "image", "--format", "{{.OCIv1.RootFS.DiffIDs}}", image)
+        return re.findall(r"sha256:[0-9a-f]{64}", said)
 
     def run(self, *words: str | Path, folder: Path | None = None) -> str:
         """Raises: ClusterError with what it said."""

@@ -74,15 +74,15 @@ def _write_archive(image: ScratchImage, target: Path) -> None:
     layer = target.with_name("layer.tar")
     _write_layer(image, layer)
     layer_digest = _digest_of_file(layer)
-    config = _as_json(_config(image, layer_digest))
-    manifest = _as_json(_manifest(config, layer_digest, layer.stat().st_size))
-    entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest)
+    config = as_json(_config(image, layer_digest))
+    manifest = as_json(_manifest(config, layer_digest, layer.stat().st_size))
+    entry = descriptor("application/vnd.oci.image.manifest.v1+json", manifest)
     entry["annotations"] = {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": image.name}
     with tarfile.open(target, "w") as archive:
-        _add_bytes(archive, "oci-layout", _as_json({"imageLayoutVersion": "1.0.0"}))
-        _add_bytes(archive, "index.json", _as_json({"schemaVersion": 2, "manifests": [entry]}))
+        add_bytes(archive, "oci-layout", as_json({"imageLayoutVersion": "1.0.0"}))
+        add_bytes(archive, "index.json", as_json({"schemaVersion": 2, "manifests": [entry]}))
         for blob in (config, manifest):
-            _add_bytes(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+            add_bytes(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
         archive.add(layer, f"blobs/sha256/{layer_digest}")
     layer.unlink()
 
@@ -92,7 +92,7 @@ def _write_layer(image: ScratchImage, target: Path) -> None:
         for folder, mode in (("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777)):
             _add(layer, folder, kind=tarfile.DIRTYPE, mode=mode)
         users = f"root:x:0:0:root:/:/bin/sh\nnobody:x:{UNPRIVILEGED_USER}:{UNPRIVILEGED_USER}:nobody:/:/bin/sh\n"
-        _add_bytes(layer, "etc/passwd", users.encode())
+        add_bytes(layer, "etc/passwd", users.encode())
         for program in image.programs:
             layer.add(program.resolve(), f"bin/{program.name}", filter=_owned_by_root)
         first = image.programs[0].name
@@ -118,7 +118,7 @@ def _manifest(config: bytes, layer_digest: str, layer_bytes: int) -> dict[str, A
     return {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": _descriptor("application/vnd.oci.image.config.v1+json", config),
+        "config": descriptor("application/vnd.oci.image.config.v1+json", config),
         "layers": [
             {
                 "mediaType": "application/vnd.oci.image.layer.v1.tar",
@@ -129,11 +129,11 @@ def _manifest(config: bytes, layer_digest: str, layer_bytes: int) -> dict[str, A
     }
 
 
-def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
+def descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": f"sha256:{hashlib.sha256(blob).hexdigest()}", "size": len(blob)}
 
 
-def _as_json(content: Any) -> bytes:
+def as_json(content: Any) -> bytes:
     return json.dumps(content).encode()
 
 
@@ -148,7 +148,7 @@ def _add(archive: tarfile.TarFile, name: str, *, kind: bytes, mode: int, target:
     archive.addfile(entry)
 
 
-def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(content), 0o644
     archive.addfile(entry, io.BytesIO(content))

@@ -1,6 +1,7 @@
-"""kubectl as the cluster's administrator, inside its network."""
+"""kubectl: as the administrator of the cluster of this package, inside its network, or by a context of a kubeconfig."""
 
 import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 from cluster.commands import run
@@ -10,17 +11,16 @@ from cluster.namespaces import entering
 from cluster.programs import KUBERNETES
 
 
-class Kubectl:
+class Kubectl(ABC):
     """`kubectl("get", "pods")` -> what it wrote."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
 
     def __call__(self, *words: str, entered: str | None = None, within_s: float = 60.0) -> str:
         """Raises: ClusterError with what it said, when it fails."""
-        command = (str(KUBERNETES.folder / "kubectl"), f"--kubeconfig={self.layout.kubeconfig}")
-        enter = entering(self.layout.first_node, mounts=False)
-        return run(*enter, *command, *words, entered=entered, within_s=within_s)
+        return run(*self._command(), *words, entered=entered, within_s=within_s)
+
+    @abstractmethod
+    def _command(self) -> tuple[str, ...]:
+        """The words before those that are asked for."""
 
     def get(self, *words: str) -> dict[str, Any]:
         """An object, or a list of objects under `items`."""
@@ -39,3 +39,24 @@ class Kubectl:
         except ClusterError:
             return False
         return True
+
+
+class OwnKubectl(Kubectl):
+    """Of a cluster that runs."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def _command(self) -> tuple[str, ...]:
+        enter = entering(self._layout.first_node, mounts=False)
+        return (*enter, str(KUBERNETES.folder / "kubectl"), f"--kubeconfig={self._layout.kubeconfig}")
+
+
+class ContextKubectl(Kubectl):
+    """That on the PATH, with the kubeconfig that it finds by itself."""
+
+    def __init__(self, context: str) -> None:
+        self._context = context
+
+    def _command(self) -> tuple[str, ...]:
+        return ("kubectl", f"--context={self._context}")

@@ -15,13 +15,15 @@ from cluster.components import Started, container_runtime, control_plane, node_c
 from cluster.configuration import CONTAINERD_SOCKET, write_configuration
 from cluster.debian import COMMANDS, install, missing_packages
 from cluster.errors import ClusterError
+from cluster.gateway_api import definitions
 from cluster.images import service_images, toolbox_image
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, OwnKubectl
 from cluster.layout import Layout, Node, check_state, write_mark
 from cluster.loading import import_archive
 from cluster.namespaces import entering, join_nodes, make_namespaces
 from cluster.programs import OF_THE_CLUSTER, build_programs
 from cluster.services import DEPLOYMENTS, manifests
+from cluster.store import link_into
 
 Tell = Callable[[str], None]
 
@@ -44,9 +46,10 @@ def up(layout: Layout, tell: Tell) -> None:
     check_machine(layout)
     install(missing_packages(COMMANDS), tell)
     build_programs(OF_THE_CLUSTER, tell)
+    gateway_api = definitions(tell)
     check_space(layout.state, wanted_gb=_SPACE_GB, purpose="a cluster")
     try:
-        _start_all(layout, _Steps(tell))
+        _start_all(layout, gateway_api, _Steps(tell))
     except BaseException:
         _end_processes()
         _clear(layout, keep_logs=True)
@@ -74,7 +77,7 @@ def check_machine(layout: Layout) -> None:
     check_state(layout)
 
 
-def _start_all(layout: Layout, done: "_Steps") -> None:
+def _start_all(layout: Layout, gateway_api: Path, done: "_Steps") -> None:
     cgroups.remove_cgroups()
     shutil.rmtree(layout.state, ignore_errors=True)
     for folder in (layout.state, layout.logs):
@@ -87,9 +90,11 @@ def _start_all(layout: Layout, done: "_Steps") -> None:
     join_nodes(layout)
     done("namespaces, certificates and configuration are there")
 
-    kubectl = Kubectl(layout)
+    kubectl = OwnKubectl(layout)
     enter = entering(layout.first_node)
     started = {component.name: start(component, layout, enter) for component in control_plane(layout)}
+    for node in layout.nodes:
+        link_into(node)
     runtimes = {node: start(container_runtime(layout, node), layout, entering(node)) for node in layout.nodes}
     for node in layout.nodes:
         _prepare_runtime(node, runtimes[node])
@@ -98,6 +103,7 @@ def _start_all(layout: Layout, done: "_Steps") -> None:
     done("the API server answers")
 
     kubelets = [_start_node(layout, node) for node in layout.nodes]
+    kubectl("apply", "--server-side", "--filename", str(gateway_api))
     kubectl.apply(manifests(layout))
     for node, kubelet in zip(layout.nodes, kubelets, strict=True):
         kubelet.wait_until(partial(_is_node_ready, kubectl, node), "its node is ready", within_s=_NODE_WITHIN_S)

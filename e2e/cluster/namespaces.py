@@ -56,6 +56,15 @@ def join_nodes(layout: Layout) -> None:
                 _inside(node, "ip", "route", "add", other.pod_range, "via", other.address)
 
 
+def cut_off(layout: Layout, node: Node) -> None:
+    """Nothing reaches the node and nothing leaves it; what runs there runs on. Not for the first one."""
+    _inside(layout.first_node, "ip", "link", "set", node.name, "down")
+
+
+def join_again(layout: Layout, node: Node) -> None:
+    _inside(layout.first_node, "ip", "link", "set", node.name, "up")
+
+
 def entering(node: Node, *, mounts: bool = True) -> tuple[str, ...]:
     """The words before a command that run it in the node's namespaces.
 

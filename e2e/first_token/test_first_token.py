@@ -10,7 +10,7 @@ from openai import AuthenticationError, OpenAI
 
 from cluster.kubectl import Kubectl
 from figures import note
-from installation import FIVE_LINES, OPERATOR_NAMESPACE, Service, helm, install_chart, wait_until
+from installation import FIVE_LINES, Service, helm, install_chart, target, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ def test_five_lines_lead_to_a_stream_through_the_ingress(kubectl: Kubectl, names
     done("operator is up (helm --wait)")
     kubectl("apply", "--namespace", namespace, "--filename", str(FIVE_LINES))
     service = Service(kubectl, namespace)
-    service.edit(gateway={"ingress": {"className": "traefik", "host": service.host}}, worker={"threads": 1})
+    service.edit(gateway={"ingress": service.ingress}, worker={"threads": 1})
     service.wait_for("PoolReady", "True")
     done("pool answers")
     service.wait_for("GatewayReady", "True")
@@ -67,20 +67,32 @@ def test_an_upgrade_brings_a_changed_definition_and_an_uninstall_keeps_what_peop
     service.create({"model": {"uri": "file:///opt/orca/models/orca-austen"}, "replicas": 0})
     service.wait_for("Ready", "True", "Holding")
     changed = changed_chart(tmp_path)
-    helm("upgrade", "orca", str(changed), "--namespace", OPERATOR_NAMESPACE, "--reuse-values")
+    operator_namespace = target().operator_namespace
+    helm("upgrade", "orca", str(changed), "--namespace", operator_namespace, "--reuse-values")
     definition = kubectl.get("customresourcedefinition", "orcadeployments.orca-serving.io")
     assert "status.changed" in json.dumps(definition["spec"]["versions"][0]["additionalPrinterColumns"])
-    helm("uninstall", "orca", "--namespace", OPERATOR_NAMESPACE, "--wait")
-    left = kubectl(
-        "get", "all,configmaps,serviceaccounts", f"--namespace={OPERATOR_NAMESPACE}", "--output=name"
-    ).split()
-    assert sorted(left) == ["configmap/kube-root-ca.crt", "serviceaccount/default"]
-    assert service.get()["metadata"]["name"] == service.name
+    helm("uninstall", "orca", "--namespace", operator_namespace, "--wait")
+    wait_until(lambda: not of_orca(kubectl, operator_namespace), lambda: str(of_orca(kubectl, operator_namespace)))
+    left = [definition["metadata"]["name"], *of_orca(kubectl, namespace)]
     kubectl("delete", "orca", service.name, f"--namespace={namespace}")
-    wait_until(lambda: not service.pods(), service.story, within_s=90)
-    claims = kubectl("get", "persistentvolumeclaims", f"--namespace={namespace}", "--output=name").split()
-    assert claims == [f"persistentvolumeclaim/{service.name}-pool"]
+    kept = [
+        f"persistentvolumeclaim/{service.name}-pool",
+        f"secret/{service.name}-api-key",
+        f"secret/{service.name}-certificates",
+        f"secret/{service.name}-pool",
+    ]
+    wait_until(lambda: of_orca(kubectl, namespace) == kept, lambda: str(of_orca(kubectl, namespace)), within_s=90)
+    note("uninstall", {"left by the release": left, "left by the resource": kept})
     install_chart()
+
+
+def of_orca(kubectl: Kubectl, namespace: str) -> list[str]:
+    """What is in the namespace that Kubernetes does not put into every one."""
+    kinds = (
+        "all,configmaps,secrets,serviceaccounts,persistentvolumeclaims,ingresses,networkpolicies,poddisruptionbudgets"
+    )
+    found = kubectl("get", kinds, f"--namespace={namespace}", "--output=name").split()
+    return sorted(set(found) - {"configmap/kube-root-ca.crt", "serviceaccount/default"})
 
 
 def changed_chart(folder: Path) -> Path:

@@ -11,9 +11,9 @@ from manifests import asking_pod, claim, ingress, pod, service, web_pod
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
-from cluster.layout import INGRESS_ADDRESS
+from cluster.layout import INGRESS_ADDRESS, Layout
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(180)]
 LIMIT = "--timeout=60s"
 
 
@@ -96,6 +96,6 @@ def test_no_way_leads_out_of_the_cluster(kubectl: Kubectl, namespace: str) -> No
     assert "default" not in here
 
 
-def test_calls_of_the_api_are_kept_for_comparison_with_rights(kubectl: Kubectl, namespace: str) -> None:
-    found = kubectl.layout.audit_log
+def test_calls_of_the_api_are_kept_for_comparison_with_rights(layout: Layout, namespace: str) -> None:
+    found = layout.audit_log
     wait_until(lambda: f'"requestURI":"/api/v1/namespaces/{namespace}' in found.read_text())

@@ -14,6 +14,7 @@ pytestmark = needs_helm
 
 ALWAYS = ["Deployment", "Service", "ServiceAccount"]
 CLUSTER = ["ClusterRole", "ClusterRoleBinding"]
+OF_LEASE = ["Role", "RoleBinding"]
 OURS = {"CustomResourceDefinition", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 
@@ -42,14 +43,14 @@ def test_no_object_comes_twice(values: dict[str, Any]) -> None:
 
 
 def test_the_default_is_the_definition_and_an_operator_of_the_whole_cluster() -> None:
-    assert kinds() == sorted([*ALWAYS, *CLUSTER, "CustomResourceDefinition"])
+    assert kinds() == sorted([*ALWAYS, *CLUSTER, *OF_LEASE, "CustomResourceDefinition"])
 
 
 @pytest.mark.parametrize(
     ("values", "gone"),
     [
         ({"crds": {"install": False}}, ["CustomResourceDefinition"]),
-        ({"rbac": {"create": False}}, CLUSTER),
+        ({"rbac": {"create": False}}, CLUSTER + OF_LEASE),
         ({"serviceAccount": {"create": False}}, ["ServiceAccount"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -87,7 +88,7 @@ def test_the_definition_is_small_enough_for_a_plain_apply() -> None:
 
 def test_the_names_follow_from_the_release() -> None:
     names = {each["metadata"]["name"] for each in render(EVERYTHING, release="blue") if each["kind"] not in OURS}
-    assert names == {"blue-operator", "blue-dashboard"}
+    assert names == {"blue-operator", "blue-operator-lease", "blue-dashboard"}
 
 
 def test_the_policy_lets_scrapes_in_and_calls_to_given_ports_out() -> None:

@@ -22,7 +22,12 @@ def container(values: dict[str, Any] | None = None) -> Manifest:
 
 
 def environment(values: dict[str, Any] | None = None) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container(values)["env"]}
+    """With the pod's name for what Kubernetes fills in."""
+    filled = {"metadata.name": "orca-operator-1a-2b"}
+    return {
+        each["name"]: each["value"] if "value" in each else filled[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container(values)["env"]
+    }
 
 
 def test_there_is_one_operator_and_the_old_one_ends_first() -> None:
@@ -114,6 +119,12 @@ def test_the_operator_understands_its_variables() -> None:
     assert settings.network_policies
 
 
+def test_an_operator_acts_by_a_lease_of_the_release_in_the_name_of_its_pod() -> None:
+    terms = parse_settings([], environment()).lease_terms
+    assert terms is not None
+    assert (terms.namespace, terms.name, terms.identity) == ("system", "orca-operator", "orca-operator-1a-2b")
+
+
 def test_resources_can_be_replaced() -> None:
     assert container({"operator": {"resources": {"requests": {"cpu": 2}}}})["resources"]["requests"]["cpu"] == 2
 
@@ -123,12 +134,22 @@ def test_resources_can_be_replaced() -> None:
     [
         ("priorityClassName", "system-cluster-critical"),
         ("nodeSelector", {"pool": "system"}),
-        ("tolerations", [{"key": "a", "operator": "Exists", "effect": "NoSchedule"}]),
     ],
 )
 def test_its_place_can_be_chosen(name: str, value: object) -> None:
     assert name not in pod()
     assert pod({"operator": {name: value}})[name] == value
+
+
+def test_it_leaves_a_lost_node_soon_whatever_else_it_tolerates() -> None:
+    more = {"key": "a", "operator": "Exists", "effect": "NoSchedule"}
+    given, *own = pod({"operator": {"tolerations": [more]}})["tolerations"]
+    assert given == more
+    assert own == pod()["tolerations"]
+    assert [(each["key"], each["tolerationSeconds"]) for each in own] == [
+        ("node.kubernetes.io/not-ready", 10),
+        ("node.kubernetes.io/unreachable", 10),
+    ]
 
 
 def test_labels_and_annotations_of_the_pod_are_added() -> None:

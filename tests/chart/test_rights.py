@@ -11,6 +11,7 @@ from orca.operator.handlers import CHILDREN
 pytestmark = needs_helm
 
 TWO = {"namespaces": ["a", "b"]}
+LEASE_ROLE = "orca-operator-lease"
 
 
 def grants(role: Manifest) -> set[tuple[str, str, str]]:
@@ -25,11 +26,17 @@ def grants(role: Manifest) -> set[tuple[str, str, str]]:
 
 
 def of_kind(kind: str, values: dict[str, Any]) -> list[Manifest]:
-    return [each for each in render(values) if each["kind"] == kind]
+    """But for those of the Lease."""
+    return [each for each in render(values) if each["kind"] == kind and each["metadata"]["name"] != LEASE_ROLE]
+
+
+def of_lease(kind: str) -> Manifest:
+    [found] = [each for each in render({}) if each["kind"] == kind and each["metadata"]["name"] == LEASE_ROLE]
+    return found
 
 
 def test_no_right_is_a_wildcard() -> None:
-    for role in (the("ClusterRole"), *of_kind("Role", TWO)):
+    for role in (the("ClusterRole"), of_lease("Role"), *of_kind("Role", TWO)):
         assert not [grant for grant in grants(role) if "*" in grant]
 
 
@@ -67,6 +74,18 @@ def test_named_namespaces_get_a_role_each_and_the_cluster_none() -> None:
         assert [each["metadata"]["namespace"] for each in of_kind(kind, TWO)] == ["a", "b"]
 
 
+def test_the_lease_is_the_releases_own_and_no_other_is_seen_or_written() -> None:
+    role = of_lease("Role")
+    assert role["metadata"]["namespace"] == "system"
+    make, keep = role["rules"]
+    assert (make["verbs"], "resourceNames" in make) == (["create"], False)
+    assert (keep["verbs"], keep["resourceNames"]) == (["get", "update"], ["orca-operator"])
+    assert {(group, resource) for group, resource, _ in grants(role)} == {("coordination.k8s.io", "leases")}
+    binding = of_lease("RoleBinding")
+    assert binding["roleRef"]["name"] == LEASE_ROLE
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "orca-operator", "namespace": "system"}]
+
+
 def test_bindings_name_their_role_and_the_account_of_the_release() -> None:
     [role, _] = of_kind("Role", TWO)
     for binding in of_kind("RoleBinding", TWO):
@@ -77,7 +96,7 @@ def test_bindings_name_their_role_and_the_account_of_the_release() -> None:
 def test_a_role_lacks_just_what_only_a_cluster_has() -> None:
     [role, _] = of_kind("Role", TWO)
     more = grants(the("ClusterRole")) - grants(role)
-    assert {resource for _, resource, _ in more} == {"nodes", "namespaces", "customresourcedefinitions"}
+    assert {resource for _, resource, _ in more} == {"nodes", "customresourcedefinitions"}
     assert {verb for _, _, verb in more} == {"list", "watch"}
     assert grants(role) < grants(the("ClusterRole"))
 

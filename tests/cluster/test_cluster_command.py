@@ -23,6 +23,14 @@ def test_without_a_cluster_a_sentence_says_so(
     assert capsys.readouterr().err.startswith("cluster: no cluster was started below ")
 
 
+def test_nothing_can_start_at_once_without_its_programs(
+    state: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCA_CACHE", str(tmp_path))
+    assert main([*state, "can-start"]) == 1
+    assert capsys.readouterr().err.startswith("cluster: ")
+
+
 def test_only_programs_of_the_table_are_built(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["binaries", "minikube"])

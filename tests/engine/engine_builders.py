@@ -115,9 +115,10 @@ async def generate(
     batch: int = 3,
     chunk: int | None = None,
     arrive_at_once: bool = False,
+    steps_before: int = 0,
 ) -> dict[int, list[int]]:
     """Play a simple scheduler: at most `batch` requests run in a step, `stages` steps are in flight, and request i
-    arrives at step i or all arrive at once.
+    arrives at step i or all arrive at once. The epoch has had `steps_before`.
 
     Returns: the tokens of each handle. Every request is freed in the end.
     """
@@ -126,7 +127,7 @@ async def generate(
     seen: set[int] = set()
     freed: set[int] = set()
     results = engine.results()
-    number = 0
+    number = steps_before
     while len(freed) < len(running):
         while len(steps) < stages + prefetch:
             number += 1
@@ -136,7 +137,7 @@ async def generate(
                 if each.new.handle not in freed and len(each.tokens) == each.wanted and not each.in_flight
             )
             chosen, rows = [], []
-            for each in running if arrive_at_once else running[:number]:
+            for each in running if arrive_at_once else running[: number - steps_before]:
                 row = each.next_row(prefetch) if len(rows) < batch else None
                 if row is not None:
                     chosen.append(each)

@@ -121,7 +121,7 @@ async def test_closing_the_store_wakes_a_rank_that_waits_in_it(rendezvous: Rende
 class Peer:
     """A rank's end of the data plane."""
 
-    def __init__(self, address: str, shard: Shard) -> None:
+    def __init__(self, address: str, shard: Shard, interface: str | None = None) -> None:
         self.shard = shard
         progress = Progress()
         self.store = RendezvousStore(address, 10.0)
@@ -132,6 +132,7 @@ class Peer:
             cpu,
             uses_nccl=False,
             data_host="127.0.0.1",
+            interface=interface,
             hidden_size=3,
             dtype=torch.float32,
             progress=progress,
@@ -150,13 +151,13 @@ class Peer:
 async def peers(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Any]]:
     formed: list[Peer] = []
 
-    async def form(stages: int, tensor: int, **bounds: float) -> list[Peer]:
+    async def form(stages: int, tensor: int, *, interface: str | None = None, **bounds: float) -> list[Peer]:
         shards = [
             Shard(stage=stage, stages=stages, rank=rank, tensor=tensor)
             for stage in range(stages)
             for rank in range(tensor)
         ]
-        formed.extend(Peer(rendezvous.address, shard) for shard in shards)
+        formed.extend(Peer(rendezvous.address, shard, interface) for shard in shards)
         return await in_threads(*(functools.partial(peer.form, **bounds) for peer in formed))
 
     yield form
@@ -172,6 +173,17 @@ async def test_activations_go_rank_by_rank_to_the_next_stage_in_the_order_sent(p
         peer.groups.send_hidden(torch.full((1, 3), value + 1))
     received = [[each.wait()[0, 0].item() for each in pair] for pair in inbound]
     assert received == [[10.0, 11.0], [20.0, 21.0]]
+
+
+async def test_tensors_take_the_interface_that_is_named(peers: Callable[..., Any]) -> None:
+    first, second = await peers(2, 1, interface="lo")
+    first.groups.send_hidden(torch.full((1, 3), 5.0))
+    assert second.groups.receive_hidden(1).wait()[0, 0].item() == 5.0
+
+
+async def test_an_interface_that_is_not_there_keeps_a_group_from_forming(peers: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match="none0"):
+        await peers(1, 2, interface="none0")
 
 
 async def test_sampled_tokens_reach_every_rank_of_the_first_stage(peers: Callable[..., Any]) -> None:

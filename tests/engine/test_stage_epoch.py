@@ -21,6 +21,8 @@ class NextStage:
         self.answer: asyncio.Future[pb.RunReply] = asyncio.get_running_loop().create_future()
         self.is_closed = False
 
+    def get_state(self, try_to_connect: bool) -> None: ...
+
     def unary_unary(self, *_: object, **__: object) -> Any:
         return lambda *_, **__: self.answer
 

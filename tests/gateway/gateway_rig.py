@@ -22,6 +22,7 @@ from orca.core.request import End, FinishReason, Logprob, Request, SamplingParam
 from orca.core.text import OutputText, Tokenizer
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
+from orca.gateway.models import Models, Served
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
@@ -95,6 +96,7 @@ class FakeScheduler:
 
     pool: Pool
     revision: str = MODEL.revision
+    group: str = "g0"
     answer: Callable[[Request], Sequence[int]] = lambda _: ids(WORDS)
     reason: FinishReason | None = None  # a forced reason of the end
     tokens_per_turn: int = 1
@@ -105,7 +107,7 @@ class FakeScheduler:
     running: dict[str, tuple[Claimed, list[Token], End]] = field(default_factory=dict)
 
     async def run(self) -> None:
-        caller = Caller(group="g0", process="p0", revision=self.revision)
+        caller = Caller(group=self.group, process="p0", revision=self.revision)
         self.may_run.set()
         call = 1
         await self.pool.enter(caller, call, reported_epoch=0)
@@ -247,6 +249,8 @@ async def rig(
     pool: MemoryPool | None = None,
     pool_settings: PoolSettings | None = None,
     model: ModelInfo = MODEL,
+    newest: Served | None = None,
+    others: Sequence[Served] = (),
     chat_template: str | None = TEMPLATE,
     schedules: bool = True,
     runs_tasks: bool = True,
@@ -255,15 +259,16 @@ async def rig(
     """A gateway and, unless `schedules` is off, a scheduler behind it.
 
     Args:
+        newest: what the gateway serves, in place of `model` with `chat_template`.
         runs_tasks: off where a server runs the application with its lifespan.
     """
     pool = pool or MemoryPool(WallClock(), pool_settings)
     if schedules:
         await pool.set_revision(model.revision, 0)
         await pool.promise_slots(model.revision, SLOTS)
-    app = create_app(
-        pool, model, tokenizer(chat_template), settings or Settings(model="tiny"), tracing=tracing or Tracing(None)
-    )
+    settings = settings or Settings(model="tiny")
+    newest = newest or Served.of(model, tokenizer(chat_template), settings)
+    app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.
     app.state.gateway.overload.lag.most_seconds = math.inf
     scheduler = FakeScheduler(pool)
@@ -277,7 +282,7 @@ async def rig(
         try:
             # The gateway's first round has told the pool its revision.
             if runs_tasks:
-                await until(lambda: pool.revision and (app.state.gateway.max_total_tokens or not schedules))
+                await until(lambda: pool.revision and (app.state.gateway.models.has_formed or not schedules))
             yield Rig(app, pool, scheduler, client)
         finally:
             if task is not None:

@@ -164,6 +164,14 @@ def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str], flag
     assert flag.strip("-") in capsys.readouterr().err
 
 
+async def test_a_model_that_can_never_be_served_is_exit_status_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "orca.gateway.service", "--model", str(tmp_path), "--port", "0"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, told = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == 2
+    assert f"the gateway cannot serve: {tmp_path} has no config.json".encode() in told
+
+
 async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ("--port", "0", "--metrics-port", str(taken.getsockname()[1]), "--pool", f"unix://{tmp_path}/no.sock")
@@ -190,7 +198,3 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
 def test_a_host_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "x", "--port", "0", "--host", "no.such.host.invalid"]) == 2
     assert capsys.readouterr().err.startswith("setting host: 'no.such.host.invalid' is not an address: ")
-
-
-def test_a_model_that_cannot_be_served_is_exit_status_1(tmp_path: Path) -> None:
-    assert main(["--model", str(tmp_path), "--port", "0", "--log-format", "json"]) == 1

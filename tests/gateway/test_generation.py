@@ -173,6 +173,18 @@ async def test_a_missing_max_tokens_is_cut_to_the_slots_that_the_engine_has() ->
     assert [request.max_total_tokens for request in found] == [SLOTS, SLOTS]
 
 
+async def test_a_missing_max_tokens_is_cut_to_the_slots_that_are_promised_since_a_moment_ago() -> None:
+    found: list[Request] = []
+    async with rig() as one:
+        one.scheduler.answer = recording(found)
+        await one.chat()
+        await one.pool.set_promise(MODEL.revision, SLOTS // 2)
+        await one.chat()
+        status, error = await one.error("/v1/completions", prompt="a", max_tokens=SLOTS // 2)
+    assert [request.max_total_tokens for request in found] == [SLOTS, SLOTS // 2]
+    assert (status, error["code"]) == (400, "never_fits")
+
+
 async def test_a_missing_max_tokens_is_cut_to_the_context_while_no_group_was_formed() -> None:
     async with rig(schedules=False) as one:
         post = asyncio.create_task(one.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]))

@@ -72,7 +72,7 @@ async def test_as_many_objects_and_lists_as_a_body_may_have_are_checked() -> Non
 async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
     settings = Settings(model="tiny", inline_messages_max=2)
     async with rig(schedules=False, settings=settings) as one:
-        template = one.app.state.gateway.served.chat_template
+        template = one.app.state.gateway.models.current.chat_template
         render, threads = template.render, []
 
         def noting(*words: Any, **named: Any) -> str:
@@ -91,7 +91,7 @@ async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
 async def test_more_tokens_than_a_context_can_hold_are_not_detokenized() -> None:
     settings = Settings(model="tiny", detokenize_tokens_max=10)
     async with rig(schedules=False, settings=settings) as one:
-        most = max(10, one.app.state.gateway.served.info.max_model_len)
+        most = max(10, one.app.state.gateway.models.current.info.max_model_len)
         for count, status in ((most, 200), (most + 1, 400)):
             answer = await one.client.post("/detokenize", json={"tokens": [5] * count})
             assert answer.status_code == status, answer.text

@@ -29,7 +29,11 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
     rest = {"owned": 0, "ended": 0, "queued_prompt_tokens": 0, "oldest_wait_ms": 0, "bytes_reserved": 0, "bytes_max": 1}
     rest |= {
         "revision": None,
+        "generation": None,
+        "replaced_revisions": (),
+        "replaced_unfinished": 0,
         "promised_slots": None,
+        "offered_slots": None,
         "groups": (),
         "groups_formed": (),
         "schema": SCHEMA,

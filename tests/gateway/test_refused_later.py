@@ -9,6 +9,7 @@ from gateway_rig import MODEL, error_of, rig, until
 from orca.core.errors import PoolUnavailable
 from orca.core.request import FinishReason
 from orca.gateway import generation
+from orca.gateway.models import Models
 from orca.pool.api import Submission
 from orca.pool.settings import PoolSettings
 
@@ -45,7 +46,8 @@ async def test_a_pool_that_is_away_is_503_with_retry_after(monkeypatch: pytest.M
 
 async def test_a_revision_that_is_not_in_force_is_503_for_it_is_not_the_clients_mistake() -> None:
     async with rig(schedules=False) as one:
-        one.app.state.gateway.served = replace(one.app.state.gateway.served, info=replace(MODEL, revision="another"))
+        served = one.app.state.gateway.models.current
+        one.app.state.gateway.models = Models(replace(served, info=replace(MODEL, revision="another")))
         status, error = await one.error(COMPLETIONS, prompt="a")
         assert (status, error["code"]) == (503, "revision_not_served")
 

@@ -14,6 +14,7 @@ from gateway_rig import MODEL, FakeScheduler, tokenizer, until
 from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.core.logs import JsonFormatter
 from orca.gateway.app import create_app
+from orca.gateway.models import Models, Served
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.pool.embedded import EmbeddedRedis
@@ -63,13 +64,13 @@ async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest
         pool = RedisPool(server.url, "test", PoolSettings())
         await pool.set_revision(MODEL.revision, 0)
         await pool.promise_slots(MODEL.revision, 1_000)
-        app = create_app(pool, MODEL, tokenizer(), settings, tracing=Tracing(None))
+        app = create_app(pool, Models(Served.of(MODEL, tokenizer(), settings)), settings, tracing=Tracing(None))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://o") as client,
         ):
-            await until(lambda: app.state.gateway.max_total_tokens)
+            await until(lambda: app.state.gateway.models.has_formed)
             with running(FakeScheduler(pool)):
                 statuses = await call_with_keys_everywhere(client)
             # A file that holds a key where its hash belongs.

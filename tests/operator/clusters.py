@@ -1,10 +1,15 @@
 """A cluster as plain data for tests of pure code: what the planner writes is there, the test says which pods live."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
-from orca.operator import names
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from orca.operator import credentials, names
+from orca.operator.children import finish
 from orca.operator.observed import Observed, PoolLook
-from orca.operator.plan import Apply, Delete, Nudge, Plan, Release, plan
+from orca.operator.plan import Apply, Delete, Issue, Nudge, Plan, Promise, Release, plan
 from orca.operator.resource import Deployment, Json
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
@@ -19,12 +24,20 @@ class FakeCluster:
         self.deployment = deployment
         self.objects: dict[tuple[str, str], Json] = {}
         self.pool = PoolLook()
+        self.pool_secret: Json | None = {"data": {"users.acl": "", "password": ""}}
+        self.named_certificates: Json | None = None
         self.lost_nodes: frozenset[str] = frozenset()
         self.now_s = BORN_S + 1
 
     @property
     def observed(self) -> Observed:
-        return Observed(children=dict(self.objects), pool=self.pool, lost_nodes=self.lost_nodes)
+        return Observed(
+            children=dict(self.objects),
+            pool_secret=self.pool_secret,
+            named_certificates=self.named_certificates,
+            pool=self.pool,
+            lost_nodes=self.lost_nodes,
+        )
 
     def look(self, release: Release = RELEASE) -> Plan:
         """One plan, carried out."""
@@ -32,8 +45,12 @@ class FakeCluster:
         for action in decided.actions:
             if isinstance(action, Apply):
                 self.write(action.manifest)
+            elif isinstance(action, Issue):
+                self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
             elif isinstance(action, Nudge):
                 self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
+            elif isinstance(action, Promise):
+                self.pool = replace(self.pool, promised_slots=action.slots)
             else:
                 self._delete(action)
         return decided
@@ -49,27 +66,41 @@ class FakeCluster:
         raise AssertionError(f"still at it: {plans[-1].actions}")
 
     def write(self, manifest: Json) -> None:
-        metadata = {"creationTimestamp": BORN, **manifest["metadata"]}
-        self.objects[manifest["kind"], metadata["name"]] = {**manifest, "metadata": metadata}
+        key = manifest["kind"], manifest["metadata"]["name"]
+        there = self.objects.get(key, {"metadata": {"generation": 0}})
+        generation = there["metadata"]["generation"] + 1
+        written = datetime.fromtimestamp(self.now_s, UTC).isoformat()
+        marks = {
+            "managedFields": [{"time": written}],
+            "creationTimestamp": BORN,
+            "uid": f"uid-{key[1]}",
+            "generation": generation,
+        }
+        self.objects[key] = {"status": there.get("status", {}), **manifest, "metadata": marks | manifest["metadata"]}
 
     def start(self) -> None:
-        """All pods of all controllers are there, placed and ready; Jobs have done their work."""
+        """All pods of all controllers are there, ready and of the newest template; Jobs have done their work."""
         for (kind, name), child in list(self.objects.items()):
             if kind == "Job":
                 self.end_job(name, "Complete")
             if kind in ("StatefulSet", "Deployment"):
-                for index in range(child["spec"]["replicas"]):
+                replicas = child["spec"]["replicas"]
+                counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
+                child["status"] = {"observedGeneration": child["metadata"]["generation"], **counts}
+                for index in range(replicas):
+                    template = child["spec"]["template"]
                     if ("Pod", f"{name}-{index}") in self.objects:
                         self.objects["Pod", f"{name}-{index}"]["status"]["conditions"][0]["status"] = "True"
-                        continue
-                    self.add_pod(f"{name}-{index}", child["spec"]["template"]["metadata"]["labels"])
+                    else:
+                        self.add_pod(f"{name}-{index}", template["metadata"]["labels"])
+                    self.objects["Pod", f"{name}-{index}"]["spec"] |= template["spec"]
 
     def add_pod(self, name: str, labels: Json, *, is_ready: bool = True, node: str | None = "node-1") -> None:
-        status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
+        status = {"conditions": [{"type": "Ready", "status": str(is_ready), "lastTransitionTime": BORN}]}
         spec: dict[str, Any] = {} if node is None else {"nodeName": node}
         self.objects["Pod", name] = {
             "kind": "Pod",
-            "metadata": {"name": name, "uid": f"uid-{name}", "labels": dict(labels)},
+            "metadata": {"name": name, "uid": f"uid-{name}", "labels": dict(labels), "creationTimestamp": BORN},
             "spec": spec,
             "status": status,
         }
@@ -88,8 +119,21 @@ class FakeCluster:
 
     def _delete(self, action: Delete) -> None:
         """With its pods, as the garbage collector does it."""
-        self.objects.pop((action.kind, action.name), None)
+        gone = self.objects.pop((action.kind, action.name), None)
+        assert gone is None or gone["metadata"]["uid"] == action.uid
         if action.kind in ("StatefulSet", "Deployment"):
             for kind, name in list(self.objects):
                 if kind == "Pod" and name.rpartition("-")[0] == action.name:
                     del self.objects[kind, name]
+
+
+_SIGNER = ec.generate_private_key(ec.SECP256R1())
+_issued: dict[tuple[str, str, float], Json] = {}
+
+
+def certificates_secret(deployment: Deployment, issued_s: float) -> Json:
+    """The operator's own, with the same CA in all tests, and the same content for the same time."""
+    key = deployment.name, deployment.namespace, issued_s
+    if key not in _issued:
+        _issued[key] = credentials.certificates_secret(deployment, _SIGNER, issued_s)
+    return _issued[key]

@@ -14,12 +14,17 @@ from orca.pool.embedded import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """With the real controllers and scheduler, and the CRD."""
+def programs() -> dict[str, Path]:
+    """Of an API server and its controllers, by name."""
     if not (ETCD.path.exists() and KUBERNETES.path.exists()):
         pytest.skip("no Kubernetes API server is here: `make cluster-up` builds it into the cache in some minutes")
     names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-    programs = {name: KUBERNETES.folder / name for name in names} | {"etcd": ETCD.path}
+    return {name: KUBERNETES.folder / name for name in names} | {"etcd": ETCD.path}
+
+
+@pytest.fixture(scope="session")
+def server(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """With the real controllers and scheduler, and the CRD."""
     with api_server(programs, tmp_path_factory.mktemp("api-server"), controllers=True) as started:
         install_crd(started)
         yield started

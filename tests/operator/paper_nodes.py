@@ -4,12 +4,15 @@ The real controllers make the pods and the real scheduler gives them their nodes
 sees in a cluster, without a container.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from api_server import ApiServer
 from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 POLL_S = 0.1
 NOW = "2026-01-01T00:00:00Z"
@@ -56,12 +59,11 @@ class PaperNodes:
 
     def _run(self) -> None:
         while not self._is_over.wait(POLL_S):
-            for pod in self._core.list_pod_for_all_namespaces().items:
-                try:
-                    self._sync(pod)
-                except client.ApiException as error:
-                    if error.status not in (404, 409):
-                        raise
+            # A busy API server may refuse or drop any call; the next round makes it again.
+            with contextlib.suppress(client.ApiException, HTTPError):
+                for pod in self._core.list_pod_for_all_namespaces().items:
+                    with contextlib.suppress(client.ApiException):
+                        self._sync(pod)
 
     def _sync(self, pod: Any) -> None:
         if pod.spec.node_name is None:
@@ -79,8 +81,10 @@ class PaperNodes:
         state = {"state": {"running": {"startedAt": NOW}}, "restartCount": 0, **(said or {})}
         is_ready = str(said is None)
         container = {"name": pod.spec.containers[0].name, "image": "x", "imageID": "", "ready": said is None, **state}
+        # What serves does so since now; of what does not, nobody waits for its time to be over.
+        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if said is None else NOW
         conditions = [
-            {"type": kind, "status": is_ready, "lastTransitionTime": NOW} for kind in ("Ready", "ContainersReady")
+            {"type": kind, "status": is_ready, "lastTransitionTime": since} for kind in ("Ready", "ContainersReady")
         ]
         known = pod.status.container_statuses
         if known and known[0].ready == (said is None) and pod.status.phase == "Running" and said is None:

@@ -1,5 +1,6 @@
 """What a test of the operator does: to resources in a namespace of its own, and to the operator's process."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -73,13 +74,28 @@ class Shop:
         found = self.apps.list_namespaced_stateful_set(self.namespace, label_selector="orca-serving.io/role=stage")
         return sorted(each.metadata.name for each in found.items)
 
+    def pool_login(self) -> dict[str, str]:
+        """URL and login of the pool of the test."""
+        data = self.core.read_namespaced_secret(POOL_SECRET, self.namespace).data
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+    def schedulers(self) -> list[Any]:
+        """StatefulSets, by name."""
+        selector = "orca-serving.io/role=scheduler"
+        found = self.apps.list_namespaced_stateful_set(self.namespace, label_selector=selector).items
+        return sorted(found, key=lambda each: str(each.metadata.name))
+
+    def generations(self) -> list[int]:
+        """Of the schedulers that there are, rising."""
+        return sorted(int(each.metadata.labels["orca-serving.io/generation"]) for each in self.schedulers())
+
 
 class OperatorProcess:
     """`orca operator` against the API server."""
 
-    def __init__(self, server: ApiServer, log: Path, *options: str) -> None:
-        """Args: options: more of them; they win."""
-        self._server = server
+    def __init__(self, server: ApiServer, log: Path, *options: str, kubeconfig: Path | None = None) -> None:
+        """Args: options: more of them; they win. kubeconfig: another way to that server than the straight one."""
+        self._kubeconfig = kubeconfig or server.kubeconfig
         self._log = log
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,9 +103,17 @@ class OperatorProcess:
 
     def looks(self) -> int:
         """How many times it has looked at a resource."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
-        return sum(int(float(line.split()[1])) for line in lines if line.startswith("orca_operator_reconciles_total"))
+        return self.metric("orca_operator_reconciles_total")
+
+    def metric(self, name: str) -> int:
+        """Sum over its labels."""
+        lines = [line for line in self.page("/metrics").splitlines() if line.startswith(name)]
+        return sum(int(float(line.split()[1])) for line in lines)
+
+    def page(self, path: str) -> str:
+        """Raises: OSError when it does not answer with 200."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as page:
+            return str(page.read().decode())
 
     @property
     def log(self) -> str:
@@ -98,7 +122,7 @@ class OperatorProcess:
     def start(self) -> None:
         options = ["--listen", f"127.0.0.1:{self._port}", "--resync-seconds", "2", "--log-format", "text"]
         command = [sys.executable, "-m", "orca.cli.main", "operator", *IMAGES, *options, *self._options]
-        environment = {**os.environ, "KUBECONFIG": str(self._server.kubeconfig), "PYTHONWARNINGS": "ignore"}
+        environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig), "PYTHONWARNINGS": "ignore"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -109,6 +133,14 @@ class OperatorProcess:
 
     def stop(self) -> int:
         """Its exit status after SIGTERM."""
+        self.send(signal.SIGTERM)
+        return self.wait(30)
+
+    def send(self, number: signal.Signals) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(30)
+        self._process.send_signal(number)
+
+    def wait(self, within_s: float) -> int:
+        """Its exit status. Raises: subprocess.TimeoutExpired while it lives."""
+        assert self._process is not None
+        return self._process.wait(within_s)

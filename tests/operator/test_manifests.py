@@ -53,10 +53,24 @@ def test_no_pod_can_speak_to_the_api_server_or_sees_variables_of_services(role: 
     assert pod["enableServiceLinks"] is False
 
 
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_all_pods_have_the_account_of_their_deployment_which_gives_no_token(role: str) -> None:
+    account = manifests()["ServiceAccount", "shop"]
+    assert account["automountServiceAccountToken"] is False
+    assert account["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert pods(model=ON_HUB)[role]["serviceAccountName"] == "shop"
+
+
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
 def test_every_container_is_probed(role: str) -> None:
     [container] = pods()[role]["containers"]
     assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys()
+
+
+def test_a_change_reaches_pods_that_cannot_start() -> None:
+    """With the default policy a StatefulSet waits for such a pod before it replaces it, so for ever."""
+    found = [each for (kind, _), each in manifests(pool={}).items() if kind == "StatefulSet"]
+    assert [each["spec"].get("podManagementPolicy") for each in found] == ["Parallel"] * 3
 
 
 def test_names_fit_for_the_longest_name() -> None:
@@ -124,6 +138,32 @@ def test_an_external_pool_brings_its_own_url_and_login() -> None:
     variables = {each["name"]: each for each in gateway["env"]}
     assert variables["ORCA_GATEWAY_POOL"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
     assert variables["ORCA_POOL_REPLICAS"]["value"] == "2"
+
+
+def login(*keys: str) -> tuple[Json, Json]:
+    """Variables of a scheduler for a Secret with these keys beside the URL, and its volumes by name."""
+    cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
+    cluster.pool_secret = {"data": dict.fromkeys(keys, "")}
+    cluster.settle()
+    [scheduler] = cluster.names("StatefulSet", "scheduler")
+    pod = cluster.objects["StatefulSet", scheduler]["spec"]["template"]["spec"]
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    return variables, {each["name"]: each for each in pod["volumes"]}
+
+
+def test_an_external_pools_certificates_reach_the_parts_as_files() -> None:
+    variables, volumes = login("user", "password", "ca.crt", "tls.crt", "tls.key")
+    assert variables["ORCA_POOL_TLS_CA_FILE"] == "/etc/orca/pool/ca.crt"
+    assert variables["ORCA_POOL_TLS_CERTIFICATE_FILE"] == "/etc/orca/pool/tls.crt"
+    assert variables["ORCA_POOL_TLS_KEY_FILE"] == "/etc/orca/pool/tls.key"
+    mounted = [each["key"] for each in volumes["pool-login"]["secret"]["items"]]
+    assert mounted == ["password", "ca.crt", "tls.crt", "tls.key"]
+
+
+def test_an_external_pool_may_ask_for_no_login() -> None:
+    variables, volumes = login()
+    assert not {"ORCA_POOL_USER", "ORCA_POOL_PASSWORD_FILE"} & variables.keys()
+    assert "pool-login" not in volumes
 
 
 def test_an_ingress_lets_streams_through_and_keeps_the_users_word() -> None:

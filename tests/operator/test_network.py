@@ -87,3 +87,13 @@ def test_an_external_pool_may_be_anywhere() -> None:
     external = {"external": {"urlSecret": {"name": "redis"}}}
     assert can_reach(pod("gateway"), STRANGER, 6380, pool=external)
     assert not can_reach(pod("stage"), STRANGER, 6380, pool=external)
+
+
+def test_stages_in_the_network_of_their_nodes_are_reached_without_a_selector() -> None:
+    worker = {"hostNetwork": True}
+    assert can_reach(pod("scheduler"), STRANGER, 7000, worker=worker)
+    assert can_reach(STRANGER, pod("scheduler"), 7002, worker=worker)
+    assert not can_reach(pod("scheduler"), STRANGER, 443, worker=worker)
+    assert not can_reach(STRANGER, pod("pool"), 6379, worker=worker)
+    found = network.policies(deployment(worker=worker))
+    assert [each["metadata"]["name"] for each in found] == ["shop-gateway", "shop-scheduler", "shop-pool"]

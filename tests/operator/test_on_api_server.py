@@ -42,7 +42,7 @@ def test_a_resource_at_rest_is_left_alone(shop: Shop, operator: OperatorProcess)
     operator.kill()
     operator.start()
     wait_until(lambda: operator.log.count("operator (") == 2, WITHIN_S)
-    shop.edit(replicas=1)
+    wait_until(lambda: operator.looks() >= 2, WITHIN_S, lambda: operator.log[-2000:])
     assert shop.status() == written
     assert operator.log.count("apply (") == before
 
@@ -123,6 +123,21 @@ def test_a_group_without_a_node_is_told_and_the_next_one_waits(shop: Shop) -> No
     shop.create(replicas=2, worker={"device": "cuda"})
     shop.wait_for("WorkersReady", "False", "NoCapacity")
     assert len(shop.groups()) == 1
+
+
+def test_a_group_that_finds_no_nodes_gives_way_with_all_of_its_pods(shop: Shop) -> None:
+    shop.create(worker={"device": "cuda"}, parallelism={"stages": 2}, startupSeconds=10)
+    wait_until(lambda: len(shop.groups()) == 1, WITHIN_S)
+    [group] = shop.groups()
+
+    def is_away() -> bool:
+        of_group = f"orca-serving.io/group={group}"
+        sets = shop.apps.list_namespaced_stateful_set(shop.namespace, label_selector=of_group).items
+        pods = shop.core.list_namespaced_pod(shop.namespace, label_selector=of_group).items
+        told = [each["message"] for each in shop.status().get("conditions", []) if each["type"] == "WorkersReady"]
+        return [each.spec.replicas for each in sets] == [0, 0] and not pods and "has given way" in " ".join(told)
+
+    wait_until(is_away, WITHIN_S, lambda: str(shop.status()))
 
 
 def test_a_new_resource_rolls_over_to_another_model_without_a_gap(shop: Shop) -> None:

@@ -98,6 +98,39 @@ def test_a_policy_changes_schedulers_only_and_one_at_a_time() -> None:
     assert cluster.names("StatefulSet", "stage") == before
 
 
+def not_ready(cluster: FakeCluster, pod: str) -> None:
+    cluster.add_pod(pod, cluster.objects["Pod", pod]["metadata"]["labels"], is_ready=False)
+
+
+def test_a_group_that_cannot_serve_does_not_hold_up_an_edit_of_schedulers() -> None:
+    cluster = settled(deployment(replicas=3))
+    dead = cluster.names("StatefulSet", "stage")[0]
+    not_ready(cluster, f"{dead}-0")
+    not_ready(cluster, f"{dead}-scheduler-0")
+    changed = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
+    assert len(changed) == 2  # its own, and one of those that serve
+    not_ready(cluster, f"{changed[1]['metadata']['name']}-0")
+    assert not applied(cluster.look())  # the last one goes on until the second serves again
+    changed_pod = f"{changed[1]['metadata']['name']}-0"
+    cluster.add_pod(changed_pod, cluster.objects["Pod", changed_pod]["metadata"]["labels"])
+    assert len(applied(cluster.look())) == 1
+
+
+def test_an_edit_after_which_no_group_forms_stops_at_the_first() -> None:
+    cluster = settled(deployment(replicas=3))
+    [changed] = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
+    not_ready(cluster, f"{changed['metadata']['name']}-0")
+    cluster.now_s += 10_000
+    assert not applied(cluster.look())
+
+
+def test_as_many_schedulers_change_at_a_time_as_groups_may_be_missing() -> None:
+    rollout = {"maxUnavailable": 2}
+    cluster = settled(deployment(replicas=3, rollout=rollout))
+    decided = change(cluster, replicas=3, rollout=rollout, scheduler={"prefetch": 0}).look()
+    assert len(applied(decided)) == 2
+
+
 def test_what_the_spec_does_not_need_any_more_goes() -> None:
     cluster = settled(deployment(gateway={"ingress": {"host": "shop.example"}}))
     assert cluster.names("Ingress") == ["shop"]
@@ -120,6 +153,36 @@ def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() ->
     [action] = cluster.look().actions
     assert isinstance(action, Apply)
     assert action.reason == "somebody has changed spec.replicas"
+
+
+def test_redis_starts_anew_when_its_users_have_another_password() -> None:
+    cluster = settled(deployment())
+    cluster.pool_secret = {"data": {"users.acl": "b3RoZXI="}}
+    [changed] = applied(cluster.look())
+    assert changed["metadata"]["name"] == "shop-pool"
+    assert cluster.look().actions == ()
+
+
+def test_the_parts_wait_for_the_secret_of_an_external_pool_and_stay_when_it_is_gone() -> None:
+    cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
+    cluster.pool_secret = None
+    cluster.look()
+    assert (cluster.names("StatefulSet"), cluster.names("Deployment")) == ([], [])
+    cluster.pool_secret = {"data": {"url": "", "password": ""}}
+    cluster.settle()
+    assert (len(cluster.names("StatefulSet")), cluster.names("Deployment")) == (2, ["shop-gateway"])
+    cluster.pool_secret = None
+    assert cluster.look().actions == ()
+
+
+def test_the_pools_volume_is_never_asked_to_shrink_or_to_change_its_class() -> None:
+    cluster = settled(deployment())
+    there = cluster.objects["PersistentVolumeClaim", "shop-pool"]["spec"]
+    there["resources"] = {"requests": {"storage": "100Gi"}}
+    there["storageClassName"] = "kept"
+    change(cluster, pool={"managed": {"storageGiB": 9, "storageClassName": "other"}}).settle()
+    spec = cluster.objects["PersistentVolumeClaim", "shop-pool"]["spec"]
+    assert (spec["resources"]["requests"]["storage"], spec["storageClassName"]) == ("100Gi", "kept")
 
 
 def test_the_owner_of_a_volume_follows_the_deletion_policy() -> None:
@@ -188,13 +251,19 @@ def test_pods_of_a_lost_node_are_ended_without_it_but_never_the_pools() -> None:
     assert len(forced) == 3
 
 
-def test_a_group_without_nodes_is_overdue_after_its_startup_time() -> None:
-    cluster = FakeCluster(deployment(replicas=2, startupSeconds=60))
-    cluster.look()
-    assert not cluster.look().groups[0].is_overdue
-    cluster.now_s = BORN_S + 61
-    [group] = cluster.look().groups
-    assert (group.is_placed, group.is_overdue) == (False, True)
+def test_without_a_right_to_read_nodes_a_pod_that_its_lost_node_does_not_end_is_ended() -> None:
+    cluster = settled(deployment())
+    [stage] = cluster.names("Pod", "stage")
+    pod = cluster.objects["Pod", stage]
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    cluster.now_s = BORN_S + 121
+    assert stage not in deleted(cluster.look())  # nothing says that its node is lost
+    taken = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    pod["status"]["conditions"].append(taken)
+    cluster.now_s = BORN_S + 119
+    assert stage not in deleted(cluster.look())
+    cluster.now_s = BORN_S + 121
+    assert stage in deleted(cluster.look())
 
 
 def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:

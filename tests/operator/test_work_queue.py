@@ -55,6 +55,10 @@ async def test_a_later_look_comes_by_itself_and_only_the_last_wish_counts() -> N
     looks.queue.add_later("a", 3600)
     looks.queue.add_later("a", 0.01)
     await until(lambda: looks.begun == ["a"], 5)
+    looks.queue.add_later("b", 0.01)
+    looks.queue.add_later("b", 3600)
+    looks.queue.add_later("c", 0.1)
+    await until(lambda: looks.begun == ["a", "c"], 5)
     await looks.end()
 
 

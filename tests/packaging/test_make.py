@@ -40,6 +40,17 @@ def test_make_help_lists_every_target() -> None:
     assert re.findall(r"^  make (\S+)", shown, re.MULTILINE) == phony.split()
 
 
+def test_end_to_end_tests_on_a_named_cluster_start_and_end_none() -> None:
+    assert "cluster up" in commands_of_e2e("")
+    assert "cluster" not in commands_of_e2e("somebodys")
+
+
+def commands_of_e2e(context: str) -> str:
+    environment = {**os.environ, "ORCA_E2E_CONTEXT": context}
+    told = ["make", "--dry-run", "--old-file=.venv/.installed-dev", "e2e"]
+    return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_machine_without_a_fitting_python_is_told_what_to_install(checkout: Path) -> None:
     refused = install(checkout, python_that(checkout, "exit 1"))
     assert refused.returncode == 1

@@ -273,8 +273,9 @@ class Scheduler:
     async def take(self, **slots: int) -> dict[str, Claimed]:
         return {claimed.request.id: claimed for claimed in (await self.ask(**slots)).claimed}
 
-    async def heartbeat(self, *, is_formed: bool = True) -> dict[str, Claim]:
-        return dict((await self.bed.pool.heartbeat(self.caller, is_formed=is_formed)).owned)
+    async def heartbeat(self, *, is_formed: bool = True, offered_slots: int | None = None) -> dict[str, Claim]:
+        beat = await self.bed.pool.heartbeat(self.caller, is_formed=is_formed, offered_slots=offered_slots)
+        return dict(beat.owned)
 
 
 def entry(claimed: Claimed, index: int, *tokens: int, end: FinishReason | None = None) -> CommitEntry:

@@ -23,7 +23,7 @@ from pool_model_schedulers import BLOCK, Group, Message, Process, now
 from pool_model_stages import Stage, Violation
 from pool_model_weather import Weather, draw_weather
 
-from orca.core.errors import Overloaded, UnknownRequest
+from orca.core.errors import NeverFits, Overloaded, UnknownRequest
 from orca.core.request import Request, slots_needed
 from orca.core.step import Claim
 from orca.pool.api import (
@@ -76,6 +76,7 @@ class World:
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
+        self.promise = REVISION, 1 << 31  # revision and slots, as they were stated last
         self.replaced_at: dict[str, int] = {}  # revision -> awake time at which another one became current
         now(self.pool.set_revision(REVISION, 1))
         if self.weather.has_replica:
@@ -205,8 +206,12 @@ class World:
         )
         try:
             now(self.pool.submit(submission))
-        except Overloaded:
+        except (Overloaded, NeverFits) as refusal:
+            if isinstance(refusal, NeverFits) and self._need(submission) <= self.promise[1]:
+                raise Violation(f"{parent} fits and was refused: {refusal}") from refusal
             return
+        if revision == self.promise[0] and self._need(submission) > self.promise[1]:
+            raise Violation(f"{parent} was accepted though {self.promise} is promised")
         self.clients[client.request_id] = client
         if self.weather.poison_rate and self.random.random() < self.weather.poison_rate:
             self.poisoned[client.request_id] = len(prompt) + self.random.choice((0, 0, 1, 2))
@@ -215,6 +220,9 @@ class World:
             sender = self.groups[0].processes[0]
             self.network.append(Message(lambda: now(self.pool.submit(submission)), sender, "-", self.next_tag()))
         self.sync()  # the gateway accepts what the replica has confirmed
+
+    def _need(self, submission: Submission) -> int:
+        return max(request.max_total_tokens for request in submission.requests)
 
     # faults
 
@@ -262,6 +270,23 @@ class World:
         self.generation = max(self.generation, generation)
         if before is not None and in_force != before:
             self.replaced_at[before] = self.pool.awake
+
+    def restate(self) -> None:
+        """Whoever rolls out other groups lowers or raises what the door promises, and asks for whom it then waits."""
+        revision, slots = self.pool.revision, self.random.choice((8, 16, 64, 128))
+        assert revision is not None
+        now(self.pool.promise_slots(revision, 128))
+        if now(self.pool.set_promise(revision, slots)) != slots:
+            raise Violation(f"{revision} was promised {slots} slots and the pool says otherwise")
+        self.promise = revision, slots
+        found = now(self.pool.larger_requests(revision, slots))
+        needs = [
+            record.request.max_total_tokens
+            for record in self.pool.records.values()
+            if record.end is None and record.request.revision == revision and record.request.max_total_tokens > slots
+        ]
+        if (found.promised_slots, found.unfinished, found.largest) != (slots, len(needs), max(needs, default=0)):
+            raise Violation(f"{needs} need more than {slots} slots and the pool says {found}")
 
     def freeze(self) -> None:
         if process := self._process():

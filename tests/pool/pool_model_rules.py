@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orca.core.request import End, Request, slots_needed
+from orca.core.request import End, FinishReason, Request, slots_needed
 from orca.core.step import Claim
 from orca.pool.api import (
     Caller,
@@ -26,6 +26,7 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     Heartbeat,
+    LargerRequests,
     RequestState,
     Submission,
     Wait,
@@ -306,15 +307,40 @@ class OlderEntersRun(MemoryPool):
         return await super().enter(caller, call, **arguments)
 
 
+class LoweredPromisesAreForgotten(MemoryPool):
+    """The door goes by what the first group stated."""
+
+    async def set_promise(self, revision: str, slots: int) -> int | None:
+        return slots if revision in self.promises else None
+
+
+class LargerRequestsThatRunAreNotCounted(MemoryPool):
+    async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
+        waiting = [self.records[request_id].request.max_total_tokens for _, request_id in self._queue(revision)]
+        larger = [need for need in waiting if need > slots]
+        return replace(
+            await super().larger_requests(revision, slots), unfinished=len(larger), largest=max(larger, default=0)
+        )
+
+
 class HeartbeatsNeedNoSeat(MemoryPool):
     """Any process of the group's name is answered as the holder is."""
 
-    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+    async def heartbeat(self, caller: Caller, **told: Any) -> Heartbeat:
         seat = self.seats.get(caller.group, Seat(holder=caller.process))
-        return await super().heartbeat(replace(caller, process=seat.holder), is_formed=is_formed)
+        return await super().heartbeat(replace(caller, process=seat.holder), **told)
+
+
+class LoweredPromisesEndWhatWasAccepted(MemoryPool):
+    async def set_promise(self, revision: str, slots: int) -> int | None:
+        for record in self._unfinished(revision):
+            if record.request.max_total_tokens > slots:
+                self._end_now(record, FinishReason.ERROR)
+        return await super().set_promise(revision, slots)
 
 
 POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
+PROMISE_RULES = [LoweredPromisesEndWhatWasAccepted, LoweredPromisesAreForgotten, LargerRequestsThatRunAreNotCounted]
 REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
 POOL_RULES = [
     ClaimsNotCompared,

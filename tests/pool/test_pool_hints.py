@@ -213,3 +213,34 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
     await asyncio.gather(waiter, return_exceptions=True)
     assert hints._waiters == {}
     assert SETTINGS.hint_poll_ms <= 1000
+
+
+class Deaf:
+    """A client, and its subscription, that takes a cancellation for the end of its wait, as redis-py can."""
+
+    def __init__(self) -> None:
+        self.waits = asyncio.Event()
+
+    def pubsub(self, **_: object) -> "Deaf":
+        return self
+
+    async def subscribe(self, channel: str) -> None:
+        """Nothing comes by it."""
+
+    async def get_message(self, timeout: float) -> dict[str, object]:  # noqa: ASYNC109 - redis-py's signature
+        self.waits.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(timeout)
+        return {"type": "pong"}
+
+    async def aclose(self) -> None:
+        """It has nothing open."""
+
+
+async def test_it_stops_whatever_the_library_makes_of_the_cancellation() -> None:
+    client = Deaf()
+    subscription = Subscription(client, "news", Hints(1.0))  # type: ignore[arg-type]
+    subscription.start()
+    await client.waits.wait()
+    async with asyncio.timeout(10):
+        await subscription.stop()

@@ -23,7 +23,7 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash",
-    "parts": "zset",
+    "parts": "zset", "replaced": "zset",
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.promise_slots("r2", 100)
     await redis_bed.pool.set_revision("r2", 2)
     await redis_bed.pool.submit(submission("c", revision="r2"))
+    await redis_bed.pool.sweep()
     await redis_bed.pool.give_back({})
     await redis_bed.pool.report("part")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
@@ -92,6 +93,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "attach": lambda bed, _s, _o: bed.pool.attach("a", "other"),
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
+    "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
@@ -104,6 +106,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
+    "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),
 }
 
 

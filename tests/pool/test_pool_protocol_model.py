@@ -10,6 +10,7 @@ from pool_model_rules import (
     CALL_RULES,
     POISON_RULES,
     POOL_RULES,
+    PROMISE_RULES,
     REVISION_RULES,
     AppendsBehindGaps,
     CallIdNotCompared,
@@ -55,6 +56,7 @@ CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
 REPLACEMENTS = Weather(
     faults=("crash", "freeze", "double", "scale_away", "replace", "replace"), fault_rate=0.04, has_next_revision=True
 )
+PROMISES = Weather(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
 POISON = Weather(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
 BROKEN_FROM_OUTSIDE = Weather(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
 RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
@@ -100,6 +102,20 @@ def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: i
 @pytest.mark.parametrize("pool_class", REVISION_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> None:
     assert finds_violation(pool_class, weather=REPLACEMENTS)
+
+
+@pytest.mark.parametrize("start", range(0, 40, 20))
+def test_no_walk_in_which_other_slots_are_promised_breaks_a_promise(start: int) -> None:
+    for seed in range(start, start + 20):
+        try:
+            World(seed, weather=PROMISES).walk()
+        except Violation as violation:
+            pytest.fail(f"seed {seed}: {violation}")
+
+
+@pytest.mark.parametrize("pool_class", PROMISE_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool]) -> None:
+    assert finds_violation(pool_class, weather=PROMISES)
 
 
 @pytest.mark.parametrize("start", range(0, 80, 20))

@@ -1,7 +1,7 @@
 """The group's seat: enter, heartbeat, leave, and who is refused when."""
 
 import pytest
-from pool_beds import SETTINGS, Bed, Scheduler, entry, started, submission
+from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 from orca.pool.api import Entered, ProcessClosed, RequestState, SeatLost, StaleCall, Wait
 from orca.pool.contract import CLOSED_FOR_MS
@@ -129,6 +129,32 @@ async def test_a_group_counts_as_formed_while_the_holder_of_its_living_seat_says
     await scheduler.heartbeat(is_formed=True)
     await bed.pass_awake(SETTINGS.seat_lease_ms)
     assert await groups() == ((), ())
+
+
+async def test_what_all_formed_groups_have_for_one_request_is_the_least_that_one_of_them_says(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    first, second = Scheduler(bed, "p1", "g1"), Scheduler(bed, "p2", "g2")
+    other = Scheduler(bed, "p3", "g3", "r2")
+
+    async def offered() -> int | None:
+        found: int | None = (await bed.pool.stats()).offered_slots
+        return found
+
+    for each in (first, second, other):
+        await each.enter()
+    assert await offered() is None
+    await other.heartbeat(offered_slots=16)
+    await first.heartbeat(offered_slots=64)
+    await second.heartbeat(is_formed=False, offered_slots=32)
+    assert await offered() == 64
+    await second.heartbeat(offered_slots=32)
+    assert await offered() == 32
+    await second.heartbeat()
+    assert await offered() is None
+    await bed.pool.leave(second.caller)
+    assert await offered() == 64
+    await first.enter()
+    assert await offered() is None
 
 
 async def test_leaving_without_the_seat_closes_only_the_caller(bed: Bed) -> None:

@@ -82,9 +82,9 @@ async def test_heartbeats_and_claims_that_pass_each_other_give_no_request_back(s
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     heartbeat, claim = world.pool.heartbeat, world.pool.claim
 
-    async def slow_heartbeat(caller: Caller) -> Heartbeat:
+    async def slow_heartbeat(*args: Any, **rest: Any) -> Heartbeat:
         await asyncio.sleep(0.3 if slow == "heartbeat to the pool" else 0)
-        answer = await heartbeat(caller)
+        answer = await heartbeat(*args, **rest)
         await asyncio.sleep(0.3 if slow == "heartbeat from the pool" else 0)
         return answer
 

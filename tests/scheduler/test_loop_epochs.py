@@ -15,7 +15,8 @@ from scheduler_world import (
 )
 
 from orca.core.engine import EngineShape
-from orca.core.errors import EngineError, SettingError
+from orca.core.errors import EngineError, NeverFits, SettingError
+from orca.core.request import End, FinishReason
 from orca.core.step import Epoch, Step
 from orca.pool.api import Caller, Entered, RequestState
 from orca.scheduler.iteration import Iteration
@@ -128,13 +129,38 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
 
 
 @virtually
+async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_group_that_can_hold_them() -> None:
+    world = a_world()
+    large = world.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=CostModel(step_us=20_000))
+    world.start(large)
+    for name in "AB":
+        await world.submit(a_request(name, new=90))
+    await tokens_at_least(world, "A.0", 1)
+    assert await world.pool.set_promise(REVISION, 64) == 64
+    small = world.add_group(a_shape(slots=64, max_model_len=128), name="small", cost=CostModel(step_us=20_000))
+    world.start(small)
+    with pytest.raises(NeverFits):
+        await world.submit(a_request("C", new=90))
+    for name in "DEFG":
+        await world.submit(a_request(name, new=9))
+    await tokens_at_least(world, "G.0", 1)
+    assert (await world.pool.larger_requests(REVISION, 64)).unfinished == 2
+    await world.finish()
+    assert {"A.0", "B.0"} <= set(large.logs[0].ends)
+    assert {"D.0", "E.0"} <= set(small.logs[0].ends)
+    assert (await world.pool.larger_requests(REVISION, 64)).unfinished == 0
+    assert {(await world.pool.read(f"{name}.0", 0)).end for name in "AB"} == {End(FinishReason.LENGTH, 90)}
+
+
+@virtually
 async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None:
     world = a_world()
     group = world.add_group(a_shape())
     world.start(group)
     await serving(world, group)
     await asyncio.sleep(0.6)
-    assert (await world.pool.stats()).groups_formed == ("g0",)
+    stats = await world.pool.stats()
+    assert (stats.groups_formed, stats.offered_slots) == (("g0",), group.engine.shape.slots)
     await world.stop()
 
 

@@ -63,8 +63,8 @@ def test_a_bad_setting_is_exit_status_2_and_names_the_setting(capsys: pytest.Cap
     assert "prefetch" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_model_is_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", str(tmp_path), "--stages", "h:1"]) == 1
+def test_a_folder_that_is_no_model_is_exit_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(tmp_path), "--stages", "h:1"]) == 2
     assert "config.json" in capsys.readouterr().err
 
 

@@ -6,11 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca.operator import names
+from orca.operator.observed import controllers
 from orca.operator.quantity import is_same_quantity
 from orca.operator.resource import Deployment, Json
 
 KEPT_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
 """They may hold what cannot be made again, so they outlive the need of them."""
+
+
+def is_ours(deployment: Deployment, child: Mapping[str, Any]) -> bool:
+    """Whether an object that bears our labels is made for this very resource: they may be anybody's, or of one that
+    had its name. Pods belong to what we made; volumes and Secrets may have no owner.
+
+    Without an owner, only what an operator has rendered is taken up: of a resource that was deleted with its children
+    left in place, and made again.
+    """
+    metadata, controlling = child["metadata"], controllers(child)
+    if child["kind"] == "Pod" or (child["kind"] in KEPT_KINDS and not controlling):
+        return True
+    is_orphan = not metadata.get("ownerReferences") and names.HASH_LABEL in metadata["labels"]
+    return is_orphan or controlling == {deployment.uid}
 
 
 def finish(deployment: Deployment, manifest: Json) -> Json:

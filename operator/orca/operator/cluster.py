@@ -6,7 +6,8 @@ write changes nothing. Calls block; whoever has an event loop makes them in a th
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from orca.operator import names
+from orca.operator.observed import controllers, label_map
 from orca.operator.resource import GROUP, KIND, PLURAL, VERSION, Deployment, Json
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ KINDS: Mapping[str, Kind] = {
     "Pod": Kind("api/v1", "pods"),
     "Service": Kind("api/v1", "services"),
     "ConfigMap": Kind("api/v1", "configmaps"),
+    "ServiceAccount": Kind("api/v1", "serviceaccounts"),
     "Secret": Kind("api/v1", "secrets"),
     "PersistentVolumeClaim": Kind("api/v1", "persistentvolumeclaims"),
     "Deployment": Kind("apis/apps/v1", "deployments"),
@@ -64,12 +67,32 @@ class ApiError(Exception):
         """Whether the API server is there, and said no to this one call."""
         return self.status != 0
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it would say the same again: a right, a quota, an admission, not the load or a fault of its own."""
+        return 400 <= self.status < 500 and self.status != 429
+
 
 class Cluster:
     """Raises: ApiError, from every method."""
 
-    def __init__(self, api: client.ApiClient) -> None:
+    def __init__(
+        self, api: client.ApiClient, *, call_s: float = CALL_S, write_s: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        """
+        Args:
+            api: without retries of its own, which would go on after a bound.
+            call_s: bound on one call.
+            write_s: asked before each write: seconds that it may take; 0 when it must not be sent.
+        """
         self._api = api
+        self._call_s = call_s
+        self._write_s = write_s
+
+    @property
+    def write_s(self) -> float:
+        """Seconds that a write which begins now may take, here or on behalf of a resource elsewhere; 0 for none."""
+        return min(self._call_s, self._write_s())
 
     def deployment(self, namespace: str, name: str) -> Json | None:
         """An OrcaDeployment as it is now; None when there is none."""
@@ -83,44 +106,60 @@ class Cluster:
 
     def secret(self, namespace: str, name: str) -> Json | None:
         """None when there is none."""
-        return self._get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
+        return self._get(f"{_folder('Secret', namespace)}/{name}")
 
     def children(self, namespace: str, name: str) -> list[Json]:
         """Everything that bears the label of the OrcaDeployment."""
         found = []
         for kind, of in KINDS.items():
-            found += self._list(f"/{of.api}/namespaces/{namespace}/{of.plural}", kind, of, names.selector(name))
+            found += self._list(_folder(kind, namespace), kind, of, names.selector(name))
         return found
+
+    def lease(self, namespace: str, name: str) -> Json | None:
+        """None when there is none."""
+        return self._get(f"{_leases_path(namespace)}/{name}")
+
+    def create_lease(self, lease: Json) -> Json:
+        """Raises: ApiError 409 where there is one."""
+        made: Json = self._call("POST", _leases_path(lease["metadata"]["namespace"]), lease)
+        return made
+
+    def replace_lease(self, lease: Json) -> Json:
+        """Raises: ApiError 409 when it is not of the version any more that was read."""
+        metadata = lease["metadata"]
+        made: Json = self._call("PUT", f"{_leases_path(metadata['namespace'])}/{metadata['name']}", lease)
+        return made
 
     def nodes(self) -> list[Json]:
         """Raises: ApiError with status 403 where the operator may see one namespace only."""
         return self._list("/api/v1/nodes", "Node", Kind("api/v1", "nodes"), None)
 
-    def apply_new(self, manifest: Mapping[str, Any]) -> None:
+    def apply_new(self, manifest: Mapping[str, Any]) -> Json:
         """As `apply`, for what is not there yet. Raises: ApiError 409 where somebody else has one of this name."""
-        metadata = manifest["metadata"]
-        kind = KINDS[manifest["kind"]]
-        there = self._get(f"/{kind.api}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}")
+        there = self._get(_path_of(manifest))
         label = names.DEPLOYMENT_LABEL
-        if there is not None and (there["metadata"].get("labels") or {}).get(label) != metadata["labels"][label]:
-            raise ApiError(409, f"{manifest['kind']} {metadata['name']} is there already and is not of this resource")
-        self.apply(manifest)
+        if there is not None and (
+            label_map(there).get(label) != label_map(manifest)[label] or controllers(there) - controllers(manifest)
+        ):
+            name = manifest["metadata"]["name"]
+            raise ApiError(409, f"{manifest['kind']} {name} is there already and is not of this resource")
+        return self.apply(manifest)
 
-    def apply(self, manifest: Mapping[str, Any]) -> None:
-        kind = KINDS[manifest["kind"]]
-        metadata = manifest["metadata"]
-        path = f"/{kind.api}/namespaces/{metadata['namespace']}/{kind.plural}/{metadata['name']}"
-        self._call("PATCH", path, manifest, fieldManager=names.MANAGER, force="true")
+    def apply(self, manifest: Mapping[str, Any]) -> Json:
+        """Returns: what is there now."""
+        made: Json = self._call("PATCH", _path_of(manifest), manifest, fieldManager=names.MANAGER, force="true")
+        return made
 
-    def create(self, manifest: Mapping[str, Any]) -> None:
-        """Harmless where it exists."""
-        kind = KINDS[manifest["kind"]]
-        path = f"/{kind.api}/namespaces/{manifest['metadata']['namespace']}/{kind.plural}"
+    def create(self, manifest: Mapping[str, Any]) -> Json:
+        """Harmless where it exists. Returns: what is there now."""
+        folder = _folder(manifest["kind"], manifest["metadata"]["namespace"])
         try:
-            self._call("POST", path, manifest, fieldManager=names.MANAGER)
+            made: Json = self._call("POST", folder, manifest, fieldManager=names.MANAGER)
         except ApiError as error:
             if error.status != 409:
                 raise
+            made = self._call("GET", _path_of(manifest))
+        return made
 
     def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """Harmless where the pod is gone, or is another by now."""
@@ -131,16 +170,15 @@ class Cluster:
             if error.status not in (404, 409):
                 raise
 
-    def delete(self, kind: str, namespace: str, name: str, *, is_forced: bool = False) -> None:
-        """Harmless where it is gone."""
-        of = KINDS[kind]
-        body: Json = {"propagationPolicy": "Background"}
+    def delete(self, kind: str, namespace: str, name: str, uid: str, *, is_forced: bool = False) -> None:
+        """Harmless where it is gone, or another one has its name by now."""
+        body: Json = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if is_forced:
             body["gracePeriodSeconds"] = 0
         try:
-            self._call("DELETE", f"/{of.api}/namespaces/{namespace}/{of.plural}/{name}", body)
+            self._call("DELETE", f"{_folder(kind, namespace)}/{name}", body)
         except ApiError as error:
-            if error.status != 404:
+            if error.status not in (404, 409):
                 raise
 
     def write_status(self, namespace: str, name: str, status: Json) -> None:
@@ -202,6 +240,9 @@ class Cluster:
         return [{**item, "apiVersion": of.api_version, "kind": kind} for item in items]
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+        bound_s = self._call_s if method == "GET" else self.write_s
+        if bound_s <= 0:
+            raise ApiError(0, f"{method} {path}: not sent, as this operator does not hold the Lease")
         is_apply = method == "PATCH"
         content_type = "application/apply-patch+yaml" if is_apply else "application/json"
         params = self._api.param_serialize(
@@ -214,7 +255,7 @@ class Cluster:
             auth_settings=["BearerToken"],
         )
         try:
-            response = self._api.call_api(*params, _request_timeout=CALL_S)
+            response = self._api.call_api(*params, _request_timeout=bound_s)
             content = response.read()
         except (ApiException, HTTPError, OSError) as error:
             raise ApiError(getattr(error, "status", None) or 0, f"{method} {path}: {error}") from error
@@ -223,8 +264,23 @@ class Cluster:
         return json.loads(content)
 
 
+def _folder(kind: str, namespace: str) -> str:
+    """Where all of a kind are."""
+    of = KINDS[kind]
+    return f"/{of.api}/namespaces/{namespace}/{of.plural}"
+
+
+def _path_of(manifest: Mapping[str, Any]) -> str:
+    metadata = manifest["metadata"]
+    return f"{_folder(manifest['kind'], metadata['namespace'])}/{metadata['name']}"
+
+
 def _resource_path(namespace: str, name: str) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+
+
+def _leases_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 def _message(content: bytes, reason: str) -> str:

@@ -1,25 +1,27 @@
-"""Secrets that the operator makes once and never changes: the pool's password, and an API key where none was given.
+"""Secrets that the operator makes: the pool's password, an API key where none was given, and the certificates.
 
-They are drawn only where no Secret of the name exists. Whether they go with the resource is decided when they are made
-(deletionPolicy).
+The first two are drawn only where no Secret of the name exists, and never change. Whether a Secret goes with the
+resource is decided when it is made (deletionPolicy).
 """
 
+import base64
 import hashlib
 import secrets
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 from orca.core.api_keys import ApiKey, digest, line, make_key
-from orca.operator import names
-from orca.operator.render import pool
+from orca.operator import authority, names
+from orca.operator.certificates import server_name
+from orca.operator.render import group, pool
+from orca.operator.render.objects import metadata
 from orca.operator.resource import Deployment, Json
 from orca.pool.access import acl_lines
 
-API_KEYS_FILE = "keys"
-"""Key of the Secret that holds the file of hashed keys; `key` beside it holds the key itself, for people."""
 
-
-def pool_secret(deployment: Deployment, password: str | None = None) -> Json:
-    """The pool's password, and the users of Redis as it reads them. Args: password: None draws one."""
-    password = password or secrets.token_urlsafe(32)
+def pool_secret(deployment: Deployment) -> Json:
+    """The pool's password, and the users of Redis as it reads them."""
+    password = secrets.token_urlsafe(32)
     hashed = "#" + hashlib.sha256(password.encode()).hexdigest()
     lines = acl_lines(pool.word(deployment), pool.USER, hashed)
     return _secret(deployment, names.pool(deployment.name), "pool", password=password, **{"users.acl": _text(lines)})
@@ -30,14 +32,21 @@ def api_key_secret(deployment: Deployment) -> Json:
     key = make_key()
     name = names.api_key(deployment.name)
     return _secret(
-        deployment, name, "gateway", key=key, **{API_KEYS_FILE: _text([line(ApiKey("default", digest(key)))])}
+        deployment, name, "gateway", key=key, **{names.API_KEYS_FILE: _text([line(ApiKey("default", digest(key)))])}
     )
 
 
+def certificates_secret(deployment: Deployment, signer: EllipticCurvePrivateKey | None, now_s: float) -> Json:
+    """What schedulers and stages show each other. Args: signer: key of the CA; None draws one."""
+    texts = authority.issue(deployment.name, server_name(deployment), signer, now_s)
+    return _secret(deployment, names.certificates(deployment.name), group.SCHEDULER, **texts)
+
+
 def _secret(deployment: Deployment, name: str, role: str, **texts: str) -> Json:
-    labels = names.labels(deployment.name, role)
-    metadata = {"name": name, "namespace": deployment.namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": texts}
+    marks = metadata(deployment, name, role)
+    # Not stringData, which an apply leaves in a Secret's managed fields as something that it does not have.
+    data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": marks, "type": "Opaque", "data": data}
 
 
 def _text(lines: list[str]) -> str:

@@ -8,16 +8,17 @@ A Job that has failed for good is made again after RETRY_S, since what was wrong
 at the hub. One that would be another now (image, token) is made again at once, unless its work is done.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.core.fetch_report import Figures, read_reason
 from orca.operator import names, troubles
 from orca.operator.children import hash_of
-from orca.operator.observed import Observed, condition, is_going, label_map, seconds, since
+from orca.operator.observed import Observed, condition, has_ended, is_going, label_map, seconds, since
 from orca.operator.render import fetch, model
 from orca.operator.resource import Deployment, Json
 from orca.operator.troubles import Trouble
+from orca.operator.volumes import claims_of
 
 RETRY_S = 120.0
 LOADING = "ModelLoading"
@@ -28,7 +29,8 @@ class Fetch:
     """What is to be done for the models of a resource."""
 
     is_there: bool  # pods that read the wanted model may start
-    manifests: tuple[Json, ...]  # claim and Job of the wanted model, and the Jobs of those that are still read
+    manifests: tuple[Json, ...]  # claim and Job of the wanted model
+    held: tuple[str, ...]  # Jobs that stay as they are: they have begun, or what they brought is still read
     unread_claims: tuple[str, ...]  # of models that nobody reads any more
     leaving: Mapping[str, str]  # why a Job of a wanted model goes, by its name
 
@@ -38,6 +40,7 @@ def look(deployment: Deployment, observed: Observed, image: str, now_s: float) -
     read = _claims_that_are_read(observed)
     wanted = _name(deployment)
     manifests: list[Json] = []
+    held = [name for job in observed.of_kind("Job") if (name := job["metadata"]["name"]) in read - {wanted}]
     leaving: dict[str, str] = {}
     if wanted is not None:
         manifests.append(fetch.claim(deployment, observed.get("PersistentVolumeClaim", wanted)))
@@ -46,10 +49,9 @@ def look(deployment: Deployment, observed: Observed, image: str, now_s: float) -
         if there is None or is_going(there):
             manifests.append(new)
         elif reason is None:
-            manifests.append(there)
+            held.append(wanted)
         else:
             leaving[wanted] = reason
-    others = [job for job in observed.of_kind("Job") if job["metadata"]["name"] in read - {wanted}]
     unread = [
         each["metadata"]["name"]
         for each in observed.of_kind("PersistentVolumeClaim")
@@ -57,7 +59,8 @@ def look(deployment: Deployment, observed: Observed, image: str, now_s: float) -
     ]
     return Fetch(
         is_there=is_there(deployment, observed),
-        manifests=(*manifests, *others),
+        manifests=tuple(manifests),
+        held=tuple(held),
         unread_claims=tuple(unread),
         leaving=leaving,
     )
@@ -121,14 +124,9 @@ def _claims_that_are_read(observed: Observed) -> set[str]:
     specs = [
         each["spec"]["template"]["spec"] for kind in ("Deployment", "StatefulSet") for each in observed.of_kind(kind)
     ]
-    specs += [pod["spec"] for pod in observed.of_kind("Pod") if label_map(pod).get(names.ROLE_LABEL) != fetch.ROLE]
-    return {claim for spec in specs for claim in _claims_of(spec)}
-
-
-def _claims_of(pod_spec: Json) -> Iterable[str]:
-    for volume in pod_spec.get("volumes") or []:
-        if "persistentVolumeClaim" in volume:
-            yield volume["persistentVolumeClaim"]["claimName"]
+    running = [pod for pod in observed.of_kind("Pod") if not has_ended(pod)]
+    specs += [pod["spec"] for pod in running if label_map(pod).get(names.ROLE_LABEL) != fetch.ROLE]
+    return {claim for spec in specs for claim in claims_of(spec)}
 
 
 def _last_words(pod: Json) -> Trouble | None:

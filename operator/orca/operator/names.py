@@ -1,10 +1,11 @@
 """Names and labels of everything that belongs to an OrcaDeployment: they follow from its own name, and are built here.
 
-shop                       Service, Ingress or HTTPRoute of the API
+shop                       Service, Ingress or HTTPRoute of the API; ServiceAccount of all pods
 shop-gateway               Deployment, PodDisruptionBudget
 shop-<role>                NetworkPolicy of the pods of a role
 shop-schedule              ConfigMap of what schedulers follow while they run
-shop-pool                  StatefulSet, Service, ConfigMap, PersistentVolumeClaim, Secret of the managed Redis
+shop-certificates          Secret of what schedulers and stages show each other
+shop-pool                  StatefulSet, Service, PersistentVolumeClaim, Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
 shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
 shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
@@ -32,6 +33,15 @@ SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
 """Of scheduler pods: hash of the ConfigMap that they should have by now. A kubelet brings a changed ConfigMap to a pod
 when it next looks at the pod, which may take a minute; a changed annotation makes it look at once."""
 
+PAUSE_ANNOTATION = f"{GROUP}/pause"
+"""Of the StatefulSets of stages: JSON of pauses.Pause, while the group has given way or has not served since."""
+
+USERS_ANNOTATION = f"{GROUP}/users"
+"""Of the pool's pod: digest of the file of users that Redis has read at its start."""
+
+API_KEYS_FILE = "keys"
+"""Key of a made Secret that holds the file of hashed keys; `key` beside it holds the key itself, for people."""
+
 
 def gateway(name: str) -> str:
     return f"{name}-gateway"
@@ -43,6 +53,10 @@ def schedule(name: str) -> str:
 
 def pool(name: str) -> str:
     return f"{name}-pool"
+
+
+def certificates(name: str) -> str:
+    return f"{name}-certificates"
 
 
 def policy(name: str, role: str) -> str:

@@ -17,7 +17,14 @@ class PoolLook:
     queued: int = 0
     running: int = 0
     oldest_wait_ms: int = 0
-    groups_formed: frozenset[str] = frozenset()
+    generation: int | None = None  # of the model in force; None while none ever was
+    replaced_revisions: tuple[str, ...] = ()  # of models before it, of which somebody may still read an answer
+    replaced_unfinished: int = 0  # requests of theirs that wait or run
+    revision: str | None = None  # of the model in force, as the pool calls it
+    promised_slots: int | None = None  # to one request of it; None until a group formed
+    offered_slots: int | None = None  # to one request by each formed group; None where one does not say
+    larger_requests: int = 0  # of the model in force that need more than scheduler.kvSlots and have not ended
+    largest_request: int = 0  # slots that the largest of them needs
     problem: str | None = None  # None when it answered
 
 
@@ -26,6 +33,9 @@ class Observed:
     """All children by (kind, name); `pods` among them."""
 
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
+    pool_secret: Json | None = None  # by which the pool is reached; None when there is none
+    named_certificates: Json | None = None  # the Secret of that name; None when there is none, or none is named
+    keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None when they can
     pool: PoolLook = field(default_factory=lambda: PoolLook(problem="it was not asked yet"))
     lost_nodes: frozenset[str] = frozenset()
     fetch: Figures | None = None  # of the model's fetch that runs; None when none does, or it does not answer
@@ -50,8 +60,18 @@ def label_map(child: Mapping[str, Any]) -> dict[str, str]:
     return dict(child["metadata"].get("labels") or {})
 
 
+def controllers(child: Mapping[str, Any]) -> set[str]:
+    """Uids of the owner that manages an object: one or none."""
+    return {owner["uid"] for owner in child["metadata"].get("ownerReferences") or [] if owner.get("controller")}
+
+
 def is_going(child: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in child["metadata"]
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether nothing of it runs any more, and never will again, as of one that was evicted."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def is_pod_ready(pod: Mapping[str, Any]) -> bool:
@@ -63,6 +83,15 @@ def is_placed(pod: Mapping[str, Any]) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
+def is_rolled_out(workload: Mapping[str, Any]) -> bool:
+    """Whether a Deployment or StatefulSet is as it was last written: its controller has seen that, all pods are of it
+    and serve, and none of before is left."""
+    wanted, status = int(workload["spec"]["replicas"]), workload.get("status", {})
+    is_seen = status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
+    serving = min(status.get("updatedReplicas", 0), status.get("availableReplicas", 0))
+    return bool(is_seen and serving >= wanted >= status.get("replicas", 0))
+
+
 def seconds(timestamp: str) -> float:
     """Of the API server's RFC 3339, since 1970."""
     return datetime.fromisoformat(timestamp).timestamp()
@@ -70,14 +99,22 @@ def seconds(timestamp: str) -> float:
 
 def since(child: Mapping[str, Any], kind: str) -> str | None:
     """Timestamp from which on a condition is true; None when it is not."""
-    for each in child.get("status", {}).get("conditions") or []:
-        if each["type"] == kind and each["status"] == "True":
-            return str(each["lastTransitionTime"])
-    return None
+    found = condition_of(child, kind)
+    return str(found["lastTransitionTime"]) if found.get("status") == "True" else None
+
+
+def unready_s(pod: Mapping[str, Any], now_s: float) -> float:
+    """Seconds since which a pod does not serve; 0 for one that does, or goes, or of which nobody has said anything."""
+    told = condition_of(pod, "Ready")
+    return now_s - seconds(told["lastTransitionTime"]) if told.get("status") == "False" and not is_going(pod) else 0.0
 
 
 def condition(child: Mapping[str, Any], kind: str) -> str | None:
-    for each in child.get("status", {}).get("conditions") or []:
-        if each["type"] == kind:
-            return str(each["status"])
-    return None
+    found = condition_of(child, kind)
+    return str(found["status"]) if found else None
+
+
+def condition_of(child: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Empty when there is none of the kind."""
+    conditions = child.get("status", {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == kind), {})

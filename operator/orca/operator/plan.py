@@ -2,19 +2,30 @@
 
 A child is written when it is missing, when its hash label tells that another spec was rendered, and when somebody has
 changed what we wrote (drift). Groups come and go by rollout.py. What bears our label and is not wanted goes; volumes
-and Secrets stay, they end with the resource (deletionPolicy). What reads a model that is still fetched waits for it.
+and Secrets stay, they end with the resource (deletionPolicy). What reads a model that is still fetched waits for it,
+and what reads an external pool for its Secret.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from orca.operator import model_fetch, names
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from orca.operator import certificates, model_change, model_fetch, names, pauses, slots_change
 from orca.operator.children import KEPT_KINDS, drift, finish, hash_of
-from orca.operator.observed import Observed, is_going, is_placed, is_pod_ready, label_map, seconds
-from orca.operator.render import gateway, group, model, network, pool
+from orca.operator.groups import find_groups, following_pauses
+from orca.operator.model_change import Change
+from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, label_map, seconds
+from orca.operator.pauses import Pause
+from orca.operator.render import account, gateway, group, model, network, pool
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json, SecretKey
 from orca.operator.rollout import Bounds, Group, Step, step
+from orca.operator.slots_change import SlotsChange
+
+SILENT_S = 60.0
+"""Behind the end of its grace a pod that was taken off a lost node is not waited for any longer."""
 
 _OWNED_BY_OTHERS = frozenset({"Pod"})
 
@@ -36,12 +47,16 @@ class Apply:
     manifest: Json
     reason: str
     is_new: bool = False
+    is_mending: bool = False  # what we had written already, and somebody has changed
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """Of the very object that was seen: another one that has taken its name meanwhile is left alone."""
+
     kind: str
     name: str
+    uid: str
     reason: str
     is_forced: bool = False  # without waiting for a kubelet that is gone
 
@@ -56,7 +71,26 @@ class Nudge:
     reason: str
 
 
-Action = Apply | Delete | Nudge
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Draw the certificate of schedulers and stages, and write its Secret."""
+
+    # Key of the CA that stays; None draws one. Read anew for each plan, so it is equal to none of another.
+    signer: EllipticCurvePrivateKey | None = field(repr=False, compare=False)
+    reason: str
+    is_new: bool  # there is no Secret yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Tell the pool what its door promises to any one request of a model."""
+
+    revision: str  # as the pool calls it
+    slots: int
+    reason: str
+
+
+Action = Apply | Delete | Nudge | Issue | Promise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,44 +98,94 @@ class Plan:
     actions: tuple[Action, ...]
     groups: tuple[Group, ...]  # as they are
     revision: str  # that the spec wants
+    held: frozenset[tuple[str, str]]  # kind and name of what stays as it is for now, though another is wanted
+    pauses: Mapping[str, Pause]  # by group
     is_squeezed: bool
+    change: Change  # of the model
+    slots: SlotsChange
 
 
 def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s: float) -> Plan:
     """Args: now_s: seconds since 1970, as the API server's timestamps."""
     images = release_of(deployment, release)
     revision = group.revision(deployment, images.worker)
+    outputs = wanted_outputs(deployment, observed, images, now_s)
     groups = find_groups(deployment, observed, now_s)
+    next_step, change = _next_step(deployment, observed, groups, revision, outputs, now_s)
+    fetch = model_fetch.look(deployment, observed, images.fetch, now_s)
+    is_pool_known = deployment.spec.pool.external is None or observed.pool_secret is not None
+    can_start = fetch.is_there and is_pool_known
+    slots = slots_change.look(deployment, observed, groups, outputs, now_s)
+    if change.is_telling or not can_start or slots.held:
+        next_step = _only_to_none(deployment, next_step)
+
+    staying = _staying(deployment, groups, next_step, revision)
+    startup_s = deployment.spec.startup_seconds
+    following = following_pauses(observed, groups, staying, next_step, startup_s=startup_s, now_s=now_s)
+    link = pool.link(deployment, observed.pool_secret)
+    gateways = gateway.gateways(deployment, images.gateway, keys_secret(deployment), link, change.others)
+    schedule = group.schedule(deployment)
+    stages = [group.stages(deployment, images.worker, name, revision, following[name]) for name in staying]
+    schedulers = {
+        name: group.scheduler(deployment, images.scheduler, name, revision, outputs, link, following[name])
+        for name in staying
+    }
+    held = {("Job", name) for name in fetch.held}
+    held |= set() if can_start else _held_gateways(deployment, observed)
+    held |= _held_schedulers(deployment, observed, schedulers, is_pool_known=is_pool_known)
+    held |= {("StatefulSet", names.scheduler(name)) for name in slots.held}
+    rendered = [
+        account.service_account(deployment),
+        *_pool_manifests(deployment, observed, images.pool),
+        *fetch.manifests,
+        *(each for each in gateways if can_start or each["kind"] != "Deployment"),
+        *(network.policies(deployment) if images.has_network_policies else []),
+        schedule,
+        *chain.from_iterable(stages),
+        *chain.from_iterable(schedulers.values()),
+    ]
+    wanted = [each for each in rendered if _key(each) not in held]
+    kept = held | {_key(each) for each in wanted}
+    actions: tuple[Action, ...] = (
+        *_promises(observed, slots),
+        *_issues(deployment, observed, now_s),
+        *_applies(deployment, observed, wanted),
+        *_nudges(observed, hash_of(deployment, schedule)),
+        *_leftovers(observed, kept, {each.name for each in groups}, fetch.leaving),
+        *_unread_claims(deployment, observed, fetch.unread_claims),
+        *_removals(observed, groups, next_step.remove),
+        *_returns(observed, groups, revision, next_step.remove, now_s),
+        *_lost_pods(observed, now_s),
+    )
+    return Plan(
+        actions=actions,
+        groups=groups,
+        revision=revision,
+        held=frozenset(held),
+        pauses=following,
+        is_squeezed=next_step.is_squeezed,
+        change=change,
+        slots=slots,
+    )
+
+
+def _next_step(
+    deployment: Deployment,
+    observed: Observed,
+    groups: Sequence[Group],
+    revision: str,
+    outputs: Outputs,
+    now_s: float,
+) -> tuple[Step, Change]:
+    """Of the rollout, which a change of the model may hold back."""
     spec = deployment.spec
     bounds = Bounds(
         replicas=spec.wanted_groups,
         max_surge=spec.rollout.max_surge,
         max_unavailable=spec.rollout.max_unavailable,
     )
-    fetch = model_fetch.look(deployment, observed, images.fetch, now_s)
-    next_step = step(groups, revision, bounds)
-    gateways = gateway.gateways(deployment, images.gateway, keys_secret(deployment))
-    if not fetch.is_there:
-        next_step, gateways = _held(deployment, next_step), _gateways_as_they_are(deployment, observed, gateways)
-    wanted = [
-        *(pool.managed(deployment, images.pool) if spec.pool.external is None else []),
-        *fetch.manifests,
-        *gateways,
-        *(network.policies(deployment) if images.has_network_policies else []),
-    ]
-    staying = _staying(deployment, groups, next_step, revision)
-    outputs = wanted_outputs(deployment, observed, images, now_s)
-    schedule = group.schedule(deployment)
-    wanted.append(schedule)
-    wanted += _group_manifests(deployment, observed, staying, images, revision, outputs)
-    old = {each.name for each in groups}
-    actions: list[Action] = list(_applies(deployment, observed, wanted))
-    actions += _nudges(observed, hash_of(deployment, schedule))
-    actions += _leftovers(observed, wanted, old, fetch.leaving)
-    actions += _unread_claims(deployment, observed, fetch.unread_claims)
-    actions += _removals(observed, groups, next_step.remove)
-    actions += _lost_pods(observed)
-    return Plan(actions=tuple(actions), groups=groups, revision=revision, is_squeezed=next_step.is_squeezed)
+    change = model_change.look(deployment, observed, groups, step(groups, revision, bounds), outputs, now_s)
+    return step(groups, revision, bounds, change.kept), change
 
 
 def release_of(deployment: Deployment, release: Release) -> Release:
@@ -116,17 +200,24 @@ def release_of(deployment: Deployment, release: Release) -> Release:
     )
 
 
-def _held(deployment: Deployment, next_step: Step) -> Step:
-    """While the wanted model is not there, the groups of the present one stay, unless none are wanted at all."""
+def _pool_manifests(deployment: Deployment, observed: Observed, image: str) -> list[Json]:
+    if deployment.spec.pool.external is not None:
+        return []
+    claim = observed.get("PersistentVolumeClaim", names.pool(deployment.name))
+    return pool.managed(deployment, image, observed.pool_secret, claim)
+
+
+def _only_to_none(deployment: Deployment, next_step: Step) -> Step:
+    """While the wanted model is not there, gateways do not have it, how to reach the pool is not known, or requests
+    need slots that only these groups have, the groups that are there stay, unless none are wanted at all."""
     remove = next_step.remove if deployment.spec.wanted_groups == 0 else ()
     return Step(create=None, remove=remove, is_squeezed=next_step.is_squeezed)
 
 
-def _gateways_as_they_are(deployment: Deployment, observed: Observed, gateways: Sequence[Json]) -> list[Json]:
+def _held_gateways(deployment: Deployment, observed: Observed) -> set[tuple[str, str]]:
     """Meanwhile the gateways stay too; without any, or suspended, there are none: new ones would find no tokenizer."""
-    there = None if deployment.spec.suspend else observed.get("Deployment", names.gateway(deployment.name))
-    others = [each for each in gateways if each["kind"] != "Deployment"]
-    return others if there is None else [*others, there]
+    key = "Deployment", names.gateway(deployment.name)
+    return set() if deployment.spec.suspend or observed.get(*key) is None else {key}
 
 
 def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, now_s: float) -> Outputs:
@@ -136,16 +227,14 @@ def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, 
     where a resource is made again over a pool that was kept.
     """
     digest = model.outputs_digest(deployment.spec.model, images.worker)
-    same, other = 0, 0
-    for child in observed.of_kind("StatefulSet"):
-        labels = label_map(child)
-        if names.GENERATION_LABEL in labels:
-            generation = int(labels[names.GENERATION_LABEL])
-            if labels[names.MODEL_LABEL] == digest:
-                same = max(same, generation)
-            else:
-                other = max(other, generation)
-    return Outputs(digest, same if same > other else max(int(now_s), other + 1))
+    others = dict(model_change.known_generations(observed))
+    same = others.pop(digest, 0)
+    in_force = observed.pool.generation
+    # A model that never came into force is left behind as if it had not been asked for.
+    served = [each for each in others.values() if in_force is None or each <= in_force]
+    if same > max(served, default=0):
+        return Outputs(digest, same)
+    return Outputs(digest, max([int(now_s), *(each + 1 for each in others.values())]))
 
 
 def keys_secret(deployment: Deployment) -> SecretKey | None:
@@ -153,37 +242,7 @@ def keys_secret(deployment: Deployment) -> SecretKey | None:
     chosen = deployment.spec.gateway
     if chosen.open_to_all:
         return None
-    return chosen.api_keys_secret or SecretKey(name=names.api_key(deployment.name), key="keys")
-
-
-def find_groups(deployment: Deployment, observed: Observed, now_s: float) -> tuple[Group, ...]:
-    """The groups that exist, also those of which only a part does."""
-    found: dict[str, str] = {}
-    for child in observed.of_kind("StatefulSet"):
-        labels = label_map(child)
-        if names.GROUP_LABEL in labels:
-            found[labels[names.GROUP_LABEL]] = labels[names.REVISION_LABEL]
-    return tuple(_group(deployment, observed, name, revision, now_s) for name, revision in sorted(found.items()))
-
-
-def _group(deployment: Deployment, observed: Observed, name: str, revision: str, now_s: float) -> Group:
-    stages = observed.get("StatefulSet", name)
-    pods = observed.pods("stage", group=name)
-    wanted_pods = 0 if stages is None else int(stages["spec"]["replicas"])
-    is_all_placed = stages is not None and len(pods) >= wanted_pods and all(map(is_placed, pods))
-    return Group(
-        name=name,
-        revision=revision,
-        ordinal=names.ordinal(name),
-        is_ready=any(is_pod_ready(pod) for pod in observed.pods("scheduler", group=name)),
-        is_placed=is_all_placed,
-        is_overdue=stages is not None and not is_all_placed and _age_s(stages, now_s) > deployment.spec.startup_seconds,
-        is_leaving=stages is not None and is_going(stages),
-    )
-
-
-def _age_s(child: Json, now_s: float) -> float:
-    return now_s - seconds(child["metadata"]["creationTimestamp"])
+    return chosen.api_keys_secret or SecretKey(name=names.api_key(deployment.name), key=names.API_KEYS_FILE)
 
 
 def _staying(deployment: Deployment, groups: Sequence[Group], next_step: Step, revision: str) -> list[str]:
@@ -195,41 +254,58 @@ def _staying(deployment: Deployment, groups: Sequence[Group], next_step: Step, r
     return staying
 
 
-def _group_manifests(
-    deployment: Deployment,
-    observed: Observed,
-    staying: Sequence[str],
-    images: Release,
-    revision: str,
-    outputs: Outputs,
-) -> list[Json]:
-    """Stages of all groups that stay, and their schedulers; of those, one at a time is changed while others serve."""
-    manifests = []
-    changes_left = 1
-    for name in staying:
-        manifests += group.stages(deployment, images.worker, name, revision)
-        service, stateful_set = group.scheduler(deployment, images.scheduler, name, revision, outputs)
-        there = observed.get("StatefulSet", names.scheduler(name))
-        if there is not None and hash_of(deployment, stateful_set) != label_map(there).get(names.HASH_LABEL):
-            is_serving = any(is_pod_ready(pod) for pod in observed.pods("scheduler", group=name))
-            others_serve = all(
-                any(is_pod_ready(pod) for pod in observed.pods("scheduler", group=other))
-                for other in staying
-                if other != name
-            )
-            if is_serving and not (others_serve and changes_left):
-                stateful_set = there
-            else:
-                changes_left -= is_serving
-        manifests += [service, stateful_set]
-    return manifests
+def _held_schedulers(
+    deployment: Deployment, observed: Observed, wanted: Mapping[str, Sequence[Json]], *, is_pool_known: bool
+) -> set[tuple[str, str]]:
+    """Of the schedulers that would be changed, those that go on serving until others do.
+
+    A group whose stages are not up cannot serve whatever its scheduler is: it holds nobody up. Of the others,
+    maxUnavailable may be missing, and one in any case, since no scheduler comes up beside the one that it replaces.
+
+    Args: wanted: Service and StatefulSet by group.
+    """
+    if not is_pool_known:
+        return {("StatefulSet", names.scheduler(name)) for name in wanted}
+    can_serve = {name for name in wanted if _has_its_stages(deployment, observed, name)}
+    serving = {name for name in can_serve if any(map(is_pod_ready, observed.pods("scheduler", group=name)))}
+    floor = len(can_serve) - max(1, deployment.spec.rollout.max_unavailable)
+    left = len(serving)
+    held = set()
+    for name, (_, stateful_set) in wanted.items():
+        there = observed.get(*_key(stateful_set))
+        is_as_wanted = there is None or label_map(there).get(names.HASH_LABEL) == hash_of(deployment, stateful_set)
+        if is_as_wanted or name not in serving:
+            continue
+        if left - 1 >= floor:
+            left -= 1
+        else:
+            held.add(_key(stateful_set))
+    return held
+
+
+def _has_its_stages(deployment: Deployment, observed: Observed, name: str) -> bool:
+    up = sum(map(is_pod_ready, observed.pods(group.STAGE, group=name)))
+    return up >= deployment.spec.parallelism.stages
+
+
+def _issues(deployment: Deployment, observed: Observed, now_s: float) -> Iterable[Issue]:
+    if (due := certificates.due(deployment, observed, now_s)) is not None:
+        is_new = observed.get("Secret", names.certificates(deployment.name)) is None
+        yield Issue(due.signer, due.reason, is_new)
+
+
+def _promises(observed: Observed, slots: SlotsChange) -> Iterable[Promise]:
+    """Before anything else: no group gets fewer slots while the door lets in what needs more."""
+    revision, promised = observed.pool.revision, observed.pool.promised_slots
+    if slots.promise is not None and revision is not None and promised is not None:
+        has_fewer = slots.promise < promised
+        reason = "the spec gives fewer slots to a group" if has_fewer else "all groups have more slots"
+        yield Promise(revision=revision, slots=slots.promise, reason=reason)
 
 
 def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json]) -> Iterable[Apply]:
     for manifest in wanted:
-        there = observed.get(manifest["kind"], manifest["metadata"]["name"])
-        if there is manifest:
-            continue
+        there = observed.get(*_key(manifest))
         finished = finish(deployment, manifest)
         if there is None:
             yield Apply(finished, "it is missing", is_new=True)
@@ -238,27 +314,25 @@ def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json])
         elif label_map(there).get(names.HASH_LABEL) != finished["metadata"]["labels"][names.HASH_LABEL]:
             yield Apply(finished, "the spec has changed")
         elif changed := drift(finished, there):
-            yield Apply(finished, f"somebody has changed {changed}")
+            yield Apply(finished, f"somebody has changed {changed}", is_mending=True)
 
 
 def _leftovers(
-    observed: Observed, wanted: Iterable[Json], groups: set[str], reasons: Mapping[str, str]
+    observed: Observed, staying: Set[tuple[str, str]], groups: Set[str], reasons: Mapping[str, str]
 ) -> Iterable[Delete]:
-    """Args: reasons: why some go, by name."""
-    names_wanted = {(each["kind"], each["metadata"]["name"]) for each in wanted}
+    """Args: staying: kinds and names of what does not go. reasons: why some go, by name."""
     for (kind, name), child in sorted(observed.children.items()):
         is_of_group = label_map(child).get(names.GROUP_LABEL) in groups
-        if kind in KEPT_KINDS | _OWNED_BY_OTHERS or is_of_group or is_going(child) or (kind, name) in names_wanted:
+        if kind in KEPT_KINDS | _OWNED_BY_OTHERS or is_of_group or is_going(child) or (kind, name) in staying:
             continue
-        yield Delete(kind, name, reasons.get(name, "the spec has no more need of it"))
+        yield _delete(child, reasons.get(name, "the spec has no more need of it"))
 
 
 def _unread_claims(deployment: Deployment, observed: Observed, claims: Sequence[str]) -> Iterable[Delete]:
     for name in claims:
-        if deployment.spec.deletion_policy == "Delete" and not is_going(
-            observed.children["PersistentVolumeClaim", name]
-        ):
-            yield Delete("PersistentVolumeClaim", name, "nobody reads its model any more")
+        claim = observed.children["PersistentVolumeClaim", name]
+        if deployment.spec.deletion_policy == "Delete" and not is_going(claim):
+            yield _delete(claim, "nobody reads its model any more")
 
 
 def _removals(observed: Observed, groups: Sequence[Group], remove: Sequence[str]) -> Iterable[Delete]:
@@ -270,11 +344,27 @@ def _removals(observed: Observed, groups: Sequence[Group], remove: Sequence[str]
     for each in groups:
         if each.name not in remove:
             continue
-        scheduler = names.scheduler(each.name)
-        if observed.get("StatefulSet", scheduler) is not None:
-            yield Delete("StatefulSet", scheduler, "its group leaves")
+        scheduler = observed.get("StatefulSet", names.scheduler(each.name))
+        if scheduler is not None:
+            yield _delete(scheduler, "its group leaves")
         elif not observed.pods("scheduler", group=each.name):
-            yield Delete("StatefulSet", each.name, "its group leaves")
+            yield _delete(observed.children["StatefulSet", each.name], "its group leaves")
+
+
+def _returns(
+    observed: Observed, groups: Sequence[Group], revision: str, remove: Sequence[str], now_s: float
+) -> Iterable[Apply]:
+    """Groups of another revision that have given way come back as well while they are there: the wanted one may take
+    long. The spec tells of them no more, so they are written as they are."""
+    for each in groups:
+        stages = observed.get("StatefulSet", each.name)
+        if stages is None or each.revision == revision or each.name in remove or each.is_leaving:
+            continue
+        pause = pauses.read(stages)
+        if pause.is_on and now_s >= pause.ends_s(each.name):
+            scheduler = observed.get("StatefulSet", names.scheduler(each.name))
+            for manifest in group.come_back(stages, scheduler, pause.ended):
+                yield Apply(manifest, "its group comes back")
 
 
 def _nudges(observed: Observed, schedule: str) -> Iterable[Nudge]:
@@ -287,14 +377,34 @@ def _nudges(observed: Observed, schedule: str) -> Iterable[Nudge]:
             yield Nudge(metadata["name"], metadata["uid"], annotations, "its schedule has changed")
 
 
-def _lost_pods(observed: Observed) -> Iterable[Delete]:
+def _lost_pods(observed: Observed, now_s: float) -> Iterable[Delete]:
     """Pods that a lost node cannot end: others have to take their places. Claim number and epoch keep them harmless;
     of a fetch, digests do."""
     for pod in observed.of_kind("Pod"):
-        if is_going(pod) and pod["spec"].get("nodeName") in observed.lost_nodes and _may_be_forced(pod):
-            yield Delete("Pod", pod["metadata"]["name"], "its node is lost", is_forced=True)
+        if is_going(pod) and _may_be_forced(pod):
+            if pod["spec"].get("nodeName") in observed.lost_nodes:
+                yield _delete(pod, "its node is lost", is_forced=True)
+            elif _is_given_up(pod, now_s):
+                yield _delete(pod, "its node was given up and is silent", is_forced=True)
+
+
+def _is_given_up(pod: Json, now_s: float) -> bool:
+    """Whether the cluster took a pod off a node that it had lost, and the node has not ended it long after its time:
+    what an operator can know that may not read nodes."""
+    given_up = condition_of(pod, "DisruptionTarget").get("reason") == "DeletionByTaintManager"
+    # Its grace is part of the timestamp.
+    return given_up and now_s > seconds(pod["metadata"]["deletionTimestamp"]) + SILENT_S
 
 
 def _may_be_forced(pod: Json) -> bool:
     """Not the pool's: two Redis on one volume would lose what either accepted."""
     return label_map(pod).get(names.ROLE_LABEL) in ("gateway", "scheduler", "stage", "fetch")
+
+
+def _delete(child: Json, reason: str, *, is_forced: bool = False) -> Delete:
+    metadata = child["metadata"]
+    return Delete(child["kind"], metadata["name"], metadata["uid"], reason, is_forced)
+
+
+def _key(manifest: Json) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]

@@ -1,69 +1,117 @@
-"""Asks the pool of a deployment what is in it. The operator reads it and never writes."""
+"""Asks the pool of a deployment what is in it, and tells it the one thing that is the operator's to say: how many slots
+its door promises to a request, when the spec gives another number."""
 
+import asyncio
 import base64
+import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from orca.core.errors import OrcaError
+from orca.core.errors import OrcaError, PoolUnavailable, SettingError
 from orca.operator import names
 from orca.operator.observed import PoolLook
 from orca.operator.render import pool
 from orca.operator.resource import Deployment, Json
+from orca.operator.slots_change import asked_slots
+from orca.pool.api import LargerRequests, Pool
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings
 
 CALL_MS = 2_000
-_FILES = {"password", "ca.crt", "tls.crt", "tls.key"}
-"""Keys of the Secret that reach Redis' client as files."""
 
 
-def secret_name(deployment: Deployment) -> str:
-    """Of the Secret by which the pool is reached."""
-    external = deployment.spec.pool.external
-    return names.pool(deployment.name) if external is None else external.url_secret.name
+class NoPool(OrcaError):
+    """The Secret does not lead to a pool; the message says why."""
 
 
 async def look(deployment: Deployment, secret: Json | None) -> PoolLook:
-    """One question on a connection of its own. Args: secret: as the API server gives it; None when there is none."""
-    external, name = deployment.spec.pool.external, secret_name(deployment)
+    """Some questions on a connection of their own.
+
+    Args: secret: as the API server gives it; None when there is none.
+    """
+    try:
+        async with _connected(deployment, secret) as pool:
+            return await _ask(pool, asked_slots(deployment))
+    except OrcaError as error:
+        return PoolLook(problem=str(error))
+
+
+def set_promise(deployment: Deployment, secret: Json | None, revision: str, slots: int, *, within_s: float) -> None:
+    """For a thread without an event loop.
+
+    Args:
+        secret: as in `look`.
+        within_s: bound on all of it.
+    Raises: OrcaError; the pool may have been told all the same.
+    """
+
+    async def tell() -> None:
+        async with asyncio.timeout(within_s), _connected(deployment, secret) as pool:
+            await pool.set_promise(revision, slots)
+
+    try:
+        asyncio.run(tell())
+    except TimeoutError as error:
+        raise PoolUnavailable(f"no answer within {within_s:.1f} s") from error
+
+
+@contextlib.asynccontextmanager
+async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterator[RedisPool]:
+    """Raises: NoPool, SettingError."""
+    external = deployment.spec.pool.external
+    name = names.pool(deployment.name) if external is None else external.url_secret.name
     if secret is None:
-        return PoolLook(problem=f"there is no Secret {name}")
-    used = _FILES | {"user"} | (set() if external is None else {external.url_secret.key})
+        raise NoPool(f"there is no Secret {name}")
+    used = {*pool.LOGIN_FILES, "user"} | (set() if external is None else {external.url_secret.key})
     data = (secret.get("data") or {}).items()
     try:
         values = {key: base64.b64decode(value).decode() for key, value in data if key in used}
-    except ValueError:
-        return PoolLook(problem=f"the Secret {name} holds what is no text")
+    except ValueError as error:
+        raise NoPool(f"the Secret {name} holds what is no text") from error
+    if external is None:
+        values["user"] = pool.USER
     url = f"redis://{name}.{deployment.namespace}.svc:{pool.PORT}/0"
     if external is not None:
         if external.url_secret.key not in values:
-            return PoolLook(problem=f"the Secret {name} has no key {external.url_secret.key}")
+            raise NoPool(f"the Secret {name} has no key {external.url_secret.key}")
         url = values[external.url_secret.key].strip()
     with tempfile.TemporaryDirectory(prefix="orca-pool-") as folder:
-        return await _ask(url, pool.word(deployment), _settings(values, Path(folder)))
+        try:
+            replicas = 0 if external is None else external.min_replicas
+            found = RedisPool(url, pool.word(deployment), _settings(values, Path(folder), replicas))
+        except SettingError as error:
+            raise NoPool(f"the Secret {name}: {error}") from error
+        except ValueError as error:
+            raise NoPool(str(error)) from error
+        try:
+            yield found
+        finally:
+            await found.close()
 
 
-async def _ask(url: str, word: str, settings: PoolSettings) -> PoolLook:
-    try:
-        asked = RedisPool(url, word, settings)
-    except ValueError as error:
-        return PoolLook(problem=str(error))
-    try:
-        stats = await asked.stats()
-    except OrcaError as error:
-        return PoolLook(problem=str(error))
-    finally:
-        await asked.close()
+async def _ask(pool: Pool, slots: int | None) -> PoolLook:
+    """Args: slots: that one request has by the spec at most; None where it does not say. Raises: OrcaError."""
+    stats = await pool.stats()
+    larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, largest=0)
+    if slots is not None and stats.revision is not None:
+        larger = await pool.larger_requests(stats.revision, slots)
     return PoolLook(
         queued=stats.queued,
         running=stats.owned,
         oldest_wait_ms=stats.oldest_wait_ms,
-        groups_formed=frozenset(stats.groups_formed),
+        generation=stats.generation,
+        replaced_revisions=stats.replaced_revisions,
+        replaced_unfinished=stats.replaced_unfinished,
+        revision=stats.revision,
+        promised_slots=larger.promised_slots,
+        offered_slots=stats.offered_slots,
+        larger_requests=larger.unfinished,
+        largest_request=larger.largest,
     )
 
 
-def _settings(values: Mapping[str, str], folder: Path) -> PoolSettings:
+def _settings(values: Mapping[str, str], folder: Path, replicas: int) -> PoolSettings:
     """Login and certificates as files, which is how the pool takes them, in a folder of this process alone."""
 
     def file(key: str) -> str | None:
@@ -73,11 +121,13 @@ def _settings(values: Mapping[str, str], folder: Path) -> PoolSettings:
         path.write_text(values[key])
         return str(path)
 
+    user = {"user": values["user"]} if "user" in values else {}
     return PoolSettings(
-        user=values.get("user", pool.USER),
+        **user,
         password_file=file("password"),
         tls_ca_file=file("ca.crt"),
         tls_certificate_file=file("tls.crt"),
         tls_key_file=file("tls.key"),
         call_timeout_ms=CALL_MS,
+        replicas=replicas,
     )

@@ -1,21 +1,24 @@
 """One look at one OrcaDeployment: observe, validate, plan, apply, write its status. Nothing is kept between looks.
 
-What an apply is refused (quota, admission, a patch that makes no sense) does not stop the others; it is told in the
-condition Accepted, and tried again with the next look.
+What an apply is refused (quota, admission, a patch that makes no sense) does not stop the others; it is told in a
+condition, and tried again less and less often (refusals.py).
 """
 
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from orca.operator import credentials, fetch_look, names, status
-from orca.operator.children import finish
+from orca.core.errors import OrcaError
+from orca.operator import credentials, fetch_look, names, pool_look, status
+from orca.operator.children import drift, finish, is_ours
 from orca.operator.cluster import ApiError, Cluster
-from orca.operator.observed import Observed, PoolLook, by_name, condition
-from orca.operator.plan import Action, Apply, Nudge, Plan, Release, keys_secret, plan
+from orca.operator.observed import Observed, by_name, condition
+from orca.operator.plan import Action, Apply, Issue, Nudge, Plan, Promise, Release, keys_secret, plan
+from orca.operator.refusals import Refusal, Refusals
 from orca.operator.render.fetch import ROLE
-from orca.operator.resource import BadSpec, Deployment, Json, read
+from orca.operator.resource import Deployment, Json
 
 log = logging.getLogger(__name__)
 
@@ -23,69 +26,132 @@ SOON_S = 2.0
 """Until the next look while something is on its way, beside those that events bring."""
 
 
-def reconcile(cluster: Cluster, release: Release, body: Json, pool: PoolLook, lost_nodes: frozenset[str]) -> bool:
+def refuse(cluster: Cluster, body: Json, reason: str, message: str) -> None:
+    """Say in the status that nothing can be done for the spec as written."""
+    metadata, before = body["metadata"], body.get("status", {})
+    written = status.refused(int(metadata["generation"]), reason, message, before, _now())
+    _write_status(cluster, metadata["namespace"], metadata["name"], before, written)
+
+
+def observe(cluster: Cluster, deployment: Deployment, lost_nodes: frozenset[str]) -> Observed:
+    """What there is, but for what the pool says: the Secret by which it can be asked is there then.
+
+    Raises: ApiError when the API server does not answer, or refuses a Secret.
+    """
+    found = cluster.children(deployment.namespace, deployment.name)
+    children = by_name(each for each in found if is_ours(deployment, each))
+    children |= by_name(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
+    external = deployment.spec.pool.external
+    if external is None:
+        pool_secret = children["Secret", names.pool(deployment.name)]
+    else:
+        pool_secret = cluster.secret(deployment.namespace, external.url_secret.name)
+    named = deployment.spec.certificates.secret_name
+    observed = Observed(
+        children=children,
+        pool_secret=pool_secret,
+        named_certificates=None if named is None else cluster.secret(deployment.namespace, named),
+        keys_problem=_keys_problem(cluster, deployment),
+        lost_nodes=lost_nodes,
+    )
+    return replace(observed, fetch=fetch_look.look(observed.pods(ROLE)))
+
+
+def reconcile(
+    cluster: Cluster, release: Release, deployment: Deployment, observed: Observed, before: Json, refusals: Refusals
+) -> bool:
     """Bring the cluster one step towards what the resource asks for.
 
+    Args: before: the status as it is. refusals: of earlier looks; those of this one are added.
     Returns: whether something is still on its way.
     Raises: ApiError when the API server does not answer.
     """
-    metadata, before = body["metadata"], body.get("status", {})
     now = _now()
-    try:
-        deployment = read(body)
-    except BadSpec as error:
-        written = status.refused(int(metadata["generation"]), "BadSpec", str(error), before, now)
-        _write_status(cluster, metadata["namespace"], metadata["name"], before, written)
-        return False
-    children = by_name(cluster.children(deployment.namespace, deployment.name))
-    observed = Observed(children=children, pool=pool, lost_nodes=lost_nodes)
-    observed = replace(observed, fetch=fetch_look.look(observed.pods(ROLE)))
-    _make_secrets(cluster, deployment, observed)
     decided = plan(deployment, observed, release, now_s=time.time())
-    refusals = _carry_out(cluster, deployment, decided)
-    written = status.status(deployment, observed, decided, before, now, refusal=next(iter(refusals), None))
+    refused = _carry_out(cluster, deployment, observed, decided, refusals)
+    written = status.status(deployment, observed, decided, before, now, refused)
     _write_status(cluster, deployment.namespace, deployment.name, before, written)
     _tell(cluster, deployment, before, written, now)
-    # What was refused is tried again with the next resync: sooner it would only be refused again.
-    return not refusals and (bool(decided.actions) or status.is_on_the_way(written))
+    is_acting = len(refused) < len(decided.actions)
+    return is_acting or decided.slots.is_open or status.is_on_the_way(written)
 
 
-def _make_secrets(cluster: Cluster, deployment: Deployment, observed: Observed) -> None:
+def _missing_secrets(deployment: Deployment, children: Mapping[tuple[str, str], Json]) -> Iterable[Json]:
     """Those that are drawn: only where there is none."""
-    if deployment.spec.pool.external is None and observed.get("Secret", names.pool(deployment.name)) is None:
-        cluster.create(finish(deployment, credentials.pool_secret(deployment)))
-    keys = keys_secret(deployment)
-    own = names.api_key(deployment.name)
-    if keys is not None and keys.name == own and observed.get("Secret", own) is None:
-        cluster.create(finish(deployment, credentials.api_key_secret(deployment)))
+    if deployment.spec.pool.external is None and ("Secret", names.pool(deployment.name)) not in children:
+        yield credentials.pool_secret(deployment)
+    keys, own = keys_secret(deployment), names.api_key(deployment.name)
+    if keys is not None and keys.name == own and ("Secret", own) not in children:
+        yield credentials.api_key_secret(deployment)
 
 
-def _carry_out(cluster: Cluster, deployment: Deployment, decided: Plan) -> list[str]:
-    """Returns: what the API server refused."""
-    refusals = []
+def _keys_problem(cluster: Cluster, deployment: Deployment) -> str | None:
+    """A pod that waits for a Secret says so in events only."""
+    named = deployment.spec.gateway.api_keys_secret
+    if named is None or deployment.spec.gateway.open_to_all:
+        return None
+    secret = cluster.secret(deployment.namespace, named.name)
+    if secret is None:
+        return f"there is no Secret {named.name}, which gateway.apiKeysSecret names"
+    if named.key not in (secret.get("data") or {}):
+        return f"the Secret {named.name} has no key {named.key}, which gateway.apiKeysSecret names"
+    return None
+
+
+def _carry_out(
+    cluster: Cluster, deployment: Deployment, observed: Observed, decided: Plan, refusals: Refusals
+) -> list[Refusal]:
+    """Returns: what the API server refuses, now or not long ago."""
+    refusals.begin(deployment, decided.actions)
+    refused = []
     for action in decided.actions:
-        try:
-            _act(cluster, deployment, action)
-        except ApiError as error:
-            if not error.is_answer:
-                raise
-            log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
-            refusals.append(str(error))
-    return refusals
+        refusal = refusals.waiting(deployment, action)
+        if refusal is None:
+            try:
+                _act(cluster, deployment, observed, action)
+                continue
+            except ApiError as error:
+                if not error.is_answer:
+                    raise
+                log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
+                refusal = Refusal(action, str(error))
+                refusals.note(deployment, refusal)
+        refused.append(refusal)
+    return refused
 
 
-def _act(cluster: Cluster, deployment: Deployment, action: Action) -> None:
+def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: Action) -> None:
     where = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
         of = action.manifest
         log.info("apply", extra={"kind": of["kind"], "child": of["metadata"]["name"], **where})
-        (cluster.apply_new if action.is_new else cluster.apply)(of)
+        written = (cluster.apply_new if action.is_new else cluster.apply)(of)
+        if changed := drift(of, written):
+            # As an admission webhook does it: once more would be the same again.
+            child = f"{of['kind']} {of['metadata']['name']}"
+            raise ApiError(409, f"somebody changes {changed} of {child} while it is written")
+    elif isinstance(action, Issue):
+        log.info("issue", extra={"kind": "Secret", "child": names.certificates(deployment.name), **where})
+        secret = finish(deployment, credentials.certificates_secret(deployment, action.signer, time.time()))
+        (cluster.apply_new if action.is_new else cluster.apply)(secret)
     elif isinstance(action, Nudge):
         log.info("nudge", extra={"kind": "Pod", "child": action.pod, **where})
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
+    elif isinstance(action, Promise):
+        log.info("promise", extra={"slots": action.slots, "revision": action.revision, **where})
+        _tell_pool(cluster, deployment, observed, action)
     else:
         log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
-        cluster.delete(action.kind, deployment.namespace, action.name, is_forced=action.is_forced)
+        cluster.delete(action.kind, deployment.namespace, action.name, action.uid, is_forced=action.is_forced)
+
+
+def _tell_pool(cluster: Cluster, deployment: Deployment, observed: Observed, action: Promise) -> None:
+    """A pool that does not answer is told again with the next look; until then all stays as it is."""
+    try:
+        secret, within_s = observed.pool_secret, cluster.write_s
+        pool_look.set_promise(deployment, secret, action.revision, action.slots, within_s=within_s)
+    except OrcaError as error:
+        log.warning("the pool was not told: %s", error, extra={"resource": deployment.name})
 
 
 def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json, now: str) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -178,6 +179,13 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """Between scheduler and stages; None has them made and renewed."""
+
+    secret_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     max_surge: int
     max_unavailable: int
@@ -205,6 +213,7 @@ class Spec:
     scheduler: Scheduler
     gateway: Gateway
     pool: Pool
+    certificates: Certificates
     rollout: Rollout
     drain_seconds: int
     startup_seconds: int
@@ -256,6 +265,10 @@ def read(body: Mapping[str, Any]) -> Deployment:
     )
 
 
+_CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "pool"}
+"""Role in the spec -> name of its container."""
+
+
 def _check(spec: Spec) -> None:
     """What the rules of the CRD do not see."""
     for role in ("worker", "scheduler", "gateway", "pool"):
@@ -264,6 +277,9 @@ def _check(spec: Spec) -> None:
             raise BadSpec(f"{role}.podPatch: {sorted(unknown)[0]} is no field of a pod template (metadata, spec)")
         if bad := [name for name, value in patch.items() if not isinstance(value, Mapping)]:
             raise BadSpec(f"{role}.podPatch.{bad[0]} is not an object")
+        _check_words(role, patch)
+    if spec.gateway.http_route is not None:
+        _check_parents(spec.gateway.http_route)
     grace = spec.gateway.pod_patch.get("spec", {}).get("terminationGracePeriodSeconds")
     if grace is not None and not isinstance(grace, int):
         raise BadSpec(f"gateway.podPatch: terminationGracePeriodSeconds {grace!r} is not a whole number")
@@ -272,6 +288,28 @@ def _check(spec: Spec) -> None:
             f"gateway.podPatch: terminationGracePeriodSeconds {grace} is less than gateway.drainSeconds"
             f" {spec.gateway.drain_seconds}: open answers would be cut"
         )
+
+
+def _check_words(role: str, patch: Mapping[str, Any]) -> None:
+    """The operator reads back from its pods what they were told."""
+    containers = patch.get("spec", {}).get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        own = isinstance(container, Mapping) and container.get("name") == _CONTAINERS[role]
+        if own and (words := container.keys() & {"args", "command"}):
+            raise BadSpec(
+                f"{role}.podPatch: {min(words)} of the container {_CONTAINERS[role]} are the operator's;"
+                f" settings that the resource has no field for go into its env, as ORCA_{role.upper()}_NAME"
+            )
+
+
+def _check_parents(route: HttpRoute) -> None:
+    """The Gateway API wants those of one Gateway to name its listeners, each once. As a rule of the CRD this would cost
+    more than an API server lets a rule cost."""
+    parents = Counter((each["name"], each.get("namespace")) for each in route.parent_refs)
+    listeners = Counter((each["name"], each.get("namespace"), each.get("sectionName")) for each in route.parent_refs)
+    for name, namespace, section in listeners:
+        if parents[name, namespace] > 1 and (section is None or listeners[name, namespace, section] > 1):
+            raise BadSpec(f"gateway.httpRoute.parentRefs: {name} is there twice without a sectionName of its own each")
 
 
 def json_name(of: "dataclasses.Field[Any]") -> str:

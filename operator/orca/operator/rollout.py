@@ -4,7 +4,7 @@
     ceiling = replicas + maxSurge           groups that exist, those that leave not counted
 
 1. Groups come one at a time, and the next one only when all pods of the last have found a node: two groups that are
-   half placed would wait for each other's GPUs for ever.
+   half placed would wait for each other's GPUs for ever. (Groups of two resources give way to each other: pauses.py.)
 2. A group goes if those that serve stay at the floor without it. An old one that does not serve goes also when it is
    in the way of a new one.
 3. If the new group finds no node and nothing may be missing, one may (`is_squeezed`): there is no room for the surge.
@@ -13,7 +13,7 @@ The wanted revision is whatever the spec says now. So an edit or a revert in the
 where it was: groups of the revision that is wanted again count as new ones, all others as old.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 
@@ -26,7 +26,7 @@ class Group:
     ordinal: int
     is_ready: bool = False  # formed: it serves
     is_placed: bool = True  # all of its pods have a node
-    is_overdue: bool = False  # it is not placed, and has had its startup time
+    is_overdue: bool = False  # it is not placed, and has had its startup time, or has given way for that
     is_leaving: bool = False  # it drains and goes, whatever is wanted now
 
 
@@ -46,8 +46,11 @@ class Step:
     is_squeezed: bool = False  # there was no room for the surge
 
 
-def step(groups: Sequence[Group], wanted: str, bounds: Bounds) -> Step:
-    """The next step towards `replicas` groups of the revision `wanted` and no others."""
+def step(groups: Sequence[Group], wanted: str, bounds: Bounds, kept: Set[str] = frozenset()) -> Step:
+    """The next step towards `replicas` groups of the revision `wanted` and no others.
+
+    Args: kept: names of old groups that must not go yet (model_change.py).
+    """
     present = [group for group in groups if not group.is_leaving]
     new = [group for group in present if group.revision == wanted]
     old = [group for group in present if group.revision != wanted]
@@ -61,7 +64,7 @@ def step(groups: Sequence[Group], wanted: str, bounds: Bounds) -> Step:
         create = _free_ordinal([group for group in groups if group.revision == wanted])
     remove = [group.name for group in surplus]
     is_blocked = len(new) < bounds.replicas and not has_room
-    for group in _least_useful_first(old):
+    for group in _least_useful_first([each for each in old if each.name not in kept]):
         if ready - group.is_ready >= floor:
             ready -= group.is_ready
         elif group.is_ready or not is_blocked:

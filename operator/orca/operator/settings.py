@@ -1,6 +1,7 @@
 """The settings of the operator: `--resync-seconds 60` or `ORCA_OPERATOR_RESYNC_SECONDS=60` (see core.settings)."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from orca.core.settings import (
@@ -13,9 +14,11 @@ from orca.core.settings import (
     required,
     setting,
 )
+from orca.operator.lease import Terms
 from orca.operator.plan import Release
 
 PREFIX = "ORCA_OPERATOR_"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,16 @@ class Settings:
     network_policies: bool = setting(
         False, "give each resource NetworkPolicies: its parts reach each other and no more"
     )
+    lease: str | None = setting(
+        None, "name of the Lease by which one of several operators acts; unset acts at once and without one"
+    )
+    lease_namespace: str | None = setting(None, "where that Lease is; the chart says the operator's own namespace")
+    lease_identity: str | None = setting(
+        None, "what stands in it while this operator acts, and in no other's; the chart says the pod's name"
+    )
+    lease_seconds: int = setting(
+        15, "another acts when it has not been renewed for so long; its holder stops at two thirds of that", least=3
+    )
     resync_seconds: float = setting(
         30.0, "each resource is looked at again after so long, though nothing was heard of it", least=0.1
     )
@@ -44,6 +57,24 @@ class Settings:
     def __post_init__(self) -> None:
         check_bounds(self)
         require(is_address(self.listen), self, "listen", "host:port")
+        require(self.lease is None or _NAME.fullmatch(self.lease) is not None, self, "lease", "a name of an object")
+        for name in ("lease_namespace", "lease_identity"):
+            is_complete = bool(getattr(self, name)) or self.lease is None
+            require(is_complete, self, name, "a name, which --lease needs")
+
+    @property
+    def lease_terms(self) -> Terms | None:
+        """None when the operator acts without a Lease."""
+        if self.lease is None:
+            return None
+        assert self.lease_namespace is not None
+        assert self.lease_identity is not None
+        return Terms(
+            namespace=self.lease_namespace,
+            name=self.lease,
+            identity=self.lease_identity,
+            duration_s=self.lease_seconds,
+        )
 
     @property
     def release(self) -> Release:

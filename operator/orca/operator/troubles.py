@@ -4,8 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orca.operator.observed import has_ended, is_going
+
 NO_CAPACITY = "NoCapacity"
 IMAGE_PULL = "ImagePull"
+SECRET_MISSING = "SecretMissing"
+CERTIFICATE_UNFIT = "CertificateUnfit"
+CERTIFICATE_EXPIRING = "CertificateExpiring"
+CERTIFICATE_EXPIRED = "CertificateExpired"
 BAD_CONFIGURATION = "BadConfiguration"
 OUT_OF_MEMORY = "OutOfMemory"
 CRASHING = "Crashing"
@@ -28,8 +34,9 @@ class Trouble:
 
 
 def worst(pods: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """The trouble that somebody has to see first; None when no pod has any."""
-    found = [trouble for pod in pods if (trouble := of_pod(pod)) is not None]
+    """The trouble that somebody has to see first; None when no pod has any. What ends or was evicted is over."""
+    staying = [pod for pod in pods if not is_going(pod) and not has_ended(pod)]
+    found = [trouble for pod in staying if (trouble := of_pod(pod)) is not None]
     return min(found, key=lambda trouble: _WORST_FIRST.index(trouble.reason), default=None)
 
 

@@ -15,6 +15,7 @@ class WorkQueue(Generic[K]):
         self._active: set[K] = set()
         self._again: set[K] = set()
         self._later: dict[K, asyncio.TimerHandle] = {}
+        self._adding: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Condition()
 
     def __len__(self) -> int:
@@ -58,10 +59,7 @@ class WorkQueue(Generic[K]):
 
     def _due(self, key: K) -> None:
         self._later.pop(key, None)
-        task = asyncio.ensure_future(self.add(key))
+        task = asyncio.create_task(self.add(key))
         # Held until it is done: a loop keeps only weak references to its tasks.
-        _HELD.add(task)
-        task.add_done_callback(_HELD.discard)
-
-
-_HELD: set["asyncio.Future[None]"] = set()
+        self._adding.add(task)
+        task.add_done_callback(self._adding.discard)

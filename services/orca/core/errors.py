@@ -2,7 +2,8 @@
 
 OrcaError
 ├── InvalidRequest      the caller's mistake; `param` names the field (HTTP 400)
-│   └── NeverFits       could not run even on an idle group (HTTP 400)
+│   ├── NeverFits       could not run even on an idle group (HTTP 400)
+│   └── NotInForce      of another revision than the pool accepts (gateway: the model in force, or HTTP 503)
 ├── NameTaken           what was submitted under this name before is something else (HTTP 422)
 ├── ModelError          a model folder that cannot be served; says which file and why
 ├── SettingError        a flag, variable or file that stops the start; names the setting
@@ -31,6 +32,21 @@ class InvalidRequest(OrcaError):
 
 class NeverFits(InvalidRequest):
     """A request that needs more slots than any group of its revision has."""
+
+    def __init__(self, need: int, promised: int) -> None:
+        """Both in slots: that the largest request of the call needs, and that the pool promises to any one."""
+        super().__init__(f"prompt and max_tokens need {need} slots, the engine has {promised}", param="max_tokens")
+        self.promised = promised
+
+
+class NotInForce(InvalidRequest):
+    """A request of another revision than the one that the pool accepts now."""
+
+    def __init__(self, revision: str, in_force: str | None) -> None:
+        """`in_force`: the revision that it accepts; None while there is none."""
+        current = f"the current one is {in_force}" if in_force else "there is no current one yet"
+        super().__init__(f"revision {revision} is not served: {current}", param="model")
+        self.in_force = in_force
 
 
 class NameTaken(OrcaError):

@@ -41,6 +41,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A pod that was replaced has its name at another address; gRPC's own bound on asking DNS again is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # A link between stages stays while nobody asks for anything: gRPC would drop it after half an hour, and the first
+    # step after that might connect with a certificate that has ended since.
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),
     # Each channel has its own connection: a broken one never takes another's calls with it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -58,18 +61,20 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 def open_channel(address: str, certificates: Certificates | None = None) -> aio.Channel:
     """A channel to `host:port`. Connects on first use, reconnects by itself; every call still needs a deadline.
 
+    Its certificate stays what it was: when that has ended, the channel connects no more.
+
     Raises: EngineError when a certificate cannot be read.
     """
     if certificates is None:
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, _client_credentials(certificates), options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, _client_credentials(certificates), options=_secure_options(certificates))
 
 
 def open_blocking_channel(address: str, certificates: Certificates | None = None) -> grpc.Channel:
     """`open_channel` for threads."""
     if certificates is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, _client_credentials(certificates), options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, _client_credentials(certificates), options=_secure_options(certificates))
 
 
 def stage_stub(channel: aio.Channel) -> Any:
@@ -105,6 +110,11 @@ def serve_rendezvous(server: aio.Server, servicer: Any) -> None:
 def _client_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     ca, certificate, key = certificates.read()
     return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _secure_options(certificates: Certificates) -> list[tuple[str, int | str]]:
+    name = certificates.server_name
+    return [*CHANNEL_OPTIONS, *([] if name is None else [("grpc.ssl_target_name_override", name)])]
 
 
 def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:

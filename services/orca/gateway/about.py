@@ -10,12 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orca.core.errors import InvalidRequest
-from orca.gateway.accept import chat_prompt, check_model
+from orca.gateway.accept import chat_prompt
 from orca.gateway.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.receive import receive_body
-from orca.pool.api import PoolStats
 
 FOR_METRICS = "is_for_metrics"
 """In the state of calls that came in by the metrics' own port."""
@@ -24,25 +23,25 @@ STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or wi
 
 
 async def ready(gateway: Gateway) -> Response:
-    """200 once a first call would be served: a group of our revision has been formed at least once.
+    """200 once a first call would be served: a group of a model of ours has been formed at least once.
 
     From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
     answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are:
     `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
     request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
     """
-    stats = await learn_longest_request(gateway)
-    revision = gateway.served.info.revision
-    is_ready = gateway.max_total_tokens is not None and not gateway.drain.has_begun
+    stats = await gateway.overload.counts(STATS_SECONDS)
+    current = gateway.models.current
+    is_ready = gateway.models.has_formed and not gateway.drain.has_begun
     answer = {
         "ready": is_ready,
         "draining": gateway.drain.has_begun,
-        "model": gateway.served.info.name,
-        "revision": revision,
+        "model": current.info.name,
+        "revision": current.info.revision,
         "pool": "away" if stats is None else "ok",
         "groups": [] if stats is None else list(stats.groups),
         "groups_formed": [] if stats is None else list(stats.groups_formed),
-        "max_total_tokens": gateway.max_total_tokens,
+        "max_total_tokens": gateway.models.max_total_tokens(current),
         "waiting": None if stats is None else stats.queued,
         "running": None if stats is None else stats.owned,
     }
@@ -59,30 +58,24 @@ async def metrics(gateway: Gateway, http: Request) -> Response:
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def learn_longest_request(gateway: Gateway) -> PoolStats | None:
-    """The pool's counts, None when it does not answer in time; takes note of what they promise our revision."""
-    stats = await gateway.overload.counts(STATS_SECONDS)
-    if stats is not None and stats.revision == gateway.served.info.revision and stats.promised_slots is not None:
-        gateway.max_total_tokens = stats.promised_slots
-    return stats
-
-
 def models(gateway: Gateway) -> dict[str, Any]:
     return {"object": "list", "data": [_model(gateway)]}
 
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:
     """Raises: ApiError 404."""
-    check_model(name, gateway.served)
+    gateway.models.check_name(name)
     return _model(gateway)
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
-    info = gateway.served.info
+    """The one in force, by whatever name it was asked for."""
+    current = gateway.models.current
+    info = current.info
     return {
         "id": info.name,
         "object": "model",
-        "created": gateway.served.created,
+        "created": current.created,
         "owned_by": "orca",
         "root": info.name,
         "parent": None,
@@ -95,17 +88,18 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
     with gateway.intake.call() as held:
         body = await receive_body(http, TokenizeBody, gateway.settings, held)
-    check_model(body.model, gateway.served)
+    gateway.models.check_name(body.model)
+    served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     is_chat = body.prompt is None
-    text = await chat_prompt(body, gateway.served, gateway.settings) if body.prompt is None else body.prompt
+    text = await chat_prompt(body, served, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
-    tokens = await gateway.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
-    answer = {"count": len(tokens), "max_model_len": gateway.served.info.max_model_len, "tokens": tokens}
+    tokens = await served.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
+    answer = {"count": len(tokens), "max_model_len": served.info.max_model_len, "tokens": tokens}
     if body.return_token_strs:
-        answer["token_strs"] = [gateway.served.tokenizer.token_text(token_id) for token_id in tokens]
+        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
     return answer
 
 
@@ -113,11 +107,12 @@ async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
     with gateway.intake.call() as held:
         body = await receive_body(http, DetokenizeBody, gateway.settings, held)
-    check_model(body.model, gateway.served)
-    limit, most = gateway.served.info.vocab_size, gateway.served.info.max_model_len
+    gateway.models.check_name(body.model)
+    served = gateway.models.current
+    limit, most = served.info.vocab_size, served.info.max_model_len
     most = max(most, gateway.settings.detokenize_tokens_max)
     if len(body.tokens) > most:
         raise InvalidRequest(f"tokens has more than {most} token ids", param="tokens")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
-    return {"prompt": gateway.served.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}

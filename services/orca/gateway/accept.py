@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca.core.errors import InvalidRequest
-from orca.core.model import ModelInfo
 from orca.core.request import Request, SamplingParams
-from orca.core.text import Tokenizer
 from orca.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.errors import ApiError
 from orca.gateway.goals import NO_GOALS, Goals
+from orca.gateway.models import Served
 from orca.gateway.render import Kind, Rendering
 from orca.gateway.settings import Settings
 from orca.gateway.unbuilt import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
@@ -25,16 +23,6 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
 
 SEEDS = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The model that this gateway serves."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    created: int = 0  # Unix seconds: when its config.json was written, 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +40,6 @@ class Call:
     is_kept: bool = False  # unless the body says otherwise, it goes on when nobody reads it
     traceparent: str | None = None
     goals: Goals = NO_GOALS
-
-
-def check_model(name: str | None, served: Served) -> None:
-    """Raises: ApiError 404. No name means the only model."""
-    if name is not None and name != served.info.name:
-        message = f"the model {name!r} does not exist; this server has {served.info.name!r}"
-        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def completion_prompts(body: CompletionBody, served: Served, settings: Settings) -> list[str | list[int]]:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -18,24 +17,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orca.core.errors import OrcaError, PoolUnavailable
-from orca.core.model import ModelInfo
-from orca.core.text import Tokenizer
 from orca.gateway import about, document, generation, requests
-from orca.gateway.accept import Served
 from orca.gateway.auth import check_access, key_check
 from orca.gateway.behind_proxy import BehindProxy
-from orca.gateway.chat_template import ChatTemplate
-from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway, wall_clock_ms
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
+from orca.gateway.models import Models
 from orca.gateway.overload import Overload
 from orca.gateway.playground import playground
 from orca.gateway.readers import Readers
 from orca.gateway.receive import Intake
-from orca.gateway.render import Reading
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.gateway.turn_away import TurnAway
@@ -50,8 +44,7 @@ SETTLE_SECONDS = 1.0
 
 def create_app(
     pool: Pool,
-    model_info: ModelInfo,
-    tokenizer: Tokenizer,
+    models: Models,
     settings: Settings,
     clock_ms: Callable[[], int] = wall_clock_ms,
     tracing: Tracing | None = None,
@@ -62,29 +55,21 @@ def create_app(
         pool: stays open when the application ends.
         clock_ms: wall clock, Unix milliseconds: `created` and deadlines.
         tracing: None exports as the environment says.
-    Raises: ModelError when the chat template is broken; SettingError for keys that cannot be used or are missing.
+    Raises: SettingError for keys that cannot be used or are missing.
     """
     keys = KeyRing(settings)
     check_access(settings, keys)
-    template = tokenizer.chat_template
     gateway = Gateway(
         pool=pool,
-        served=Served(
-            model_info,
-            tokenizer,
-            None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
-            _written(model_info.folder / "config.json"),
-        ),
+        models=models,
         settings=settings,
         clock_ms=clock_ms,
-        metrics=Metrics(model_info.name),
+        metrics=Metrics(models.newest.info.name),
         tracing=tracing or Tracing.from_environment(),
         watcher=LogWatcher(pool),
         readers=Readers(pool, settings.round_seconds),
-        reading=Reading(tokenizer, frozenset(model_info.eos_token_ids)),
-        encoder=Encoder(model_info, tokenizer, settings),
         keys=keys,
-        overload=Overload(pool, time.monotonic, settings.connections_max),
+        overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
         intake=Intake(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -100,11 +85,6 @@ def create_app(
     _map_errors(app)
     app.openapi = functools.partial(document.write_document, app)  # type: ignore[method-assign]
     return app
-
-
-def _written(path: Path) -> int:
-    """Unix seconds of a file's last change, 0 when there is none."""
-    return int(path.stat().st_mtime) if path.is_file() else 0
 
 
 def _working_routes() -> APIRouter:
@@ -224,20 +204,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _introduce(gateway: Gateway) -> None:
-    """Make ours the revision of a pool that has none, so that calls are accepted before a group is formed.
+    """Put our model in force in a pool that has none, so that calls are accepted before a group is formed.
 
-    Ends when the pool says how long a request the first group of our revision can hold.
+    Ends when the pool says how long a request the first group of a model of ours can hold.
     """
-    while gateway.max_total_tokens is None:
+    while not gateway.models.has_formed:
         try:
             # Generation 0 is below whatever a rollout states.
-            await gateway.pool.set_revision(gateway.served.info.revision, 0)
-            await about.learn_longest_request(gateway)
+            await gateway.pool.set_revision(gateway.models.newest.info.revision, 0)
+            await gateway.overload.counts(about.STATS_SECONDS)
         except PoolUnavailable:
             log.debug("the pool does not know this gateway yet: away")
         except Exception:
             log.exception("stating the revision failed")
-        if gateway.max_total_tokens is None:
+        if not gateway.models.has_formed:
             await asyncio.sleep(gateway.settings.round_seconds)
 
 

@@ -6,7 +6,7 @@ A plain ASGI response: it sees the client go, takes out its reader entry then, a
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
@@ -141,24 +141,55 @@ class Delivery(Response):
 class StreamDelivery(Delivery):
     """Server-sent events; all that wait for this reader go out in one write."""
 
+    def __init__(
+        self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain, *, keep_alive_s: float
+    ) -> None:
+        """Args: keep_alive_s: a stream that has been quiet for so long says that it lives."""
+        super().__init__(accepted, reading, metrics, drain)
+        self._keep_alive_s = keep_alive_s
+        self._written_s = 0.0  # of the loop's clock
+
     async def _deliver(self, send: Send) -> None:
-        accepted = self._accepted
         await send(_start(200, self._stream_headers()))
+        self._written_s = asyncio.get_running_loop().time()
+        # As for ids: who does not ask for event streams may read every line as an event.
+        comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.rendering.event_ids else None
+        try:
+            async for events in self._all_events():
+                self._written_s = asyncio.get_running_loop().time()
+                await send(_body(events, more=True))
+        finally:
+            if comments is not None:
+                comments.cancel()
+        await send(_body(b"", more=False))
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Comments, which clients skip: by them a stream that waits is told from one whose gateway is lost."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            if (quiet_s := self._written_s + self._keep_alive_s - clock()) > 0:
+                await asyncio.sleep(quiet_s)
+            else:
+                self._written_s = clock()
+                await send(_body(b": waiting\n\n", more=True))
+
+    async def _all_events(self) -> AsyncIterator[bytes]:
+        accepted = self._accepted
         streams = {request.id: self._stream_of(request) for request in accepted.requests}
         while len(self._ends) < len(streams):
             try:
                 parts = await accepted.follower.next()
             except UnknownRequest as error:
-                await send(_body(error_event(answer_to(error).body())))
+                yield error_event(answer_to(error).body())
                 return
             if parts is None:
                 if self._drain.is_cut:
-                    await send(_body(self._cut_event(streams)))
+                    yield self._cut_event(streams)
                 return
             events = self._events(parts, streams)
             # A client that resumes has the first ones: they are not written, so nothing goes out for them.
-            if events or len(self._ends) == len(streams):
-                await send(_body(events, more=len(self._ends) < len(streams)))
+            if events:
+                yield events
 
     def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
         stream = ChoiceStream(request, self._accepted.rendering, self._reading)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from orca.gateway.accept import Served
 from orca.gateway.drain import Drain
-from orca.gateway.encoding import Encoder
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
+from orca.gateway.models import Models
 from orca.gateway.overload import Overload
 from orca.gateway.readers import Readers
 from orca.gateway.receive import Intake
-from orca.gateway.render import Reading
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.gateway.watcher import LogWatcher
@@ -30,22 +28,17 @@ class Gateway:
     """Its parts; nothing of a call outlives its connection but what is in `finishing`."""
 
     pool: Pool
-    served: Served
+    models: Models
     settings: Settings
     clock_ms: Callable[[], int]
     metrics: Metrics
     tracing: Tracing
     watcher: LogWatcher
     readers: Readers
-    reading: Reading
-    encoder: Encoder
     keys: KeyRing
     overload: Overload
     intake: Intake
     drain: Drain = field(default_factory=Drain)
-    # Of the longest request that fits, prompt and output, as the first group of our revision that was formed promised;
-    # None until then, and never None again.
-    max_total_tokens: int | None = None
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:

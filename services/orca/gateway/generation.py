@@ -5,16 +5,17 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from orca.core.errors import InvalidRequest, NeverFits, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
+from orca.core.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
 from orca.core.request import Request as OrcaRequest
-from orca.gateway.accept import SEEDS, Call, chat_prompt, check_model, completion_prompts, submission
+from orca.gateway.accept import SEEDS, Call, chat_prompt, completion_prompts, submission
 from orca.gateway.auth import key_of, owner_of
 from orca.gateway.bodies import ChatBody, CompletionBody
 from orca.gateway.closing import note_closed
@@ -23,8 +24,9 @@ from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_goals
 from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
+from orca.gateway.models import Served
 from orca.gateway.receive import Held, receive_body
-from orca.gateway.render import Rendering
+from orca.gateway.render import Reading, Rendering
 from orca.gateway.state import describe, describe_new, state_answer
 from orca.gateway.tracing import CallSpan
 from orca.pool.api import Parent, Pool, Submission
@@ -37,6 +39,9 @@ COMPLETIONS, CHAT = PATHS = "/v1/completions", "/v1/chat/completions"
 TAKE_BACK_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Between tries: a submit whose answer was lost may reach a slow pool a little after it was given up."""
 
+MODELS_TRIED_MAX = 3
+"""For one call. A second one where the model has just been replaced, a third where that was taken back at once."""
+
 CallBody = TypeVar("CallBody", CompletionBody, ChatBody)
 
 
@@ -48,30 +53,57 @@ class Opened:
     goals: Goals
 
 
+Encode = Callable[[Served], Awaitable[list[list[int]]]]
+"""A call's prompts as token ids of a model. Raises: ApiError, InvalidRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A call's prompts for the model that is in force as far as this gateway knows."""
+
+    served: Served
+    prompts: list[list[int]]
+    encode: Encode  # for another one, should that be in force by then
+
+    @classmethod
+    async def by(cls, encode: Encode, served: Served) -> "Encoded":
+        return cls(served, await encode(served), encode)
+
+
 async def complete(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.intake.call() as held:
         opened, body = await _receive(gateway, http, CompletionBody, held)
-        prompts = completion_prompts(body, gateway.served, gateway.settings)
-        add_special_tokens = body.add_special_tokens is not False
-        ids = [
-            prompt
-            if isinstance(prompt, list)
-            else await gateway.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
-            for prompt in prompts
-        ]
-        return await _generate(gateway, http, body, ids, opened, prefix="cmpl")
+        return await _generate(gateway, http, body, partial(_encode_prompts, gateway, body), opened, prefix="cmpl")
 
 
 async def chat(gateway: Gateway, http: HttpRequest) -> Response:
     """/v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.intake.call() as held:
         opened, body = await _receive(gateway, http, ChatBody, held)
-        text = await chat_prompt(body, gateway.served, gateway.settings)
-        # Templates write special tokens out.
-        add_special_tokens = body.add_special_tokens is True
-        ids = await gateway.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)
-        return await _generate(gateway, http, body, [ids], opened, prefix="chatcmpl")
+        return await _generate(gateway, http, body, partial(_encode_chat, gateway, body), opened, prefix="chatcmpl")
+
+
+async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served) -> list[list[int]]:
+    add_special_tokens = body.add_special_tokens is not False
+    prompts = completion_prompts(body, served, gateway.settings)
+    if body.model not in (None, served.info.name) and any(isinstance(prompt, list) for prompt in prompts):
+        # Text means the same to any model, ids do not.
+        message = f"the prompt is token ids for {body.model!r}, but {served.info.name!r} serves by now"
+        raise ApiError(409, message, param="prompt", code="model_replaced")
+    return [
+        prompt
+        if isinstance(prompt, list)
+        else await served.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
+        for prompt in prompts
+    ]
+
+
+async def _encode_chat(gateway: Gateway, body: ChatBody, served: Served) -> list[list[int]]:
+    text = await chat_prompt(body, served, gateway.settings)
+    # Templates write special tokens out.
+    add_special_tokens = body.add_special_tokens is True
+    return [await served.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)]
 
 
 async def _receive(gateway: Gateway, http: HttpRequest, model: type[CallBody], held: Held) -> tuple[Opened, CallBody]:
@@ -82,7 +114,7 @@ async def _receive(gateway: Gateway, http: HttpRequest, model: type[CallBody], h
         # What could not be met anyhow.
         gateway.overload.check_deadline(body.deadline_ms)
         gateway.overload.check_deadline(opened.goals.first_token_deadline_ms, TTFT_HEADER)
-    check_model(body.model, gateway.served)
+    gateway.models.check_name(body.model)
     return opened, body
 
 
@@ -100,15 +132,16 @@ async def _generate(
     gateway: Gateway,
     http: HttpRequest,
     body: CompletionBody | ChatBody,
-    prompts: Sequence[Sequence[int]],
+    encode: Encode,
     opened: Opened,
     *,
     prefix: str,
 ) -> Response:
     """Accept the call inside a span of its own, which ends with the connection, or here."""
+    encoded = await Encoded.by(encode, gateway.models.current)
     span = gateway.tracing.start(f"POST {http.url.path}", http.headers)
     try:
-        return await _accept(gateway, http, body, prompts, opened, span, prefix=prefix)
+        return await _accept(gateway, http, body, encoded, opened, span, prefix=prefix)
     except BaseException as error:
         gateway.tracing.fail(span, error)
         raise
@@ -118,7 +151,7 @@ async def _accept(
     gateway: Gateway,
     http: HttpRequest,
     body: CompletionBody | ChatBody,
-    prompts: Sequence[Sequence[int]],
+    encoded: Encoded,
     opened: Opened,
     span: CallSpan,
     *,
@@ -127,12 +160,12 @@ async def _accept(
     """Submit, and only when the record is durable return the response that will answer."""
     is_background = bool(body.background) or _asks_for_async(http)
     call = _call(gateway, http, body, opened, span, prefix=prefix, is_background=is_background)
-    wanted = submission(body, prompts, gateway.served, gateway.settings, call)
-    requests = await _submit(gateway, wanted)
+    wanted, requests = await _submit_to_current(gateway, body, encoded, call)
     _note_accepted(gateway, http, requests)
     stored = await _stored(gateway, wanted, requests)
+    served = model_of(gateway, stored.requests)
     if is_background:
-        answer = await _answer_in_background(gateway, http, wanted, stored)
+        answer = await _answer_in_background(gateway, http, wanted, stored, served.reading)
         gateway.tracing.finish(span, Timing(opened.started), {"orca.request_id": call.parent})
         return answer
     gateway.readers.add(call.parent, call.reader)
@@ -144,12 +177,19 @@ async def _accept(
         leave=lambda: gateway.readers.remove(call.parent, call.reader),
         closed=lambda done, ends: note_closed(gateway, done, ends, span),
     )
-    kind = StreamDelivery if body.stream else WholeDelivery
-    return kind(accepted, gateway.reading, gateway.metrics, gateway.drain)
+    if body.stream:
+        return stream(gateway, accepted, served)
+    return WholeDelivery(accepted, served.reading, gateway.metrics, gateway.drain)
+
+
+def stream(gateway: Gateway, accepted: Accepted, served: Served) -> StreamDelivery:
+    """Its answer as events."""
+    keep_alive_s = gateway.settings.keep_alive_seconds
+    return StreamDelivery(accepted, served.reading, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
 
 
 async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[OrcaRequest]) -> Parent:
-    """What the pool has: under a key of the client it may be of an earlier call. Raises: PoolUnavailable, ApiError."""
+    """What the pool has: under a key of the client it may be of an earlier call. Raises: PoolUnavailable."""
     if not wanted.digest:
         return Parent(
             parent=wanted.parent,
@@ -158,17 +198,17 @@ async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[OrcaR
             render=wanted.render,
             owner=wanted.owner,
         )
-    stored = await gateway.pool.parent(wanted.parent)
-    check_revision(gateway, stored.requests)
-    return stored
+    return await gateway.pool.parent(wanted.parent)
 
 
-async def _answer_in_background(gateway: Gateway, http: HttpRequest, wanted: Submission, stored: Parent) -> Response:
+async def _answer_in_background(
+    gateway: Gateway, http: HttpRequest, wanted: Submission, stored: Parent, reading: Reading
+) -> Response:
     """202 with the request's state. Raises: PoolUnavailable, only for a call that may be repeated under its key."""
     if wanted.digest:
-        document = await describe(gateway.pool, gateway.reading, stored)
+        document = await describe(gateway.pool, reading, stored)
     else:
-        document = await describe_new(gateway.reading, stored)
+        document = await describe_new(reading, stored)
     applied = {"preference-applied": "respond-async"} if _asks_for_async(http) else {}
     return state_answer(document, 202, applied)
 
@@ -219,7 +259,6 @@ def _call(
         reader=secrets.token_hex(8),
         now_ms=gateway.clock_ms(),
         seed=secrets.randbelow(SEEDS),
-        max_total_tokens=gateway.max_total_tokens,
         event_ids="text/event-stream" in http.headers.get("accept", ""),
         owner=owner,
         digest="" if key is None else body_digest(http.url.path, body),
@@ -244,12 +283,41 @@ def _note_accepted(gateway: Gateway, http: HttpRequest, requests: Sequence[OrcaR
     log.info("call accepted", extra=said)
 
 
-def check_revision(gateway: Gateway, requests: Sequence[OrcaRequest]) -> None:
-    """Another model's tokenizer would write other bytes. Raises: ApiError 503: a gateway of that revision can."""
+def model_of(gateway: Gateway, requests: Sequence[OrcaRequest]) -> Served:
+    """Another model's tokenizer would write other bytes. Raises: ApiError 503: a gateway that has this one can."""
     revision = requests[0].revision
-    if revision != gateway.served.info.revision:
-        message = f"the request is of revision {revision}, which this gateway does not serve"
-        raise ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
+    served = gateway.models.of(revision)
+    if served is None:
+        raise _not_served(f"the request is of revision {revision}, which this gateway does not serve")
+    return served
+
+
+def _not_served(message: str) -> ApiError:
+    return ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
+
+
+async def _submit_to_current(
+    gateway: Gateway, body: CompletionBody | ChatBody, encoded: Encoded, call: Call
+) -> tuple[Submission, Sequence[OrcaRequest]]:
+    """Submit for the model in force. Another one may be by now: then the prompts are encoded for that.
+
+    Raises: ApiError 503 when this gateway does not know it; OrcaError.
+    """
+    for tries_left in reversed(range(MODELS_TRIED_MAX)):
+        call = replace(call, max_total_tokens=gateway.models.max_total_tokens(encoded.served))
+        wanted = submission(body, encoded.prompts, encoded.served, gateway.settings, call)
+        try:
+            return wanted, await _submit(gateway, wanted)
+        except NotInForce as error:
+            # Not the client's mistake.
+            if not tries_left or error.in_force is None or not gateway.models.put_in_force(error.in_force):
+                raise _not_served(str(error)) from error
+            encoded = await Encoded.by(encoded.encode, gateway.models.current)
+        except NeverFits as error:
+            # Where the client named no length, it gets what fits by now.
+            if not tries_left or not gateway.models.note_promise(encoded.served, error.promised):
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]:
@@ -267,11 +335,6 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
         if isinstance(error, QueueFull) and len(wanted.requests) == 1:
             gateway.overload.note_full()
         raise gateway.overload.refusal(error, wanted.parent) from None
-    except NeverFits:
-        raise
-    except InvalidRequest as error:
-        # All else was checked before: our revision is not, or no longer, the one in force. Not the client's mistake.
-        raise ApiError(503, str(error), kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1) from error
 
 
 async def _take_back(pool: Pool, parent: str) -> None:

@@ -133,9 +133,21 @@ class LoopLag:
 class Overload:
     """The pool's backlog as this process last heard of it."""
 
-    def __init__(self, pool: Pool, clock_s: Callable[[], float], connections_max: int) -> None:
-        """Args: clock_s: any clock that never goes back, in seconds; connections_max: of this gateway."""
+    def __init__(
+        self,
+        pool: Pool,
+        clock_s: Callable[[], float],
+        connections_max: int,
+        told: Callable[[PoolStats], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            clock_s: any clock that never goes back, in seconds.
+            connections_max: of this gateway.
+            told: gets the pool's counts whenever it has said them.
+        """
         self._pool = pool
+        self._told = told
         self._clock_s = clock_s
         self._answers_max = math.ceil(connections_max * ANSWERS_SHARE)
         self._stats: PoolStats | None = None
@@ -259,6 +271,7 @@ class Overload:
             stats = await self._pool.stats()
             self._rate.note(self._clock_s(), stats)
             self.schema = stats.schema
+            self._told(stats)
         except (PoolUnavailable, TimeoutError) as error:
             log.info("the pool does not say how full it is: %s", error)
         finally:

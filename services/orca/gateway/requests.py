@@ -17,10 +17,10 @@ from orca.gateway.aside import write_answer
 from orca.gateway.auth import owner_of
 from orca.gateway.closing import note_closed
 from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
-from orca.gateway.delivery import Accepted, StreamDelivery, Timing
+from orca.gateway.delivery import Accepted, Timing
 from orca.gateway.errors import answer_to_end
 from orca.gateway.gateway import Gateway
-from orca.gateway.generation import check_revision
+from orca.gateway.generation import model_of, stream
 from orca.gateway.render import Rendering
 from orca.gateway.state import describe, read_logs, state_answer
 from orca.pool.api import Parent
@@ -36,7 +36,7 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     gateway.drain.check()
     started = time.perf_counter()
     parent = await _own_parent(gateway, http, request_id)
-    check_revision(gateway, parent.requests)
+    served = model_of(gateway, parent.requests)
     text = http.headers.get("last-event-id") or http.query_params.get("starting_after") or ""
     if text.strip() == ALL_READ:
         # Tells an EventSource, which would connect again for ever, that there is no more.
@@ -61,14 +61,14 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
         closed=lambda done, ends: note_closed(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
-    return StreamDelivery(accepted, gateway.reading, gateway.metrics, gateway.drain)
+    return stream(gateway, accepted, served)
 
 
 async def state(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
     """GET /v1/requests/{id}: where it stands and its text so far. Raises: OrcaError."""
     parent = await _own_parent(gateway, http, request_id)
-    check_revision(gateway, parent.requests)
-    return state_answer(await describe(gateway.pool, gateway.reading, parent), 200)
+    reading = model_of(gateway, parent.requests).reading
+    return state_answer(await describe(gateway.pool, reading, parent), 200)
 
 
 async def cancel(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
@@ -79,8 +79,9 @@ async def cancel(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     parent = await _own_parent(gateway, http, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    is_served_here = parent.requests[0].revision == gateway.served.info.revision
-    return state_answer(await describe(gateway.pool, gateway.reading if is_served_here else None, parent), 200)
+    served = gateway.models.of(parent.requests[0].revision)
+    reading = None if served is None else served.reading
+    return state_answer(await describe(gateway.pool, reading, parent), 200)
 
 
 async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
@@ -89,16 +90,16 @@ async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     Raises: ApiError when a choice failed, OrcaError.
     """
     parent = await _own_parent(gateway, http, request_id)
-    check_revision(gateway, parent.requests)
+    reading = model_of(gateway, parent.requests).reading
     logs = await read_logs(gateway.pool, parent.requests)
     ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
     if len(ended) < len(parent.requests):
-        document = await describe(gateway.pool, gateway.reading, parent)
+        document = await describe(gateway.pool, reading, parent)
         return state_answer(document, 202, {"retry-after": "1"})
     for _, end in ended:
         if (failure := answer_to_end(end.reason)) is not None:
             raise failure
-    body = await write_answer(parent.requests, Rendering.from_json(parent.render), ended, gateway.reading)
+    body = await write_answer(parent.requests, Rendering.from_json(parent.render), ended, reading)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
 
 

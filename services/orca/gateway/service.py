@@ -12,9 +12,8 @@ import uvloop
 
 from orca.core.errors import ModelError, SettingError
 from orca.core.logs import Format, configure_logging
-from orca.core.model import load_model_info
-from orca.core.text import Tokenizer
 from orca.gateway.app import create_app
+from orca.gateway.models import Models, load_newest, load_others
 from orca.gateway.open_files import allow_open_files
 from orca.gateway.server import make_server, take_port
 from orca.gateway.settings import Settings, parse_settings
@@ -28,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT: the first lets open streams end, the second ends them.
 
     Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 1 when model, pool or the port for metrics cannot be used,
-            2 for a bad setting or a port that is taken.
+    Returns: exit status; 0 after a signal, 1 when pool or the port for metrics cannot be used,
+            2 for a bad setting, a port that is taken, or a model that can never be served.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -51,17 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: Settings, pool_settings: PoolSettings, sockets: list[socket.socket]) -> int:
     try:
-        info = load_model_info(
-            settings.model, name=settings.name, dtype=settings.dtype, max_model_len=settings.max_model_len
-        )
-        tokenizer = Tokenizer.from_folder(settings.model)
+        models = Models(load_newest(settings), load_others(settings))
         pool = RedisPool(settings.pool, settings.deployment, pool_settings)
     except (ModelError, ValueError) as error:
         log.error("the gateway cannot serve: %s", error)
-        return 1
+        return 2
     try:
         await pool.check_server_if_there()
-        server = make_server(create_app(pool, info, tokenizer, settings), settings)
+        server = make_server(create_app(pool, models, settings), settings)
         await server.serve(sockets)
         return 0 if server.started else 1
     except (ModelError, SettingError) as error:

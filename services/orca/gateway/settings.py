@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from orca.core.model import DTYPES
+from orca.core.other_model import OtherModel
 from orca.core.settings import (
     check_bounds,
     log_format_setting,
@@ -22,6 +23,11 @@ class Settings:
     """Everything that a gateway process is told at start."""
 
     model: str = required("folder of the model: config.json, tokenizer.json and weights, of which it reads no values")
+    other_models: tuple[str, ...] = setting(
+        (),
+        "further models that it reads answers of, and accepts calls for while the pool has them in force: "
+        "FOLDER?name=NAME&dtype=DTYPE&max_model_len=N, parted by commas",
+    )
     name: str | None = setting(None, "what clients call the model; unset takes the folder's name")
     dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
     max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset takes what the model allows")
@@ -99,6 +105,10 @@ class Settings:
         False, "end a request that has missed the latency goals of its x-slo headers; else they are judged and counted"
     )
     round_seconds: float = setting(0.5, "between two rounds of renewing reader entries and sweeping", least=0.001)
+    # Proxies cut connections that are quiet for a minute, and clients do well to give up on those that are dead.
+    keep_alive_seconds: float = setting(
+        15.0, "a stream quiet for so long gets a comment, which clients skip", least=0.001
+    )
     drain_seconds: float = setting(
         300.0, "open answers may take so long to end after SIGTERM; a second signal cuts them at once", least=0
     )
@@ -108,7 +118,16 @@ class Settings:
     def __post_init__(self) -> None:
         check_bounds(self)
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
+        require(all(map(_is_model, self.other_models)), self, "other_models", "folders, as in its help")
         require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
+
+
+def _is_model(word: str) -> bool:
+    try:
+        OtherModel.read(word)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:

@@ -6,9 +6,10 @@ Any method raises PoolUnavailable when the pool gave no answer: the call may hav
 its task, also when the answer comes at the same moment.
 
 What an answer tells of survives a kill of the pool's server where it may be told on: submit, parent, read, read_many,
-status, cancel, attach, commit, set_schema, set_revision and promise_slots answer only when that is so, and raise
-PoolUnavailable when it is not in time. Of what else was answered such a kill may take back the latest, and nothing that
-came before it; a scheduler learns of that by its next heartbeat or commit, as of any claim that is over.
+status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise and larger_requests answer only
+when that is so, and raise PoolUnavailable when it is not in time. Of what else was answered such a kill may take back
+the latest, and nothing that came before it; a scheduler learns of that by its next heartbeat or commit, as of any claim
+that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
@@ -16,6 +17,7 @@ came before it; a scheduler learns of that by its next heartbeat or commit, as o
     cancel, attach, renew, detach, read, read_many, status, wait    gateway
     sweep                       gateway and scheduler, twice a second
     set_revision, promise_slots, stats                  scheduler, gateway, operator
+    set_promise, larger_requests                        operator
     report, set_schema          every part with its sweeps; whoever rolls out a release
 """
 
@@ -203,11 +205,26 @@ class PoolStats:
     bytes_reserved: int
     bytes_max: int
     revision: str | None  # the current one: what submit accepts
+    generation: int | None  # of the current one
+    replaced_revisions: tuple[str, ...]  # others that may still have records; none is left out, one may stay too long
+    replaced_unfinished: int  # requests of those, queued or owned
     promised_slots: int | None  # of the current revision: total slots a request may need; None until a group formed
+    # The least that a formed group of the current revision has for one request. None while none is formed, and while
+    # one of them does not say it, as those of the release before.
+    offered_slots: int | None
     groups: tuple[str, ...]  # groups with a living seat
     groups_formed: tuple[str, ...]  # those of them whose holder says that they serve
     schema: int  # number in force
     newer_records: int  # requests whose records are of a newer one: a rollback waits until none is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargerRequests:
+    """Which requests of a revision need more than so many slots, and what the door promises, at one moment."""
+
+    promised_slots: int | None  # None until a group formed
+    unfinished: int  # of them, queued or owned
+    largest: int  # `max_total_tokens` of the largest of them, 0 when there is none
 
 
 class Pool(Protocol):
@@ -220,7 +237,7 @@ class Pool(Protocol):
         A parent that is known gets the reader's entry and nothing else, whatever came of it meanwhile.
 
         Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones when the parent is known.
-        Raises: QueueFull, PoolFull (nothing stored); InvalidRequest when the revision is not the current one;
+        Raises: QueueFull, PoolFull (nothing stored); NotInForce when the revision is not the current one;
             NeverFits when a request needs more than the promised slots; NameTaken when the parent is known under
             another digest.
         """
@@ -303,10 +320,12 @@ class Pool(Protocol):
         """
         ...
 
-    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True, offered_slots: int | None = None) -> Heartbeat:
         """Renew the seat's lease.
 
-        Args: is_formed: whether the group serves; for `stats` alone. From `enter` to the first heartbeat it does not.
+        Args, for `stats` alone:
+            is_formed: whether the group serves. From `enter` to the first heartbeat it does not.
+            offered_slots: that one request may need in the group at most.
         Raises: SeatLost, ProcessClosed.
         """
         ...
@@ -369,9 +388,27 @@ class Pool(Protocol):
     async def promise_slots(self, revision: str, slots: int) -> int:
         """State what a request of `revision` may need at most: what its groups hold, or the model's length where less.
 
-        Returns: the promise in force, the first one made.
+        Returns: the promise in force: the first one made, or what `set_promise` stated since. While the revision is a
+            replaced one without requests, the promise binds nobody, and the least that a group states counts.
 
         Requests accepted before the first promise that need more than it end with reason `error`: nobody can run them.
+        """
+        ...
+
+    async def set_promise(self, revision: str, slots: int) -> int | None:
+        """State anew what a request of `revision` may need at most, where something was promised.
+
+        Nothing ends and nothing moves: the door refuses from now on what needs more, and groups with fewer slots do
+        not form. Who lowers it leaves the groups in place that can hold what was accepted before, until
+        `larger_requests` finds nothing any more. Who raises it has groups that hold so much (`stats().offered_slots`).
+        Returns: the promise in force; None where no group has formed, which states the first one.
+        """
+        ...
+
+    async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
+        """Which requests of `revision` need more than so many slots. Its cost grows with the requests that there are.
+
+        Where the promise that comes with the answer is at most `slots`, no more of them will be accepted.
         """
         ...
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orca.core.errors import InvalidRequest, NameTaken, NeverFits, OrcaError, PoolFull, QueueFull
+from orca.core.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
 from orca.core.request import Request, Token
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
@@ -85,11 +85,9 @@ def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
 def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> OrcaError:
     """Why a submission was refused; nothing was stored."""
     if verdict == "revision":
-        current = f"the current one is {bound}" if bound else "there is no current one yet"
-        return InvalidRequest(f"revision {requests[0].revision} is not served: {current}", param="model")
+        return NotInForce(requests[0].revision, str(bound) or None)
     if verdict == "promise":
-        need = max(request.max_total_tokens for request in requests)
-        return NeverFits(f"prompt and max_tokens need {need} slots, the engine has {bound}", param="max_tokens")
+        return NeverFits(max(request.max_total_tokens for request in requests), int(bound))
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted with other contents")
     if verdict == "queue":

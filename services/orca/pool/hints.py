@@ -102,7 +102,7 @@ class Subscription:
         while True:
             pubsub = self._client.pubsub(ignore_subscribe_messages=False)
             try:
-                await pubsub.subscribe(self._channel)
+                await heedful(pubsub.subscribe(self._channel))
                 await self._take_all(pubsub)
             except (RedisError, OSError) as error:
                 if not self._is_away:
@@ -116,7 +116,7 @@ class Subscription:
         """Until the link breaks or is silent. Raises: RedisError, OSError."""
         is_asked = False
         while True:
-            message = await pubsub.get_message(timeout=self._quiet_s)
+            message = await heedful(pubsub.get_message(timeout=self._quiet_s))
             if message is None:
                 if is_asked:
                     raise ConnectionError(f"no answer in {self._quiet_s:g} s")

@@ -24,8 +24,12 @@ watch               zset    parent -> awake ms at which it counts as unread     
 deadlines           zset    request -> deadline in force, wall clock ms                    until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
 retired             zset    revision -> awake ms at which its requests end                 until they have
+replaced            zset    revision that was current -> awake ms at which the last of     until then, and while
+                            its records goes; +inf while it has requests that have not     it is retired
+                            ended, 0 when nothing of it is left
 parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end of its lease  while the lease lives
-promises            hash    revision -> slots that the door promises                       for ever, one per revision
+promises            hash    revision -> slots that the door promises: what the first       for ever, one per revision
+                            group had that formed, until it is stated anew
 news                channel hints: "<id> <entries>" per log that grew, "+<revision>" per      not kept
                             request that came to its queue, one a line
 
@@ -44,7 +48,8 @@ req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, ne
 par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
     calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer
-    ("<blocked 0|1> <waiting> <id> <number> ..."); unformed (the holder, while it says that it does not serve).
+    ("<blocked 0|1> <waiting> <id> <number> ..."); unformed (the holder, while it says that it does not serve); offer
+    ("<holder> <slots>" that one request may need at most, while it serves and says so; empty else).
 
 Weight, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
 takes 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a
@@ -57,7 +62,19 @@ refuses to do anything. A record of a number outside the range is passed in the 
 """
 
 NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
-SINGLE = ("meta", "seats", "closed_at", "watch", "deadlines", "ended", "retired", "promises", "parts", "news")
+SINGLE = (
+    "meta",
+    "seats",
+    "closed_at",
+    "watch",
+    "deadlines",
+    "ended",
+    "retired",
+    "replaced",
+    "promises",
+    "parts",
+    "news",
+)
 
 
 class Keys:

@@ -12,6 +12,7 @@ from orca.core.request import FinishReason, Request
 from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import (
+    LargerRequests,
     LogSlice,
     OnDisconnect,
     Parent,
@@ -267,13 +268,36 @@ class MemoryPool(MemoryScheduler, Pool):
                 record = self.records[request_id]
                 if record.request.max_total_tokens > slots:
                     self._end_now(record, FinishReason.ERROR)
+        elif self.revision not in (None, revision) and not self._unfinished(revision):
+            self.promises[revision] = min(slots, self.promises[revision])
         return self.promises[revision]
+
+    async def set_promise(self, revision: str, slots: int) -> int | None:
+        self._begin()
+        if revision not in self.promises:
+            return None
+        self.promises[revision] = slots
+        return slots
+
+    async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
+        self._begin()
+        needs = [record.request.max_total_tokens for record in self._unfinished(revision)]
+        larger = [need for need in needs if need > slots]
+        return LargerRequests(
+            promised_slots=self.promises.get(revision), unfinished=len(larger), largest=max(larger, default=0)
+        )
+
+    def _unfinished(self, revision: str) -> list[Record]:
+        records = (record for record in self.records.values() if record.request.revision == revision)
+        return [record for record in records if record.state is not RequestState.ENDED]
 
     async def stats(self) -> PoolStats:
         self._begin()
         waiting = [self.records[i] for queue in self.queues.values() for _, i in queue]
         heads = [self.records[queue[0][1]].request for queue in self.queues.values() if queue]
+        replaced = [record for record in self.records.values() if record.request.revision != self.revision]
         owned = sum(map(len, self.own.values()))
+        formed = [group for group in self.leases if self._is_living(group) and self.seats[group].is_formed]
         return PoolStats(
             queued=len(waiting),
             owned=owned,
@@ -286,14 +310,22 @@ class MemoryPool(MemoryScheduler, Pool):
             bytes_reserved=self.bytes_reserved,
             bytes_max=self.settings.bytes_max,
             revision=self.revision,
+            generation=None if self.revision is None else self._generation,
+            replaced_revisions=tuple(sorted({record.request.revision for record in replaced})),
+            replaced_unfinished=sum(record.state is not RequestState.ENDED for record in replaced),
             promised_slots=None if self.revision is None else self.promises.get(self.revision),
+            offered_slots=self._offered_slots(formed),
             groups=tuple(group for group in self.leases if self._is_living(group)),
-            groups_formed=tuple(
-                group for group in self.leases if self._is_living(group) and self.seats[group].is_formed
-            ),
+            groups_formed=tuple(formed),
             schema=self.schema,
             newer_records=sum(record.schema > self.schema for record in self.records.values()),
         )
+
+    def _offered_slots(self, formed: Sequence[str]) -> int | None:
+        seats = (self.seats[group] for group in formed)
+        offers = [seat.offered_slots for seat in seats if seat.revision == self.revision]
+        told = [slots for slots in offers if slots is not None]
+        return min(told) if told and len(told) == len(offers) else None
 
     async def close(self) -> None:
         """Nothing is held open."""

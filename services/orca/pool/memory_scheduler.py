@@ -78,10 +78,11 @@ class MemoryScheduler(MemoryState):
     def _may_take_seat(self, group: str, seat: Seat, is_holder_dead: bool) -> bool:
         return not seat.holder or is_holder_dead or not self._is_living(group)
 
-    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True, offered_slots: int | None = None) -> Heartbeat:
         self._begin()
         self._check_seated(caller)
-        self.seats[caller.group].is_formed = is_formed
+        seat = self.seats[caller.group]
+        seat.is_formed, seat.offered_slots = is_formed, offered_slots if is_formed else None
         self.leases.set(caller.group, self.awake + self.settings.seat_lease_ms)
         own = self.own.get(caller.group, {})
         return Heartbeat(owned={i: Claim(record.number, record.call) for i, record in own.items()})

@@ -74,6 +74,7 @@ class Seat:
     claim_call: int | None = None
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool] = ((), 0, False)  # (id, number).., waiting, blocked
     is_formed: bool = False  # its holder said last that the group serves
+    offered_slots: int | None = None  # that one request may need in it at most, as its holder said last
 
 
 @dataclass(slots=True)

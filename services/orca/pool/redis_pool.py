@@ -21,6 +21,7 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     Heartbeat,
+    LargerRequests,
     LogSlice,
     OnDisconnect,
     Parent,
@@ -239,10 +240,10 @@ class RedisPool(Pool):
             return Wait(int(rest[0]))
         raise verdict_error(verdict.decode(), caller)
 
-    async def heartbeat(self, caller: Caller, *, is_formed: bool = True) -> Heartbeat:
-        lease_ms = self._settings.seat_lease_ms
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True, offered_slots: int | None = None) -> Heartbeat:
+        lease_ms, slots = self._settings.seat_lease_ms, "" if offered_slots is None else offered_slots
         verdict, *pairs = await self._link.run(
-            "heartbeat", caller.group, caller.process, lease_ms, int(is_formed), purpose=Purpose.ALL
+            "heartbeat", caller.group, caller.process, lease_ms, int(is_formed), slots, purpose=Purpose.ALL
         )
         if verdict != b"seated":
             raise verdict_error(verdict.decode(), caller)
@@ -333,8 +334,20 @@ class RedisPool(Pool):
     async def promise_slots(self, revision: str, slots: int) -> int:
         return int(await self._link.run("promise_slots", revision, slots, survives=Fault.KILL))
 
+    async def set_promise(self, revision: str, slots: int) -> int | None:
+        promise = await self._link.run("set_promise", revision, slots, survives=Fault.FAIL_OVER)
+        return None if promise is None else int(promise)
+
+    async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
+        # Groups that can hold them go when there are none: a lowered promise must not be forgotten after that.
+        words = await self._link.run("larger_requests", revision, slots, survives=Fault.FAIL_OVER)
+        promise, unfinished, largest = words
+        return LargerRequests(
+            promised_slots=int(promise) if promise else None, unfinished=int(unfinished), largest=int(largest)
+        )
+
     async def stats(self) -> PoolStats:
-        pairs, wall, promise, oldest, groups, formed = await self._link.run("stats")
+        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered = await self._link.run("stats")
         meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         return PoolStats(
             queued=int(meta.get("queued", 0)),
@@ -348,7 +361,11 @@ class RedisPool(Pool):
             bytes_reserved=int(meta.get("bytes", 0)),
             bytes_max=self._settings.bytes_max,
             revision=meta["revision"].decode() if "revision" in meta else None,
+            generation=int(meta["generation"]) if "revision" in meta else None,
+            replaced_revisions=tuple(sorted(revision.decode() for revision in replaced)),
+            replaced_unfinished=int(unfinished),
             promised_slots=int(promise) if promise else None,
+            offered_slots=int(offered) if offered else None,
             groups=tuple(sorted(group.decode() for group in groups)),
             groups_formed=tuple(sorted(group.decode() for group in formed)),
             schema=int(meta["schema"]),

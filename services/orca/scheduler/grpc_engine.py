@@ -86,6 +86,7 @@ class GrpcEngine:
         self._on_loading = on_loading or _log_loading
         self._rendezvous = Rendezvous(listen, certificates)
         self._certificates = certificates
+        self._shown: tuple[bytes, bytes, bytes] | None = None  # what the channels were opened with
         self._channels: list[aio.Channel] = []
         self._stubs: list[Any] = []
         self._places: dict[int, _Place] = {}  # by stage
@@ -141,17 +142,25 @@ class GrpcEngine:
     async def close(self) -> None:
         """See core.engine.Engine. The stages stay in their epoch, which nobody can speak for any more."""
         await self._end_life(None)
-        channels, self._channels, self._stubs = self._channels, [], []
-        for channel in channels:
-            await channel.close()
+        await self._close_channels()
         await self._rendezvous.stop()
 
     async def _open_links(self) -> None:
-        if self._stubs:
+        """Anew where the certificates are others by now: a channel shows for ever what it was opened with."""
+        shown = None if self._certificates is None else self._certificates.read()
+        if self._stubs and shown == self._shown:
             return
+        await self._end_life("its links are opened anew, with other certificates")
+        await self._close_channels()
         await self._rendezvous.start()
+        self._shown = shown
         self._channels = [links.open_channel(address, self._certificates) for address in self._addresses]
         self._stubs = [links.stage_stub(channel) for channel in self._channels]
+
+    async def _close_channels(self) -> None:
+        channels, self._channels, self._stubs = self._channels, [], []
+        for channel in channels:
+            await channel.close()
 
     async def _wait_loaded(self, stage: int) -> pb.StatusReply:
         heard = time.monotonic()

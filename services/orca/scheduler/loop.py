@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from orca.core.engine import EngineShape
 from orca.core.errors import EngineError, PoolUnavailable, SettingError
-from orca.core.request import slots_needed
 from orca.core.step import Claim, Epoch
 from orca.pool.api import Entered, SeatLost, StaleCall
 from orca.scheduler.epoch import EpochRun
@@ -181,7 +180,7 @@ class Scheduler:
         limits = self._choices.limits(shape)
         if (refusal := self._seams.policy.refuse(limits)) is not None:
             raise SettingError(refusal)
-        if await self._unless_stopped(self._promise(shape)) is None:
+        if await self._unless_stopped(self._promise(limits)) is None:
             return
         self._seams.observer.formed(epoch, shape.slots, self._seams.policy.describe())
         log.info("epoch formed", extra={"epoch": epoch.number, "stages": shape.stages, "slots": shape.slots})
@@ -192,16 +191,16 @@ class Scheduler:
             if self._run.state.submitted > len(self._run.state.steps):
                 self._failures = 0
 
-    async def _promise(self, shape: EngineShape) -> int:
+    async def _promise(self, limits: Limits) -> int:
         """State what any one request may need, and the revision. A group with fewer slots than promised is not formed.
 
         No request needs more than the model's length, so a group that comes back with fewer slots still forms above it.
         """
         seams, revision = self._seams, self._seams.caller.revision
-        offer = min(shape.slots, slots_needed(shape.max_model_len, shape.block_tokens))
+        offer = limits.longest_request
         promised = await patiently(lambda: seams.pool.promise_slots(revision, offer), seams.times.pool_retry_s)
-        if shape.slots < promised:
-            raise EngineError(f"the group has {shape.slots} slots, and revision {revision} was promised {promised}")
+        if limits.slots < promised:
+            raise EngineError(f"the group has {limits.slots} slots, and revision {revision} was promised {promised}")
         await patiently(lambda: seams.pool.set_revision(revision, self._choices.generation), seams.times.pool_retry_s)
         return promised
 

@@ -39,6 +39,11 @@ class Limits:
                 f"max_batch_tokens ({self.max_batch_tokens}) must be above max_batch_size ({self.max_batch_size})"
             )
 
+    @property
+    def longest_request(self) -> int:
+        """Slots that any one request may need: all that there are, or the model's length where that is less."""
+        return min(self.slots, slots_needed(self.max_model_len, self.block_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:

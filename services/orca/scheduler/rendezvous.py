@@ -40,7 +40,9 @@ class Rendezvous:
         self.address = ""
 
     async def start(self) -> None:
-        """Serve. Raises: EngineError when the address is taken or a certificate cannot be read."""
+        """Serve; once is enough. Raises: EngineError when the address is taken or a certificate cannot be read."""
+        if self._server is not None:
+            return
         server = links.new_server()
         links.serve_rendezvous(server, self)
         try:

@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Schedule one group until SIGTERM or SIGINT: the first drains, the second ends at once.
 
     Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a drain, 1 when model, pool or group cannot be used, 2 for a bad setting.
+    Returns: exit status; 0 after a drain, 1 when pool or group cannot be used, 2 for a bad setting or a model that can
+        never be served.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -65,7 +66,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
         pool = RedisPool(settings.pool, settings.deployment, pool_settings)
     except (ModelError, ValueError) as error:
         log.error("the scheduler cannot serve: %s", error)
-        return 1
+        return 2
     engine = StagesOfRevision(model.revision, settings)
     status = 1
     try:

@@ -3,7 +3,13 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from orca.core.certificates import Certificates, tls_ca_setting, tls_certificate_setting, tls_key_setting
+from orca.core.certificates import (
+    Certificates,
+    tls_ca_setting,
+    tls_certificate_setting,
+    tls_key_setting,
+    tls_server_name_setting,
+)
 from orca.core.model import DTYPES
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import (
@@ -81,6 +87,7 @@ class Settings(ScheduleSettings):
     tls_ca_file: str | None = tls_ca_setting()
     tls_certificate_file: str | None = tls_certificate_setting()
     tls_key_file: str | None = tls_key_setting()
+    tls_server_name: str | None = tls_server_name_setting()
     generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
     slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
     block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)

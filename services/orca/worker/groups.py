@@ -200,11 +200,16 @@ class Groups:
         *,
         uses_nccl: bool,
         data_host: str,
+        interface: str | None,
         hidden_size: int,
         dtype: torch.dtype,
         progress: Progress,
     ) -> None:
-        """data_host: address under which Gloo peers reach this rank; hidden_size, dtype: of the activations."""
+        """
+        Args:
+            data_host: address under which Gloo peers reach this rank, unless `interface` names whose.
+            hidden_size, dtype: of the activations.
+        """
         self._shard = shard
         self._progress = progress
         self._device = device
@@ -213,7 +218,7 @@ class Groups:
         # Gloo sends host memory only: with it, activations of a CUDA stage make a detour.
         self._link_device = device if uses_nccl else torch.device("cpu")
         self._uses_nccl = uses_nccl
-        self._data_host = data_host
+        self._gloo_end = {"hostname": data_host} if interface is None else {"interface": interface}
         self._store: Store | None = None
         self._pipe: Any = None
         self._feed: Any = None
@@ -311,7 +316,7 @@ class Groups:
     def _new_gloo(self, store: Store, rank: int, size: int, timeout_s: float) -> Any:
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # lazy_init off: who is not there shows now, not in the middle of a step.
-        options._devices = [ProcessGroupGloo.create_device(hostname=self._data_host, lazy_init=False)]
+        options._devices = [ProcessGroupGloo.create_device(**self._gloo_end, lazy_init=False)]
         options._threads = 1
         options._timeout = timedelta(seconds=timeout_s)
         return ProcessGroupGloo(store, rank, size, options)

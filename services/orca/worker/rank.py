@@ -162,6 +162,7 @@ class Rank:
             self._device,
             uses_nccl=settings.uses_nccl,
             data_host=settings.data_host,
+            interface=settings.network_interface,
             hidden_size=model.config.hidden_size,
             dtype=model.dtype,
             progress=self._progress,

@@ -83,7 +83,6 @@ class RankProcess:
     async def start(self, settings: WorkerSettings, command: Sequence[str] = RANK_COMMAND) -> None:
         """Start the process; it loads at once. Raises: OSError when the machine has no room for one."""
         ours, theirs = socket.socketpair()
-        threads = str(settings.threads_per_rank)
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = await asyncio.create_subprocess_exec(
@@ -91,8 +90,7 @@ class RankProcess:
                 pass_fds=(theirs.fileno(),),
                 # Ctrl-C and the like reach the controller only, which then ends its ranks.
                 start_new_session=True,
-                # Read by OpenMP and MKL when torch is imported, which is before any setting could be.
-                env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                env=os.environ | _variables(settings),
             )
             undo.pop_all()
         self._link = FrameStream(ours)
@@ -237,3 +235,12 @@ class RankProcess:
 def _resolve(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
+
+
+def _variables(settings: WorkerSettings) -> dict[str, str]:
+    """What libraries read when they are imported, or begin, which is before any setting could be told to them."""
+    threads = str(settings.threads_per_rank)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if settings.network_interface is not None:
+        variables["NCCL_SOCKET_IFNAME"] = f"={settings.network_interface}"  # else every name that begins so
+    return variables

@@ -13,7 +13,7 @@ from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.internal_port import InternalPort
 from orca.core.logs import configure_logging
 from orca.worker.controller import Controller
-from orca.worker.settings import WorkerSettings, parse_settings
+from orca.worker.settings import WorkerSettings, check_machine, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        check_machine(settings)
     except SettingError as error:
         print(error, file=sys.stderr)
         return 2

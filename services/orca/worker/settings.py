@@ -3,9 +3,17 @@
 import dataclasses
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping, Sequence
 
-from orca.core.certificates import Certificates, tls_ca_setting, tls_certificate_setting, tls_key_setting
+from orca.core.certificates import (
+    Certificates,
+    tls_ca_setting,
+    tls_certificate_setting,
+    tls_key_setting,
+    tls_server_name_setting,
+)
+from orca.core.errors import SettingError
 from orca.core.model import DTYPES
 from orca.core.settings import (
     check_bounds,
@@ -38,9 +46,13 @@ class WorkerSettings:
     data_host: str = setting(
         "127.0.0.1", "address of this machine on which other stages' ranks reach its ranks; only Gloo asks for it"
     )
+    network_interface: str | None = setting(
+        None, "interface that tensors take between ranks; unset: Gloo that of data_host, NCCL what it finds best"
+    )
     tls_ca_file: str | None = tls_ca_setting()
     tls_certificate_file: str | None = tls_certificate_setting()
     tls_key_file: str | None = tls_key_setting()
+    tls_server_name: str | None = tls_server_name_setting()
     dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
     device: str = setting("cpu", "cpu, or cuda: rank r then takes the device r of those visible", choices=DEVICES)
     link: str = setting(
@@ -118,6 +130,15 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Worke
         prog="orca worker",
         description="Serve one stage of a model.",
     )
+
+
+def check_machine(settings: WorkerSettings) -> None:
+    """Raises: SettingError that names a setting which this machine cannot serve."""
+    interfaces = [name for _, name in socket.if_nameindex()]
+    wanted = settings.network_interface
+    if wanted is not None and wanted not in interfaces:
+        message = f"setting --network-interface: {wanted!r} is not one of this machine: {', '.join(interfaces)}"
+        raise SettingError(message)
 
 
 def _is_loopback(host: str) -> bool:

@@ -37,6 +37,8 @@ class StageEpoch:
     def link(self, channel: aio.Channel) -> None:
         """Pass steps on to the stage at the end of this channel, which is this object's from now on."""
         self._channel, self._next = channel, links.stage_stub(channel)
+        # At once: a channel's certificate is good when it is opened, and the first step may come much later.
+        channel.get_state(try_to_connect=True)
 
     def open(self) -> None:
         """It is formed: steps run from now on."""

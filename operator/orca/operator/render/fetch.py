@@ -2,9 +2,9 @@
 
 from orca.core.fetch_report import NEVER_EXIT
 from orca.operator import names
-from orca.operator.quantity import is_less
-from orca.operator.render import model
+from orca.operator.render import claims, model
 from orca.operator.render.group import LOST_NODE
+from orca.operator.render.objects import metadata
 from orca.operator.render.pods import container, flags, http_probe, template
 from orca.operator.resource import Deployment, Json, Resources
 
@@ -17,21 +17,9 @@ _RESOURCES = Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"mem
 
 
 def claim(deployment: Deployment, there: Json | None) -> Json:
-    """The volume of the wanted model.
-
-    Args: there: the claim as it is, which keeps what cannot change of one: its class, its access mode, and its size
-        from shrinking.
-    """
+    """The volume of the wanted model. Args: there: the claim as it is."""
     cache = deployment.spec.model.cache
-    size, modes, storage_class = f"{cache.size_gib}Gi", [cache.access_mode], cache.storage_class_name
-    if there is not None:
-        modes, storage_class = there["spec"]["accessModes"], there["spec"].get("storageClassName")
-        size_there = there["spec"]["resources"]["requests"]["storage"]
-        size = size_there if is_less(size, size_there) else size
-    spec: Json = {"accessModes": modes, "resources": {"requests": {"storage": size}}}
-    if storage_class is not None:
-        spec["storageClassName"] = storage_class
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _metadata(deployment), "spec": spec}
+    return claims.claim(_metadata(deployment), cache.size_gib, cache.access_mode, cache.storage_class_name, there)
 
 
 def job(deployment: Deployment, image: str) -> Json:
@@ -88,6 +76,7 @@ def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
     return template(
         labels,
         main,
+        account=deployment.name,
         images=spec.images,
         volumes=[volume],
         more={
@@ -96,8 +85,18 @@ def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
             # The node of the first pod may decide where the volume is: one on which stages can run.
             "nodeSelector": dict(spec.worker.node_selector) or None,
             "tolerations": [*spec.worker.tolerations, *LOST_NODE],
+            "affinity": _beside_the_others(deployment) if spec.model.cache.access_mode == "ReadWriteOnce" else None,
         },
     )
+
+
+def _beside_the_others(deployment: Deployment) -> Json:
+    """While models change, gateways mount the volumes of both: where one of them is on one node only, both have to be.
+    The fetch is among those that it looks for, so that it needs none where there is no other yet."""
+    roles = {"key": names.ROLE_LABEL, "operator": "In", "values": [ROLE, "gateway", "stage"]}
+    selector = {"matchLabels": {names.DEPLOYMENT_LABEL: deployment.name}, "matchExpressions": [roles]}
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def _environment(deployment: Deployment) -> list[Json]:
@@ -129,5 +128,4 @@ def _of_secret(variable: str, secret: str, key: str, *, is_optional: bool = Fals
 
 def _metadata(deployment: Deployment) -> Json:
     digest = model.digest(deployment.spec.model)
-    labels = names.labels(deployment.name, ROLE, {names.MODEL_LABEL: digest})
-    return {"name": names.model(deployment.name, digest), "namespace": deployment.namespace, "labels": labels}
+    return metadata(deployment, names.model(deployment.name, digest), ROLE, {names.MODEL_LABEL: digest})

@@ -1,10 +1,12 @@
 """The gateways: a Deployment, the Service in front of it, and the door to the cluster's outside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orca.operator import names
 from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
+from orca.operator.render.known_model import KnownModel
+from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, flags, http_probe, template
 from orca.operator.resource import Deployment, Json, SecretKey
 
@@ -31,12 +33,24 @@ _STREAM_SAFE: Mapping[str, str] = {
 }
 
 
-def gateways(deployment: Deployment, image: str, keys: SecretKey | None) -> list[Json]:
+def gateways(
+    deployment: Deployment,
+    image: str,
+    keys: SecretKey | None,
+    link: pool.Link,
+    others: Sequence[KnownModel] = (),
+) -> list[Json]:
     """Service, Deployment and disruption budget, and Ingress or HTTPRoute.
 
-    Args: keys: where the file of hashed keys is; None serves without keys.
+    Args:
+        keys: where the file of hashed keys is; None serves without keys.
+        others: models before the wanted one, whose answers are still read.
     """
-    manifests = [_service(deployment), _deployment(deployment, image, keys), _disruption_budget(deployment)]
+    manifests = [
+        _service(deployment),
+        _deployment(deployment, image, keys, link, others),
+        _disruption_budget(deployment),
+    ]
     if deployment.spec.gateway.ingress is not None:
         manifests.append(_ingress(deployment))
     if deployment.spec.gateway.http_route is not None:
@@ -48,24 +62,30 @@ def _service(deployment: Deployment) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(deployment, deployment.name),
+        "metadata": metadata(deployment, deployment.name, ROLE),
         "spec": {
-            "selector": _selector(deployment),
+            "selector": selector(deployment, ROLE),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
         },
     }
 
 
-def _deployment(deployment: Deployment, image: str, keys: SecretKey | None) -> Json:
+def _deployment(
+    deployment: Deployment, image: str, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+) -> Json:
     spec, gateway = deployment.spec, deployment.spec.gateway
-    place, link = model.place(deployment), pool.link(deployment)
+    place = model.place(deployment)
     volumes, mounts = [*place.volumes, *link.volumes], [*place.mounts, *link.mounts]
+    for volume, mount in {each.claim: each.volume() for each in others if each.claim is not None}.values():
+        volumes.append(volume)
+        mounts.append(mount)
     if keys is not None:
         items = [{"key": keys.key, "path": "keys"}]
         volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
         mounts.append({"name": "api-keys", "mountPath": _KEYS_FOLDER, "readOnly": True})
     values = {
         "model": place.folder,
+        "other_models": ",".join(each.word() for each in others) or None,
         "name": spec.model.name,
         "dtype": spec.model.dtype,
         "max_model_len": spec.model.max_model_len,
@@ -102,6 +122,7 @@ def _deployment(deployment: Deployment, image: str, keys: SecretKey | None) -> J
     pod = template(
         names.labels(deployment.name, ROLE),
         main,
+        account=deployment.name,
         images=spec.images,
         volumes=volumes,
         more={
@@ -115,10 +136,10 @@ def _deployment(deployment: Deployment, image: str, keys: SecretKey | None) -> J
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _metadata(deployment, names.gateway(deployment.name)),
+        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
         "spec": {
             "replicas": 0 if spec.suspend else gateway.replicas,
-            "selector": {"matchLabels": _selector(deployment)},
+            "selector": {"matchLabels": selector(deployment, ROLE)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": pod,
         },
@@ -130,8 +151,8 @@ def _disruption_budget(deployment: Deployment) -> Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(deployment, names.gateway(deployment.name)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _selector(deployment)}},
+        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(deployment, ROLE)}},
     }
 
 
@@ -148,8 +169,8 @@ def _ingress(deployment: Deployment) -> Json:
     if ingress.tls_secret_name is not None:
         hosts = {} if ingress.host is None else {"hosts": [ingress.host]}
         spec["tls"] = [{"secretName": ingress.tls_secret_name, **hosts}]
-    metadata = _metadata(deployment, deployment.name) | {"annotations": {**_STREAM_SAFE, **ingress.annotations}}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": metadata, "spec": spec}
+    annotated = metadata(deployment, deployment.name, ROLE) | {"annotations": {**_STREAM_SAFE, **ingress.annotations}}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": annotated, "spec": spec}
 
 
 def _http_route(deployment: Deployment) -> Json:
@@ -166,7 +187,7 @@ def _http_route(deployment: Deployment) -> Json:
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": _metadata(deployment, deployment.name),
+        "metadata": metadata(deployment, deployment.name, ROLE),
         "spec": spec,
     }
 
@@ -186,13 +207,5 @@ def _spread(deployment: Deployment) -> Json:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": _selector(deployment)},
+        "labelSelector": {"matchLabels": selector(deployment, ROLE)},
     }
-
-
-def _selector(deployment: Deployment) -> dict[str, str]:
-    return {names.DEPLOYMENT_LABEL: deployment.name, names.ROLE_LABEL: ROLE}
-
-
-def _metadata(deployment: Deployment, name: str) -> Json:
-    return {"name": name, "namespace": deployment.namespace, "labels": names.labels(deployment.name, ROLE)}

@@ -9,7 +9,9 @@ import json
 from dataclasses import dataclass
 
 from orca.operator import names
-from orca.operator.render import model, pool
+from orca.operator.pauses import Pause
+from orca.operator.render import certificates, model, pool
+from orca.operator.render.objects import metadata
 from orca.operator.render.pods import container, flags, http_probe, merged, template
 from orca.operator.resource import Deployment, Json
 
@@ -32,30 +34,28 @@ def revision(deployment: Deployment, image: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def stages(deployment: Deployment, image: str, group: str, revision: str) -> list[Json]:
+def stages(deployment: Deployment, image: str, group: str, revision: str, pause: Pause) -> list[Json]:
     """Service and StatefulSet of a group's stage pods.
 
-    Args: group: its name, from names.group.
+    Args: group: its name, from names.group. pause: while it is on there are no pods.
     """
-    identity = {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
-    labels = names.labels(deployment.name, STAGE, identity)
-    metadata = {"name": group, "namespace": deployment.namespace, "labels": labels}
+    marks = metadata(deployment, group, STAGE, _identity(group, revision))
     selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: STAGE}
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata,
+        "metadata": marks | ({"annotations": pause.annotations} if pause.annotations else {}),
         "spec": {
             "serviceName": group,
-            "replicas": deployment.spec.parallelism.stages,
+            "replicas": 0 if pause.is_on else deployment.spec.parallelism.stages,
             # No stage can do anything before all are there.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector},
-            "template": _stage_pod(deployment, image, labels),
+            "template": _stage_pod(deployment, image, marks["labels"]),
         },
     }
-    return [_headless_service(metadata, selector, {"engine": STAGE_PORT}), stateful_set]
+    return [_headless_service(marks, selector, {"engine": STAGE_PORT}), stateful_set]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +70,66 @@ def schedule(deployment: Deployment) -> Json:
     """What may change under running schedulers (`--bounds-file`)."""
     chosen = deployment.spec.scheduler
     bounds = {"max_batch_size": chosen.max_batch_size, "max_batch_tokens": chosen.max_batch_tokens}
-    name = names.schedule(deployment.name)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {
-            "name": name,
-            "namespace": deployment.namespace,
-            "labels": names.labels(deployment.name, SCHEDULER),
-        },
+        "metadata": metadata(deployment, names.schedule(deployment.name), SCHEDULER),
         "data": {_BOUNDS_FILE: json.dumps(bounds)},
     }
 
 
-def scheduler(deployment: Deployment, image: str, group: str, revision: str, outputs: Outputs) -> list[Json]:
+def scheduler(
+    deployment: Deployment, image: str, group: str, revision: str, outputs: Outputs, link: pool.Link, pause: Pause
+) -> list[Json]:
     """Service and StatefulSet of a group's scheduler."""
     name = names.scheduler(group)
-    identity = {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
-    labels = names.labels(deployment.name, SCHEDULER, identity)
-    metadata = {"name": name, "namespace": deployment.namespace, "labels": labels}
+    marks = metadata(deployment, name, SCHEDULER, _identity(group, revision))
     told = {names.MODEL_LABEL: outputs.digest, names.GENERATION_LABEL: str(outputs.generation)}
     selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: SCHEDULER}
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata | {"labels": labels | told},
+        "metadata": marks | {"labels": marks["labels"] | told},
         "spec": {
             "serviceName": name,
-            "replicas": 1,
+            "replicas": 0 if pause.is_on else 1,
             # It becomes ready when the group is formed: a change must not wait for that.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector},
-            "template": _scheduler_pod(deployment, image, group, outputs.generation, labels),
+            "template": _scheduler_pod(deployment, image, group, outputs.generation, marks["labels"] | told, link),
         },
     }
     ports = {"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT}
-    return [_headless_service(metadata, selector, ports), stateful_set]
+    return [_headless_service(marks, selector, ports), stateful_set]
+
+
+def come_back(stages: Json, scheduler: Json | None, pause: Pause) -> list[Json]:
+    """The StatefulSets of a group that had given way, with pods again.
+
+    Args: stages, scheduler: as they are in the cluster.
+    """
+    args = stages["spec"]["template"]["spec"]["containers"][0]["args"]
+    told = dict(zip(args[1::2], args[2::2], strict=False))
+    found = [_resized(stages, int(told["--stages"]), pause.annotations)]
+    return found if scheduler is None else [*found, _resized(scheduler, 1, {})]
+
+
+def _resized(stateful_set: Json, replicas: int, annotations: dict[str, str]) -> Json:
+    kept = {key: stateful_set["metadata"].get(key) for key in ("name", "namespace", "labels", "ownerReferences")}
+    marks = {key: value for key, value in kept.items() if value is not None} | {"annotations": annotations}
+    whole = {key: stateful_set[key] for key in ("apiVersion", "kind", "spec")}
+    return {**whole, "metadata": marks, "spec": stateful_set["spec"] | {"replicas": replicas}}
+
+
+def slots(scheduler: Json) -> int | None:
+    """KV slots of a group, read back from its scheduler's StatefulSet.
+
+    None takes what the poorest stage has, and comes also where a user has written other arguments over ours.
+    """
+    containers = scheduler["spec"]["template"]["spec"]["containers"]
+    args = next((each.get("args") or [] for each in containers if each["name"] == SCHEDULER), [])
+    told = dict(zip(args[1::2], args[2::2], strict=False)).get("--slots", "")
+    return int(told) if told.isdecimal() else None
 
 
 def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
@@ -121,8 +145,10 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
         "device": worker.device,
         "threads": worker.threads,
         "memory_share": worker.memory_share_percent / 100,
+        "network_interface": worker.network_interface,
         "listen": f"0.0.0.0:{STAGE_PORT}",
         "health_listen": f"0.0.0.0:{HEALTH_PORT}",
+        **certificates.settings(deployment),
         "log_format": "json",
     }
     stage = container(
@@ -135,9 +161,8 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
         environment=[
             _field("ORCA_WORKER_STAGE", "metadata.labels['apps.kubernetes.io/pod-index']"),
             _field("ORCA_WORKER_DATA_HOST", "status.podIP"),
-            *_interface(worker.network_interface),
         ],
-        mounts=[*place.mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
+        mounts=[*place.mounts, certificates.MOUNT, {"name": "shared-memory", "mountPath": "/dev/shm"}],
         more={
             # Loading may take any time and answers meanwhile.
             "readinessProbe": http_probe("/health", "health", period_s=5, failures=2),
@@ -150,8 +175,13 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
     return template(
         labels,
         stage,
+        account=deployment.name,
         images=spec.images,
-        volumes=[*place.volumes, {"name": "shared-memory", "emptyDir": shared}],
+        volumes=[
+            *place.volumes,
+            certificates.volume(deployment),
+            {"name": "shared-memory", "emptyDir": shared},
+        ],
         more={
             "terminationGracePeriodSeconds": DRAIN_S,
             "hostNetwork": worker.host_network or None,
@@ -164,9 +194,11 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
     )
 
 
-def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str]) -> Json:
+def _scheduler_pod(
+    deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str], link: pool.Link
+) -> Json:
     spec, chosen = deployment.spec, deployment.spec.scheduler
-    place, link = model.place(deployment), pool.link(deployment)
+    place = model.place(deployment)
     domain = f"{deployment.namespace}.svc"
     addresses = [f"{group}-{stage}.{group}.{domain}:{STAGE_PORT}" for stage in range(spec.parallelism.stages)]
     values = {
@@ -183,6 +215,7 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         "slots": chosen.kv_slots,
+        **certificates.settings(deployment),
         "log_format": "json",
     }
     main = container(
@@ -196,6 +229,7 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
         mounts=[
             *place.mounts,
             *link.mounts,
+            certificates.MOUNT,
             {"name": "schedule", "mountPath": _SCHEDULE_FOLDER, "readOnly": True},
         ],
         more={
@@ -208,10 +242,12 @@ def _scheduler_pod(deployment: Deployment, image: str, group: str, generation: i
     return template(
         labels,
         main,
+        account=deployment.name,
         images=spec.images,
         volumes=[
             *place.volumes,
             *link.volumes,
+            certificates.volume(deployment),
             {"name": "schedule", "configMap": {"name": names.schedule(deployment.name)}},
         ],
         more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
@@ -226,12 +262,16 @@ LOST_NODE = tuple(
 """A lost node is given up after ten seconds; claim number and epoch make it safe that its pods may still run."""
 
 
-def _headless_service(metadata: Json, selector: Json, ports: dict[str, int]) -> Json:
+def _identity(group: str, revision: str) -> dict[str, str]:
+    return {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
+
+
+def _headless_service(marks: Json, selector: Json, ports: dict[str, int]) -> Json:
     """Names for the pods, also for those that are not ready: a group forms before it is."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata,
+        "metadata": marks,
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -245,12 +285,6 @@ def _headless_service(metadata: Json, selector: Json, ports: dict[str, int]) -> 
 
 def _field(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def _interface(name: str | None) -> list[Json]:
-    if name is None:
-        return []
-    return [{"name": variable, "value": name} for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
 
 
 def _devices(deployment: Deployment) -> Json:

@@ -6,12 +6,17 @@
 
 The internal ports carry no keys, so this is what keeps them internal. Whether a policy has any effect is the network
 plugin's: some enforce none.
+
+Stages in the network of their nodes (worker.hostNetwork) have the addresses of nodes and no policy: no selector finds
+them. Schedulers then let anybody to their rendezvous and call any address at the stages' port, and it is the network
+between the nodes that has to be closed.
 """
 
 from collections.abc import Sequence
 
 from orca.operator import names
 from orca.operator.render import fetch, gateway, group, pool
+from orca.operator.render.objects import metadata, selector
 from orca.operator.resource import Deployment, Json
 
 _ANYBODY: Json = {}
@@ -20,9 +25,11 @@ _OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kuber
 
 
 def policies(deployment: Deployment) -> list[Json]:
-    """One for each role."""
-    stage, scheduler, gateways = (_pods(deployment, role) for role in (group.STAGE, group.SCHEDULER, gateway.ROLE))
-    redis = _pods(deployment, "pool")
+    """One for each role whose pods can be selected."""
+    scheduler, gateways = (_pods(deployment, role) for role in (group.SCHEDULER, gateway.ROLE))
+    is_on_nodes = deployment.spec.worker.host_network
+    stage = _ANYBODY if is_on_nodes else _pods(deployment, group.STAGE)
+    redis = _pods(deployment, pool.ROLE)
     to_pool = _to_pool(deployment, redis)
     found = [
         _policy(
@@ -35,23 +42,21 @@ def policies(deployment: Deployment) -> list[Json]:
             deployment,
             group.SCHEDULER,
             ingress=[_rule("from", stage, group.RENDEZVOUS_PORT), _rule("from", _ANYBODY, group.METRICS_PORT)],
-            egress=[to_pool, _rule("to", stage)],
-        ),
-        # Ranks meet at ports that the system gives them.
-        _policy(
-            deployment,
-            group.STAGE,
-            ingress=[_rule("from", stage), _rule("from", scheduler)],
-            egress=[_rule("to", stage), _rule("to", scheduler)],
+            egress=[to_pool, _rule("to", stage, group.STAGE_PORT if is_on_nodes else None)],
         ),
     ]
+    if not is_on_nodes:
+        # Ranks meet at ports that the system gives them.
+        peers = (stage, scheduler)
+        met = [[_rule(direction, peer) for peer in peers] for direction in ("from", "to")]
+        found.append(_policy(deployment, group.STAGE, ingress=met[0], egress=met[1]))
     if deployment.spec.model.is_fetched:
         # Hubs and stores may be anywhere.
         told = [_rule("from", _OPERATOR, fetch.PORT)]
         found.append(_policy(deployment, fetch.ROLE, ingress=told, egress=[_ANYBODY]))
     if deployment.spec.pool.external is None:
         callers = [_rule("from", each, pool.PORT) for each in (gateways, scheduler, _OPERATOR)]
-        found.append(_policy(deployment, "pool", ingress=callers, egress=[]))
+        found.append(_policy(deployment, pool.ROLE, ingress=callers, egress=[]))
     return found
 
 
@@ -59,11 +64,7 @@ def _policy(deployment: Deployment, role: str, *, ingress: Sequence[Json], egres
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {
-            "name": names.policy(deployment.name, role),
-            "namespace": deployment.namespace,
-            "labels": names.labels(deployment.name, role),
-        },
+        "metadata": metadata(deployment, names.policy(deployment.name, role), role),
         "spec": {
             "podSelector": _pods(deployment, role)["podSelector"],
             "policyTypes": ["Ingress", "Egress"],
@@ -88,4 +89,4 @@ def _rule(direction: str, peer: Json, port: int | None = None) -> Json:
 
 def _pods(deployment: Deployment, role: str) -> Json:
     """A peer: this deployment's pods of a role."""
-    return {"podSelector": {"matchLabels": {names.DEPLOYMENT_LABEL: deployment.name, names.ROLE_LABEL: role}}}
+    return {"podSelector": {"matchLabels": selector(deployment, role)}}

@@ -15,19 +15,22 @@ def template(
     labels: Mapping[str, str],
     container: Json,
     *,
+    account: str,
     images: Images,
     volumes: Sequence[Json] = (),
+    annotations: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
     patch: Mapping[str, Any] | None = None,
 ) -> Json:
     """A pod template with one container.
 
     Args:
+        account: name of the ServiceAccount.
         more: fields of the pod's spec; those that are None are left out.
         patch: the user's, merged over everything else.
     """
     spec: Json = {
-        "serviceAccountName": "default",
+        "serviceAccountName": account,
         # No pod of the data path talks to the API server.
         "automountServiceAccountToken": False,
         # The variables of Services begin with their names, and a part refuses unknown ones with its own prefix.
@@ -45,7 +48,8 @@ def template(
         **_given({"imagePullSecrets": [{"name": name} for name in images.pull_secrets] or None}),
         **_given(more or {}),
     }
-    return merged({"metadata": {"labels": dict(labels)}, "spec": spec}, patch or {})
+    metadata = {"labels": dict(labels), **_given({"annotations": annotations})}
+    return merged({"metadata": metadata, "spec": spec}, patch or {})
 
 
 def container(

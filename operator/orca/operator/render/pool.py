@@ -1,18 +1,31 @@
 """The pool's Redis, and how the parts reach it: one of ours in a StatefulSet, or one that a Secret points to."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca.operator import names
+from orca.operator.render import claims
+from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, template, variable
 from orca.operator.resource import Deployment, Json
 from orca.pool.codec import room_for_requests
 
 PORT = 6379
 USER = "orca"
+ROLE = "pool"
 
 _LOGIN_FOLDER = "/etc/orca/pool"
+LOGIN_FILES: Mapping[str, str] = {
+    "password": "PASSWORD_FILE",
+    "ca.crt": "TLS_CA_FILE",
+    "tls.crt": "TLS_CERTIFICATE_FILE",
+    "tls.key": "TLS_KEY_FILE",
+}
+"""Keys of the pool's Secret that Redis' clients read as files, and the setting that names each."""
+
 _CONFIG_FOLDER = "/etc/redis"
+_USERS_FILE = "users.acl"
 _ALIVE = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH|LOADING'"
 _READY = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH'"
 
@@ -32,62 +45,68 @@ class Link:
     mounts: tuple[Json, ...]
 
 
-def link(deployment: Deployment) -> Link:
+def link(deployment: Deployment, secret: Json | None) -> Link:
+    """Args: secret: by which an external pool is reached; the parts are given what is in it."""
     spec = deployment.spec.pool
     bounds = [
         variable("ORCA_POOL_MAX_QUEUED", spec.max_queued),
         variable("ORCA_POOL_RETENTION_MS", spec.retention_seconds * 1000),
         variable("ORCA_POOL_RETIRE_MS", deployment.spec.drain_seconds * 1000),
     ]
-    mount = {"name": "pool-login", "mountPath": _LOGIN_FOLDER, "readOnly": True}
-    login = [variable("ORCA_POOL_USER", USER), variable("ORCA_POOL_PASSWORD_FILE", f"{_LOGIN_FOLDER}/password")]
     if spec.external is None:
-        secret = names.pool(deployment.name)
-        volume = _secret_volume(secret, ["password"])
-        url = {"value": f"redis://{secret}.{deployment.namespace}.svc:{PORT}/0"}
+        name = names.pool(deployment.name)
         bounds.append(variable("ORCA_POOL_BYTES_MAX", room_for_requests(spec.managed.memory_mib << 20)))
-        return Link(url, (*login, *bounds), (volume,), (mount,))
+        url = {"value": f"redis://{name}.{deployment.namespace}.svc:{PORT}/0"}
+        return _link(url, [variable("ORCA_POOL_USER", USER)], name, ["password"], bounds)
     of = spec.external.url_secret
+    there = (secret or {}).get("data") or {}
     url = {"valueFrom": {"secretKeyRef": {"name": of.name, "key": of.key}}}
     user = {"name": "ORCA_POOL_USER", "valueFrom": {"secretKeyRef": {"name": of.name, "key": "user"}}}
     bounds.append(variable("ORCA_POOL_REPLICAS", spec.external.min_replicas))
-    volume = _secret_volume(of.name, ["password"])
-    return Link(url, (user, login[1], *bounds), (volume,), (mount,))
+    files = [key for key in LOGIN_FILES if key in there]
+    return _link(url, [user] if "user" in there else [], of.name, files, bounds)
 
 
-def managed(deployment: Deployment, image: str) -> list[Json]:
-    """Service, claim and StatefulSet of one Redis."""
-    return [_service(deployment), _claim(deployment), _stateful_set(deployment, image)]
+def _link(url: Json, user: Sequence[Json], secret: str, files: Sequence[str], bounds: Sequence[Json]) -> Link:
+    """Args: files: keys of the Secret that the parts read as files."""
+    login = [variable(f"ORCA_POOL_{LOGIN_FILES[key]}", f"{_LOGIN_FOLDER}/{key}") for key in files]
+    volume = _secret_volume(secret, files)
+    mount = {"name": volume["name"], "mountPath": _LOGIN_FOLDER, "readOnly": True}
+    environment = (*user, *login, *bounds)
+    return Link(url, environment, (volume,), (mount,)) if files else Link(url, environment, (), ())
+
+
+def managed(deployment: Deployment, image: str, secret: Json | None, there: Json | None) -> list[Json]:
+    """Service, claim and StatefulSet of one Redis.
+
+    Args: secret: with its users; None when there is none yet. there: the claim as it is.
+    """
+    return [_service(deployment), _claim(deployment, there), _stateful_set(deployment, image, secret)]
 
 
 def _service(deployment: Deployment) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(deployment),
+        "metadata": metadata(deployment, names.pool(deployment.name), ROLE),
         "spec": {
-            "selector": {names.DEPLOYMENT_LABEL: deployment.name, names.ROLE_LABEL: "pool"},
+            "selector": selector(deployment, ROLE),
             "ports": [{"name": "redis", "port": PORT, "targetPort": "redis", "protocol": "TCP"}],
         },
     }
 
 
-def _claim(deployment: Deployment) -> Json:
+def _claim(deployment: Deployment, there: Json | None) -> Json:
     """Made apart from the StatefulSet, so that its owner, and with it its end, follows deletionPolicy."""
     managed = deployment.spec.pool.managed
-    spec: Json = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{managed.storage_gib}Gi"}},
-    }
-    if managed.storage_class_name is not None:
-        spec["storageClassName"] = managed.storage_class_name
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(deployment), "spec": spec}
+    marks = metadata(deployment, names.pool(deployment.name), ROLE)
+    return claims.claim(marks, managed.storage_gib, "ReadWriteOnce", managed.storage_class_name, there)
 
 
-def _stateful_set(deployment: Deployment, image: str) -> Json:
+def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Json:
     spec = deployment.spec
     name = names.pool(deployment.name)
-    labels = names.labels(deployment.name, "pool")
+    labels = names.labels(deployment.name, ROLE)
     main = container(
         "redis",
         image,
@@ -110,24 +129,34 @@ def _stateful_set(deployment: Deployment, image: str) -> Json:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(deployment),
+        "metadata": metadata(deployment, names.pool(deployment.name), ROLE),
         "spec": {
             "serviceName": name,
             "replicas": 1,
-            "selector": {"matchLabels": {names.DEPLOYMENT_LABEL: deployment.name, names.ROLE_LABEL: "pool"}},
+            # Otherwise a pod that cannot start keeps the change from coming that would mend it.
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": selector(deployment, ROLE)},
             "template": template(
                 labels,
                 main,
+                account=deployment.name,
                 images=spec.images,
                 volumes=[
                     {"name": "data", "persistentVolumeClaim": {"claimName": name}},
-                    {**_secret_volume(name, ["users.acl"]), "name": "users"},
+                    {**_secret_volume(name, [_USERS_FILE]), "name": "users"},
                 ],
+                # Redis reads its users only when it starts: a password that was drawn anew would be wrong for ever.
+                annotations={names.USERS_ANNOTATION: _digest_of_users(secret)},
                 more={"terminationGracePeriodSeconds": 60},
                 patch=spec.pool.pod_patch,
             ),
         },
     }
+
+
+def _digest_of_users(secret: Json | None) -> str:
+    users = ((secret or {}).get("data") or {}).get(_USERS_FILE, "")
+    return hashlib.sha256(users.encode()).hexdigest()[:16]
 
 
 def _redis_arguments(deployment: Deployment) -> list[str]:
@@ -143,7 +172,7 @@ def _redis_arguments(deployment: Deployment) -> list[str]:
         "maxmemory-policy": ["noeviction"],
         # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
         "stream-node-max-bytes": ["1024"],
-        "aclfile": [f"{_CONFIG_FOLDER}/users.acl"],
+        "aclfile": [f"{_CONFIG_FOLDER}/{_USERS_FILE}"],
     }
     return [word for name, values in settings.items() for word in (f"--{name}", *values)]
 
@@ -160,8 +189,3 @@ def _exec_probe(script: str, *, period_s: int, failures: int) -> Json:
 def _secret_volume(secret: str, keys: Sequence[str]) -> Json:
     items = [{"key": key, "path": key} for key in keys]
     return {"name": "pool-login", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}
-
-
-def metadata(deployment: Deployment) -> Json:
-    name = names.pool(deployment.name)
-    return {"name": name, "namespace": deployment.namespace, "labels": names.labels(deployment.name, "pool")}

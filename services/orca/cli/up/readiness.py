@@ -22,6 +22,9 @@ from orca.core.links import open_channel, stage_stub
 POLL_S = 0.1
 ANSWER_S = 1.0
 """Bound on one question."""
+EPOCH_S = 10.0
+"""On the one that is asked once: a stage that lives and is only busy must not be taken for a dead one, which is refused
+at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ async def epochs_of(stages: Sequence[ProcessSpec]) -> dict[str, int]:
     found: dict[str, int] = {}
     for spec in stages:
         async with open_channel(spec.address) as channel:
-            if (status := await _status(stage_stub(channel))) is not None:
+            if (status := await _status(stage_stub(channel), EPOCH_S)) is not None:
                 found[spec.name] = status.epoch.number
     return found
 
@@ -107,9 +110,9 @@ async def _ask_stage(
     return STARTING
 
 
-async def _status(stub: Any) -> pb.StatusReply | None:
+async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | None:
     try:
-        status: pb.StatusReply = await stub.Status(pb.StatusRequest(), timeout=ANSWER_S)
+        status: pb.StatusReply = await stub.Status(pb.StatusRequest(), timeout=within_s)
     except grpc.RpcError:
         return None
     return status

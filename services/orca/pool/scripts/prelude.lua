@@ -126,6 +126,22 @@ local function end_request(r, reason, stop)
   news[#news + 1] = r.id .. ' ' .. (length + 1)
 end
 
+-- Groups that own requests of a revision: that of their seats, since entering gives all others back.
+local function groups_of(revision)
+  local found = {}
+  for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
+    if call('HGET', seat_key(group), 'revision') == revision then found[#found + 1] = group end
+  end
+  return found
+end
+
+-- How many requests of a revision have not ended.
+local function unfinished_of(revision)
+  local found = call('ZCARD', q_key(revision))
+  for _, group in ipairs(groups_of(revision)) do found = found + #call('HKEYS', own_key(group)) end
+  return found
+end
+
 local function end_parent(parent, reason)
   for choice = 0, tonumber(call('HGET', par_key(parent), 'choices') or 0) - 1 do
     local r = load(parent .. '.' .. choice)

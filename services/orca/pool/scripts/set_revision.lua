@@ -10,5 +10,6 @@ if meta[1] then
   if revision ~= meta[1] then call('ZADD', RETIRED, awake + ARGV[3], meta[1]) end
 end
 call('ZREM', RETIRED, revision)
+call('ZREM', REPLACED, revision)
 call('HSET', META, 'revision', revision, 'generation', generation)
 return revision

@@ -1,10 +1,25 @@
 -- stats: counts for metrics, status and admission. Writes the clock only.
--- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those formed}.
+-- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those formed,
+--         revisions that were replaced and may have records, requests of those that have not ended, least slots that a
+--         formed group of the current revision has for one request, or ''}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
 local promise = revision and call('HGET', PROMISES, revision) or ''
-local revisions = call('ZRANGE', RETIRED, 0, -1)
+
+-- Of those that are retired a sweep may not have noted all yet, and 0 says that nothing is left.
+local replaced, unfinished, seen = {}, 0, {}
+for _, key in ipairs({ REPLACED, RETIRED }) do
+  for _, name in ipairs(call('ZRANGE', key, 0, -1)) do
+    if name ~= revision and not seen[name] and call('ZSCORE', REPLACED, name) ~= '0' then
+      replaced[#replaced + 1] = name
+      unfinished = unfinished + unfinished_of(name)
+    end
+    seen[name] = true
+  end
+end
+
+local revisions = { unpack(replaced) }
 if revision then revisions[#revisions + 1] = revision end
 local oldest
 for _, name in ipairs(revisions) do
@@ -13,9 +28,18 @@ for _, name in ipairs(revisions) do
   if submitted and submitted < (oldest or math.huge) then oldest = submitted end
 end
 local groups, formed = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}
+local offered, is_told = math.huge, true
 for _, group in ipairs(groups) do
   -- A holder of the release before says nothing, and most of its time it serves.
-  local seat = call('HMGET', seat_key(group), 'holder', 'unformed')
-  if seat[1] ~= seat[2] then formed[#formed + 1] = group end
+  local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'offer')
+  if seat[1] ~= seat[2] then
+    formed[#formed + 1] = group
+    if seat[3] == revision then
+      local process, slots = string.match(seat[4] or '', '^(.*) (%d+)$')
+      is_told = is_told and process == seat[1]
+      offered = math.min(offered, tonumber(slots or 0))
+    end
+  end
 end
-return { meta, wall, promise, oldest or '', groups, formed }
+if not is_told or offered == math.huge then offered = '' end
+return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered }

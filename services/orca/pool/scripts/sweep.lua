@@ -23,6 +23,8 @@ local reserved = tonumber(call('HGET', META, 'bytes') or 0)
 local function forget(parent)
   if last_reader(parent) > awake or not is_readable(parent) then
     call('ZADD', ENDED, awake, parent)
+    local revision = call('HGET', req_key(parent .. '.0'), 'revision')
+    if revision then call('ZADD', REPLACED, '+inf', revision) end
     return
   end
   local record = call('HMGET', par_key(parent), 'choices', 'schema')
@@ -41,6 +43,7 @@ local function forget(parent)
 end
 
 for _, parent in ipairs(due(ENDED, awake - ARGV[2])) do forget(parent) end
+local is_behind = more == 1
 
 -- Before its time only under pressure, and no more than relieves it: at nine tenths of the bytes, or when a submission
 -- was refused for want of room.
@@ -105,12 +108,10 @@ end
 
 local function end_running(revision)
   local passed = 0
-  for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
-    if call('HGET', seat_key(group), 'revision') == revision then
-      for _, id in ipairs(call('HKEYS', own_key(group))) do
-        local r = load(id)
-        if r then end_request(r, 'model_replaced') else passed = passed + 1 end
-      end
+  for _, group in ipairs(groups_of(revision)) do
+    for _, id in ipairs(call('HKEYS', own_key(group))) do
+      local r = load(id)
+      if r then end_request(r, 'model_replaced') else passed = passed + 1 end
     end
   end
   return passed
@@ -125,6 +126,29 @@ for _, revision in ipairs(due(RETIRED, awake)) do
   else
     call('ZREM', RETIRED, revision)
   end
+end
+-- Replaced revisions, for those who read answers of theirs: the last record goes a retention after the last request has
+-- ended, and one that was kept then begins it anew. Nothing counts records by revision: what the release before writes
+-- and forgets beside this one would make such a count wrong.
+local current = call('HGET', META, 'revision')
+local function note_replaced(revision)
+  local until_ms = tonumber(call('ZSCORE', REPLACED, revision) or math.huge)
+  if revision == current then
+    call('ZREM', REPLACED, revision)
+  elseif unfinished_of(revision) > 0 then
+    call('ZADD', REPLACED, '+inf', revision)
+  elseif until_ms == math.huge then
+    call('ZADD', REPLACED, awake + ARGV[2], revision)
+  elseif until_ms > awake or is_behind then
+    return
+  elseif call('ZSCORE', RETIRED, revision) then
+    call('ZADD', REPLACED, 0, revision)
+  else
+    call('ZREM', REPLACED, revision)
+  end
+end
+for _, key in ipairs({ RETIRED, REPLACED }) do
+  for _, revision in ipairs(call('ZRANGE', key, 0, -1)) do note_replaced(revision) end
 end
 publish()
 return more

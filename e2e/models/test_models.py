@@ -1,0 +1,100 @@
+"""Another model under load: each answer is the old model's or the new one's, whole, and no call fails.
+
+The other model lies on a volume, as one that somebody has trained on: the same, but every weight is a little off, so it
+says other words.
+"""
+
+import time
+from typing import Any
+
+import pytest
+
+from figures import note
+from installation import Service, target, uids, wait_until
+from load import Load
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+FOLDER = "/opt/orca/models/orca-austen"
+OLD, NEW = f"file://{FOLDER}", "pvc://trained/on"
+CLAIM = "trained"
+TRAIN_ON = f"""
+import pathlib, shutil, torch
+from safetensors.torch import load_file, save_file
+target = pathlib.Path("/models/on")
+shutil.copytree("{FOLDER}", target)
+torch.manual_seed(1)
+for file in target.glob("*.safetensors"):
+    weights = {{name: one * (1 + 0.05 * torch.randn(one.shape)) for name, one in load_file(file).items()}}
+    file.chmod(0o644)
+    save_file(weights, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def both(service: Service, load: Load) -> Load:
+    """A load that knows the answers of both models; `load` has seen that the service answers."""
+    train_on(service)
+    both = Load(service)
+    for uri in (NEW, OLD):
+        service.edit(model={"uri": uri})
+        service.wait_settled()
+        both.learn()
+    assert all(both.expected[prompt] > load.expected[prompt] for prompt in load.expected), "both say the same"
+    return both
+
+
+def train_on(service: Service) -> None:
+    """Put the other model on a volume, by a pod that has what a worker has."""
+    where = f"--namespace={service.namespace}"
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    service.kubectl.apply([manifest(service, "PersistentVolumeClaim", CLAIM, claim), training_pod(service)])
+    service.kubectl(
+        "wait", "pod/train", where, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s", within_s=130
+    )
+    service.kubectl("delete", "pod/train", where)
+
+
+def training_pod(service: Service) -> dict[str, Any]:
+    nobody = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = {
+        "name": "train",
+        "image": f"{target().registry}/orca-worker:{target().tag}",
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/opt/libraries/bin/python", "-c", TRAIN_ON],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+    }
+    volume = {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}}
+    spec = {"restartPolicy": "Never", "securityContext": nobody, "containers": [container], "volumes": [volume]}
+    return manifest(service, "Pod", "train", spec)
+
+
+def manifest(service: Service, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": service.namespace}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize(("uri", "operator"), [(NEW, "stays"), (OLD, "dies")])
+def test_a_model_is_replaced(service: Service, both: Load, uri: str, operator: str) -> None:
+    before = uids(service.pods())
+    with both.running():
+        began = time.monotonic()
+        service.edit(model={"uri": uri})
+        if operator == "dies":
+            service.kill_operator_at_work()
+        service.wait_settled()
+        seconds = time.monotonic() - began
+    figures = {"seconds": round(seconds, 1), "new_pods": len(uids(service.pods()) - before)}
+    note(f"model {uri}, operator {operator}", {**figures, **both.summary()})
+    both.check()
+
+
+def test_a_change_of_model_that_is_taken_back_halfway(service: Service, both: Load) -> None:
+    with both.running():
+        service.edit(model={"uri": NEW})
+        wait_until(lambda: len(service.pods("stage")) == 2, service.story)
+        service.edit(model={"uri": OLD})
+        service.wait_settled()
+    note("model reverted halfway", both.summary())
+    both.check()

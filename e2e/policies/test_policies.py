@@ -1,0 +1,25 @@
+"""NetworkPolicies by a switch of the chart. The cluster's network obeys none: that they come and go is what is seen."""
+
+import pytest
+
+from cluster.kubectl import Kubectl
+from conftest import SPEC
+from installation import Service, install_chart, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(300)]
+
+
+def test_policies_come_and_go_with_their_switch(kubectl: Kubectl, namespace: str) -> None:
+    service = Service(kubectl, namespace)
+    try:
+        install_chart("networkPolicies.deployments=true")
+        service.create({**SPEC, "replicas": 0})
+        service.wait_for("Ready", "True", "Holding")
+        wait_until(lambda: len(policies(service)) >= 3, lambda: str(policies(service)))
+    finally:
+        install_chart()
+    wait_until(lambda: not policies(service), lambda: str(policies(service)))
+
+
+def policies(service: Service) -> list[str]:
+    return service.kubectl("get", "networkpolicies", f"--namespace={service.namespace}", "--output=name").split()

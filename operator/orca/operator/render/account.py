@@ -1,0 +1,15 @@
+"""The account of a deployment's pods. It gives them no token: it is there to be named, by policies and pull secrets."""
+
+from orca.operator.render.objects import metadata
+from orca.operator.resource import Deployment, Json
+
+ROLE = "account"
+
+
+def service_account(deployment: Deployment) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(deployment, deployment.name, ROLE),
+        "automountServiceAccountToken": False,
+    }

@@ -1,0 +1,139 @@
+"""How an edit of scheduler.kvSlots takes effect and loses nothing: pure.
+
+Fewer slots:
+1. The pool's door is told first, and refuses from then on what needs more.
+2. While a request that was accepted before needs more, the groups that can hold it stay as they are: their schedulers
+   are not changed, and no group comes or goes.
+3. Then schedulers change as by any edit.
+
+More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told.
+
+Nothing is remembered: what a group has is read from its scheduler's template, what is promised and who needs more from
+the pool. Another model has a promise of its own, which its first group states. A request that no group there could run
+holds nothing up: it waits in the pool for more slots, or for its deadline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.operator import names, troubles
+from orca.operator.model_change import known_generations
+from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, label_map, seconds
+from orca.operator.render import group
+from orca.operator.render.group import Outputs
+from orca.operator.resource import Deployment, Json
+from orca.operator.rollout import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsChange:
+    """Where an edit of the slots is; all of it empty where nothing is to be done for one."""
+
+    promise: int | None = None  # that the pool is to be told, before anything else is done
+    held: frozenset[str] = frozenset()  # groups that stay as they are, since accepted requests need them
+    waits_for: int = 0  # requests that have not ended and need more than the spec gives, as far as known
+    largest: int = 0  # slots that the largest of them needs
+    is_open: bool = False  # groups have formed with more slots, and the pool has not heard yet what they offer
+
+
+def asked_slots(deployment: Deployment) -> int | None:
+    """That the spec gives to one request at most. None where it leaves that to the groups' memory."""
+    chosen = deployment.spec.scheduler.kv_slots
+    return None if chosen is None else _in_blocks(chosen)
+
+
+def _in_blocks(slots: int) -> int:
+    """What a group makes of a number of slots."""
+    return slots // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
+
+
+def look(
+    deployment: Deployment, observed: Observed, groups: Sequence[Group], outputs: Outputs, now_s: float
+) -> SlotsChange:
+    """
+    Args:
+        outputs: the wanted ones.
+        now_s: seconds since 1970.
+    """
+    wanted, pool = asked_slots(deployment), observed.pool
+    if wanted is None:
+        return SlotsChange()
+    schedulers = _schedulers(observed, outputs)
+    larger = _that_hold_more(deployment, observed, schedulers, wanted, now_s)
+    if pool.problem is not None:
+        return SlotsChange(held=larger)
+    if _is_another_in_force(observed, outputs):
+        # The wanted model was in force before. Which of its requests need more is not known; they end by drainSeconds.
+        left = pool.replaced_unfinished if larger else 0
+        return SlotsChange(held=larger if left else frozenset(), waits_for=left)
+    promised = pool.promised_slots or 0
+    is_lowered = promised > wanted
+    has_more = 0 < promised < wanted and _are_all_formed(deployment, groups, schedulers)
+    offered = min(wanted, pool.offered_slots or 0) if has_more else 0
+    return SlotsChange(
+        promise=wanted if is_lowered else offered if offered > promised else None,
+        held=larger if pool.larger_requests or is_lowered else frozenset(),
+        waits_for=pool.larger_requests,
+        largest=pool.largest_request,
+        is_open=has_more and pool.offered_slots is None,
+    )
+
+
+def _schedulers(observed: Observed, outputs: Outputs) -> list[Json]:
+    """StatefulSets of the schedulers of the wanted model that are not on their way out."""
+    found = (each for each in observed.of_kind("StatefulSet") if not is_going(each))
+    return [each for each in found if label_map(each).get(names.MODEL_LABEL) == outputs.digest]
+
+
+def _that_hold_more(
+    deployment: Deployment, observed: Observed, schedulers: Sequence[Json], wanted: int, now_s: float
+) -> frozenset[str]:
+    """Groups with more slots than wanted that serve, or may do so before long."""
+    if deployment.spec.wanted_groups == 0:
+        return frozenset()
+    return frozenset(
+        label_map(each)[names.GROUP_LABEL]
+        for each in schedulers
+        if _holds_more(each, wanted) and _may_serve(deployment, observed, each, now_s)
+    )
+
+
+def _holds_more(scheduler: Json, wanted: int) -> bool:
+    """One that takes what its memory gives may."""
+    chosen = group.slots(scheduler)
+    return chosen is None or _in_blocks(chosen) > wanted
+
+
+def _may_serve(deployment: Deployment, observed: Observed, scheduler: Json, now_s: float) -> bool:
+    """Not a group that has given way, can never serve as it is, or has had the time of a start and has not come up."""
+    if not scheduler["spec"]["replicas"]:
+        return False
+    pods = observed.pods(group.SCHEDULER, group=label_map(scheduler)[names.GROUP_LABEL])
+    return not pods or any(_comes_up(pod, now_s - deployment.spec.startup_seconds) for pod in pods)
+
+
+def _comes_up(pod: Json, since_s: float) -> bool:
+    if is_pod_ready(pod) or is_going(pod):
+        return True
+    trouble = troubles.of_pod(pod)
+    told = condition_of(pod, "Ready").get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
+    return seconds(told) >= since_s and (trouble is None or trouble.reason != troubles.BAD_CONFIGURATION)
+
+
+def _is_another_in_force(observed: Observed, outputs: Outputs) -> bool:
+    """Whether the pool accepts for another model than the wanted one, of which there are groups."""
+    generations = known_generations(observed).items()
+    return any(digest != outputs.digest and each == observed.pool.generation for digest, each in generations)
+
+
+def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Sequence[Json]) -> bool:
+    """Whether all groups of the wanted model are formed with the slots that the spec gives, as many as are wanted."""
+    ready = {each.name for each in groups if each.is_ready and not each.is_leaving}
+    formed = {
+        name
+        for each in schedulers
+        if (name := label_map(each)[names.GROUP_LABEL]) in ready
+        and group.slots(each) == deployment.spec.scheduler.kv_slots
+    }
+    return len(formed) == len(schedulers) >= max(1, deployment.spec.wanted_groups)

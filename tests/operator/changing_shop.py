@@ -1,0 +1,136 @@
+"""A shop whose model changes, as plain data: a cluster whose parts come up by and by, and what its pool would hold."""
+
+import random
+from collections import Counter
+from typing import Any
+
+from clusters import FakeCluster
+from deployments import deployment
+
+from orca.operator import names
+from orca.operator.observed import PoolLook, is_pod_ready
+from orca.operator.plan import Plan
+from orca.operator.render import known_model
+from orca.operator.render.known_model import KnownModel, read_back
+from orca.operator.resource import Json
+
+
+class ChangingShop:
+    """A deployment that serves a model, and its pool: who is in force, and what of which model waits or is kept."""
+
+    def __init__(self, seed: int = 0, **spec: Any) -> None:
+        self.chance = random.Random(seed)
+        self.cluster = FakeCluster(deployment(**spec))
+        self.in_force = "", 0  # digest and generation
+        self.requests: Counter[str] = Counter()  # by digest
+        self.recorded: set[str] = set()
+        self.lost = 0  # requests that nobody would run any more, counted at each look
+        self.pool_problem: str | None = None
+        self.settle()
+
+    def change(self, **spec: Any) -> None:
+        self.cluster.deployment = deployment(generation=self.cluster.deployment.generation + 1, **spec)
+
+    def schedulers(self) -> list[Json]:
+        found = [each for (kind, _), each in sorted(self.cluster.objects.items()) if kind == "StatefulSet"]
+        return [each for each in found if names.MODEL_LABEL in each["metadata"]["labels"]]
+
+    def digests(self, *, formed: bool = False) -> list[str]:
+        """Of the groups that exist, or only of those that serve."""
+        pods = self.cluster.objects
+        return [
+            each["metadata"]["labels"][names.MODEL_LABEL]
+            for each in self.schedulers()
+            if not formed or is_pod_ready(pods.get(("Pod", f"{each['metadata']['name']}-0"), {"metadata": {}}))
+        ]
+
+    def known(self) -> list[list[KnownModel]]:
+        """The models of each gateway that serves."""
+        pods = [
+            each for (kind, name), each in self.cluster.objects.items() if (kind, name[:12]) == ("Pod", "shop-gateway")
+        ]
+        return [read_back(pod["spec"], "gateway") for pod in pods]
+
+    def look(self) -> Plan:
+        digest, generation = self.in_force
+        old = Counter({each: count for each, count in self.requests.items() if each != digest})
+        self.cluster.pool = PoolLook(
+            problem=self.pool_problem,
+            generation=generation or None,
+            replaced_unfinished=old.total(),
+            replaced_revisions=tuple(sorted(self.recorded - {digest})),
+        )
+        decided = self.cluster.look()
+        self._start("shop-pool")
+        for job in self.cluster.names("Job"):
+            self.cluster.end_job(job, "Complete")
+        self.lost += sum(count for each, count in self.requests.items() if each not in self.digests())
+        return decided
+
+    def move(self) -> None:
+        """Something happens: most often a call comes, or one ends."""
+        kind = self.chance.choice(["call", "call", "end", "end", "end", "gateways", "group", "retention"])
+        getattr(self, kind)()
+
+    def call(self) -> None:
+        if self.in_force[0]:
+            self.requests[self.in_force[0]] += 1
+            self.recorded.add(self.in_force[0])
+
+    def end(self) -> None:
+        running = [digest for digest in self.digests(formed=True) if self.requests[digest]]
+        if running:
+            self.requests[self.chance.choice(running)] -= 1
+            self.requests += Counter()
+
+    def retention(self) -> None:
+        self.recorded = {each for each in self.recorded if self.requests[each]}
+
+    def gateways(self) -> None:
+        """All of them are replaced."""
+        self._start("shop-gateway")
+
+    def group(self) -> None:
+        """One more is formed, or anew by a changed scheduler; the newest of them is in force."""
+        waiting = [each for each in self.schedulers() if not self.is_started(each)]
+        for each in waiting[:1]:
+            name = each["metadata"]["name"]
+            assert self.is_known_everywhere(name.removesuffix("-scheduler")), "a group came before gateways knew it"
+            self._start(name.removesuffix("-scheduler"))
+            self._start(name)
+            labels = each["metadata"]["labels"]
+            self.in_force = max(
+                self.in_force, (labels[names.MODEL_LABEL], int(labels[names.GENERATION_LABEL])), key=lambda one: one[1]
+            )
+
+    def is_started(self, scheduler: Json) -> bool:
+        """Whether its pod is there, and of the newest template."""
+        pod = self.cluster.objects.get(("Pod", f"{scheduler['metadata']['name']}-0"), {"spec": {}})
+        return pod["spec"].get("containers") == scheduler["spec"]["template"]["spec"]["containers"]
+
+    def is_known_everywhere(self, group: str) -> bool:
+        stages = self.cluster.objects["StatefulSet", group]["spec"]["template"]["spec"]
+        [model] = read_back(stages, "stage")
+        return all(model.identity in {each.identity for each in of_one} for of_one in self.known())
+
+    def _start(self, controller: str) -> None:
+        rest = {key: each for key, each in self.cluster.objects.items() if key[0] != "Pod" and key[1] != controller}
+        for key in rest:
+            del self.cluster.objects[key]
+        self.cluster.start()
+        self.cluster.objects |= rest
+
+    def settle(self) -> None:
+        """Until nothing is left to do, whatever happens in which order."""
+        for _ in range(1000):
+            self.move()
+            decided = self.look()
+            if not decided.actions and self.is_over(decided):
+                return
+        raise AssertionError(f"it does not come to an end: {self.in_force} {self.requests} {self.digests()}")
+
+    def is_over(self, decided: Plan) -> bool:
+        is_rolled = all(each.revision == decided.revision and each.is_ready for each in decided.groups)
+        has_groups = len(decided.groups) == self.cluster.deployment.spec.replicas
+        wanted = [known_model.wanted(self.cluster.deployment)]
+        return is_rolled and has_groups and bool(self.known()) and all(each == wanted for each in self.known())

@@ -1,0 +1,168 @@
+"""What the schema of an OrcaDeployment does not tell about a field: what it looks like, and what stands beside it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def _letters(length: int) -> str:
+    return "a" * length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """`of_length` makes a value of so many characters; None where a length alone is not at fault."""
+
+    valid: tuple[Any, ...]
+    invalid: tuple[Any, ...] = ()
+    of_length: Callable[[int], str] | None = _letters
+
+
+DEFAULT: Json = {"model": {"uri": "file:///m"}}
+_ON_HUB: Json = {"model": {"uri": "hf://org/model"}}
+
+
+def _with(role: str, **fields: Any) -> Json:
+    return DEFAULT | {role: fields}
+
+
+BESIDE: Mapping[str, Json] = {
+    "model.revision": _ON_HUB,
+    "model.endpoint": _ON_HUB,
+    "model.tokenSecret": _ON_HUB,
+    "model.tokenSecret.key": {"model": {"uri": "hf://org/model", "tokenSecret": {"name": "mine"}}},
+    "model.cache": _ON_HUB,
+    "worker.rdmaResource": _with("worker", device="cuda"),
+    "worker.rdmaResource.count": _with("worker", device="cuda", rdmaResource={"name": "rdma/hca"}),
+    **{f"{role}.tolerations[]": _with(role, tolerations=[{"operator": "Exists"}]) for role in ("worker", "gateway")},
+    **{
+        f"{role}.tolerations[].{name}": _with(role, tolerations=[{"key": "gpu", "effect": "NoExecute"}])
+        for role in ("worker", "gateway")
+        for name in ("operator", "value", "tolerationSeconds")
+    },
+    "images.fetch": _ON_HUB,
+    "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
+    "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
+    "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
+    "gateway.ingress": _with("gateway", ingress={}),
+    "gateway.ingress.tlsSecretName": _with("gateway", ingress={"host": "a.example"}),
+    "pool.managed.storageGiB": _with("pool", managed={"memoryMiB": 128}),
+    "pool.managed.memoryMiB": _with("pool", managed={"storageGiB": 65536}),
+    "pool.external": _with("pool", external={"urlSecret": {"name": "redis"}}),
+    "rollout.maxSurge": _with("rollout", maxUnavailable=1),
+}
+"""Specs in which a field may be given, where the shortest one is not such a spec; the last that fits counts."""
+
+_NAME = Examples(valid=("b-1.c",), invalid=("Upper", "a_b", "-a", "a.", "a..b", "a/b"))
+"""Of most objects: a DNS subdomain."""
+_KEY = Examples(valid=("a.B_c-1", ".hidden"), invalid=("a b", "..", "..a", "a/b", "ä"))
+"""Of a Secret."""
+_HOST = Examples(
+    valid=("b-1.example", "*.example", "localhost"),
+    invalid=(
+        "Upper.example",
+        "a_b.example",
+        "10.0.0.1",
+        "a..b",
+        "*",
+        "*.*.example",
+        "a.example:80",
+        "https://a.example",
+    ),
+)
+_IMAGE = Examples(valid=("registry.example:5000/team/image:1@sha256:0123",), invalid=(" i:1", "i:1 ", "a b", "-i"))
+_LABELS = Examples(
+    valid=({"gpu": "h100"}, {"example.com/gpu": ""}, {"gpu": "a" * 63}),
+    invalid=({"gpu": 1}, {"gpu": "a" * 64}, {"gpu": "a b"}, {"": "a"}, {"a b": "c"}, {"A.example/b": "c"}),
+)
+_PATCH = Examples(
+    valid=({"spec": {"priorityClassName": "high"}}, {"metadata": {"annotations": {"a.example/b": "c"}}}),
+    invalid=([],),
+)
+_REQUESTS = Examples(
+    valid=(
+        {"cpu": 1},
+        {"cpu": "500m"},
+        {"memory": "1.5Gi"},
+        {"memory": "1e3"},
+        {"cpu": "0"},
+        {"ephemeral-storage": "1G"},
+    ),
+    invalid=({"cpu": "-1"}, {"cpu": -1}, {"cpu": "much"}, {"cpu": "1 "}, {"cpu": 0.5}, {"speed": "1"}, {"a b/c": "1"}),
+)
+_LIMITS = Examples(valid=(*_REQUESTS.valid, {"a.example/dongle": "2"}), invalid=_REQUESTS.invalid)
+_TOLERATION = {
+    "key": Examples(valid=("b", "a.example/b", ""), invalid=("a b", "-a", "a/b/c"), of_length=None),
+    "value": Examples(valid=("b", "B_1"), invalid=("a b", "-a")),
+}
+
+EXAMPLES: Mapping[str, Examples] = {
+    "model.uri": Examples(
+        valid=("file:///n/o", "hf://org/model", "s3://bucket/a/b", "pvc://claim", "pvc://claim/a/b"),
+        invalid=(
+            "m",
+            "http://a.example/m",
+            "file://m",
+            "file:///",
+            "file:///a b",
+            "hf://model",
+            "hf://-org/model",
+            "hf://org/model/file",
+            "s3://bucket",
+            "s3://Bucket/a",
+            "pvc://Claim",
+            "pvc://a..b",
+            "pvc://",
+        ),
+        of_length=lambda length: "file:///" + "a" * (length - 8),
+    ),
+    "model.revision": Examples(valid=("v1.0", "refs/pr/1", "0123abc"), invalid=("-f", "a b")),
+    "model.endpoint": Examples(
+        valid=("http://hub.example:8080/base", "https://hub.example"),
+        invalid=("hub.example", "ftp://hub.example", "https://", "https://a b"),
+        of_length=lambda length: "https://a/" + "a" * (length - 10),
+    ),
+    "model.servedName": Examples(valid=("gpt-5", "org/model:1"), invalid=("-f", "a b", "\n")),
+    "model.tokenSecret.name": _NAME,
+    "model.tokenSecret.key": _KEY,
+    "model.cache.storageClassName": _NAME,
+    "worker.networkInterface": Examples(valid=("eth0", "ib0.8001"), invalid=("eth 0", "a/b")),
+    "worker.rdmaResource.name": Examples(
+        valid=("rdma/hca_a", "a/b"),
+        invalid=("hca", "cpu", "nvidia.com/gpu", "rdma/", "rdma/a b", "rdma/a/b", "r/" + "a" * 64),
+        of_length=None,
+    ),
+    "worker.runtimeClassName": _NAME,
+    "gateway.apiKeysSecret.name": _NAME,
+    "gateway.apiKeysSecret.key": _KEY,
+    "gateway.ingress.className": _NAME,
+    "gateway.ingress.host": _HOST,
+    "gateway.ingress.tlsSecretName": _NAME,
+    "gateway.ingress.annotations": Examples(
+        valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(64)}),
+        invalid=({"a b": "c"}, {"a": 1}, {"a": "b" * 2049}, {f"a.example/{n}": "a" for n in range(65)}),
+    ),
+    "gateway.httpRoute.parentRefs[].name": _NAME,
+    "gateway.httpRoute.parentRefs[].namespace": Examples(valid=("b-1",), invalid=("Upper", "a.b", "-a")),
+    "gateway.httpRoute.parentRefs[].sectionName": _NAME,
+    "gateway.httpRoute.hostnames": Examples(
+        valid=(["b-1.example", "*.example"], [f"{n}.example" for n in range(16)]),
+        invalid=([""], ["Upper.example"], ["10.0.0.1"], ["a"] * 17, [5]),
+    ),
+    "pool.managed.storageClassName": _NAME,
+    "pool.external.urlSecret.name": _NAME,
+    "pool.external.urlSecret.key": _KEY,
+    "certificates.secretName": _NAME,
+    "images.pullSecrets": Examples(
+        valid=(["a"], [f"a{n}" for n in range(8)]),
+        invalid=(["Upper"], [""], ["a", "a"], [f"a{n}" for n in range(9)], [5]),
+    ),
+    **{f"images.{role}": _IMAGE for role in ("gateway", "scheduler", "worker", "pool", "fetch")},
+    **{f"{role}.resources.requests": _REQUESTS for role in ("worker", "scheduler", "gateway", "pool")},
+    **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "pool")},
+    **{f"{role}.podPatch": _PATCH for role in ("worker", "scheduler", "gateway", "pool")},
+    **{f"{role}.nodeSelector": _LABELS for role in ("worker", "gateway")},
+    **{f"{role}.tolerations[].{name}": of for role in ("worker", "gateway") for name, of in _TOLERATION.items()},
+}

@@ -1,0 +1,78 @@
+"""What the operator asks a pool and tells it, and what it says of one that it cannot ask."""
+
+import asyncio
+import base64
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from clusters import RELEASE
+from deployments import deployment
+from paper_api import paper_api
+from pool_hand import PoolHand
+
+from orca.core.errors import OrcaError
+from orca.operator.observed import Observed, PoolLook
+from orca.operator.pool_look import look, set_promise
+from orca.operator.reconcile import reconcile
+from orca.operator.refusals import Refusals
+from orca.operator.resource import Json
+
+LIMIT_S = 30.0
+EXTERNAL = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
+
+
+def secret(**texts: str) -> Json:
+    return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
+
+
+@pytest.mark.parametrize(
+    ("of", "problem"),
+    [
+        (None, "there is no Secret redis"),
+        (secret(user="orca"), "the Secret redis has no key url"),
+        (secret(url="rediss://redis:6379/0", tls_crt="x"), "tls_certificate_file and tls_key_file go together"),
+        (secret(url="redis://redis:6379/0", ca_crt="x"), "its URL is not rediss://"),
+        (secret(url="redis://me:word@redis:6379/0"), "its URL holds a user or password"),
+    ],
+)
+async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
+    found = (await look(EXTERNAL, of)).problem
+    assert found is not None
+    assert problem in found
+    assert "word@" not in found
+
+
+async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_that(
+    redis_login: dict[str, str], tmp_path: Path
+) -> None:
+    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 50})
+
+    def begin() -> None:
+        pool.form("r1", 7, slots=64)
+        pool.submit("small", "r1", need=48)
+        pool.submit("large", "r1", need=60)
+
+    await asyncio.to_thread(begin)
+    assert (await look(EXTERNAL, login)).larger_requests == 0
+    found = await look(wanted, login)
+    assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
+    assert (found.larger_requests, found.largest_request) == (1, 60)
+    with pytest.raises(OrcaError, match="within"):
+        await asyncio.to_thread(set_promise, wanted, login, "r1", 32, within_s=0.0)
+    await asyncio.to_thread(set_promise, wanted, login, "r1", 48, within_s=LIMIT_S)
+    assert (await look(wanted, login)).promised_slots == 48
+
+
+def test_a_pool_that_cannot_be_told_is_no_disaster(caplog: pytest.LogCaptureFixture) -> None:
+    wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 48})
+    login = secret(url="redis://127.0.0.1:1/0")
+    with pytest.raises(OrcaError):
+        set_promise(wanted, login, "r1", 48, within_s=LIMIT_S)
+    observed = Observed(pool_secret=login, pool=PoolLook(revision="r1", generation=1, promised_slots=64))
+    caplog.set_level(logging.WARNING, "orca.operator")
+    with paper_api() as (_, cluster):
+        assert reconcile(cluster, RELEASE, wanted, observed, {}, Refusals(time.monotonic))
+    assert "the pool was not told" in caplog.text

@@ -1,0 +1,227 @@
+"""An edit of kvSlots takes effect, and no request that was accepted is left without a group that can run it."""
+
+from typing import Any
+
+import pytest
+from clusters import BORN, BORN_S, FakeCluster
+from deployments import deployment
+from slots_shop import MEMORY, SlotsShop
+
+from orca.operator.observed import PoolLook
+from orca.operator.plan import Plan, Promise
+from orca.operator.status import status
+
+
+def given(slots: int | None, **spec: Any) -> dict[str, Any]:
+    return {**spec, "scheduler": {} if slots is None else {"kvSlots": slots}}
+
+
+def promises(decided: Plan) -> list[int]:
+    return [action.slots for action in decided.actions if isinstance(action, Promise)]
+
+
+def condition(shop: SlotsShop, decided: Plan, kind: str) -> tuple[str, str, str]:
+    written = status(shop.cluster.deployment, shop.cluster.observed, decided, {}, BORN)
+    [found] = [each for each in written["conditions"] if each["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "spec",
+    [{"replicas": 1}, {"replicas": 3}, {"replicas": 2, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}],
+    ids=["one", "three", "two-in-turn"],
+)
+def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: dict[str, Any]) -> None:
+    shop = SlotsShop(seed, **given(4096, **spec))
+    for slots in (1024, 2048, 1000, 4096):
+        shop.change(**given(slots, **spec))
+        shop.settle()
+        assert shop.promised == slots // 16 * 16
+    assert shop.lost == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_edits_on_the_way_and_of_other_things_with_it_lose_nothing(seed: int) -> None:
+    shop = SlotsShop(seed, **given(4096))
+    for slots in (1024, 2048, None, 1024, 4096, 2048):
+        stages, replicas = shop.chance.choice((1, 2)), shop.chance.choice((1, 2, 3))
+        shop.change(**given(slots, replicas=replicas, parallelism={"stages": stages}))
+        for _ in range(shop.chance.randrange(25)):
+            shop.move()
+            shop.look()
+    shop.settle()
+    assert (shop.promised, shop.lost) == (2048, 0)
+
+
+def begun(slots: int | None = 1024, *needs: int, **spec: Any) -> SlotsShop:
+    """Asked for so many slots where there were 4096, while requests of such needs have not ended."""
+    shop = SlotsShop(**given(4096, **spec))
+    shop.needs = [*needs] or [2000]
+    shop.change(**given(slots, **spec))
+    return shop
+
+
+def test_the_door_is_told_first_and_schedulers_change_when_the_last_larger_request_has_ended() -> None:
+    shop = begun(1024, 2000, 3000, 100)
+    assert promises(shop.look()) == [1024]
+    assert shop.look().actions == ()
+    assert shop.slots() == [4096]
+    said = "groups stay as they are for 2 requests that may need more than kvSlots 1024, up to 3000"
+    for kind in ("SchedulerReady", "Progressing", "Ready"):
+        assert condition(shop, shop.look(), kind) == ("True", "SlotsAreNeeded", said)
+    assert condition(shop, shop.look(), "Degraded")[0] == "False"
+    shop.needs = [100]
+    shop.look()
+    assert shop.slots() == [1024]
+    assert condition(shop, shop.look(), "Ready")[:2] == ("False", "SchedulersChanging")
+
+
+def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_larger_before_it() -> None:
+    shop = begun(1024, 100)
+    assert promises(shop.look()) == [1024]
+    assert shop.slots() == [4096]
+    assert condition(shop, shop.look(), "Progressing")[0] == "True"
+    assert shop.slots() == [1024]
+
+
+def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
+    shop = begun()
+    shop.look()
+    shop.restart()
+    shop.look()
+    shop.form()
+    assert shop.formed() == [4096]
+    shop.end()
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
+    shop = begun(1024, 2000, parallelism={"stages": 1})
+    shop.change(**given(1024, parallelism={"stages": 2}))
+    for _ in range(3):
+        decided = shop.look()
+    assert (shop.slots(), len(decided.groups)) == ([4096], 1)
+    assert condition(shop, decided, "Ready")[:2] == ("False", "SlotsAreNeeded")
+    shop.needs.clear()
+    shop.settle()
+    assert shop.lost == 0
+
+
+def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() -> None:
+    shop = begun()
+    shop.change(**given(1024, replicas=3))
+    shop.look()
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.needs.clear()
+    shop.settle()
+    assert shop.formed() == [1024] * 3
+
+
+@pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}], ids=["none", "suspended"])
+def test_no_groups_at_all_are_given_at_once(spec: dict[str, Any]) -> None:
+    shop = begun()
+    shop.look()
+    shop.change(**given(1024, **spec))
+    shop.look()
+    assert shop.slots() == []
+
+
+def test_a_pool_that_does_not_answer_keeps_the_groups_and_is_told_when_it_does() -> None:
+    shop = begun(1024, 100)
+    shop.pool_problem = "no answer"
+    for _ in range(3):
+        assert shop.look().actions == ()
+    assert condition(shop, shop.look(), "Progressing")[:2] == ("True", "SlotsAreNeeded")
+    shop.pool_problem = None
+    assert promises(shop.look()) == [1024]
+    shop.settle()
+
+
+def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
+    shop = SlotsShop(**given(None))
+    shop.needs = [3000]
+    shop.change(**given(2048))
+    shop.look()
+    shop.look()
+    assert (shop.promised, shop.slots()) == (2048, [MEMORY])
+
+
+def test_without_a_number_the_promise_stays_as_it_is() -> None:
+    shop = SlotsShop(**given(1024))
+    shop.change(**given(None))
+    shop.settle()
+    assert (shop.promised, shop.formed()) == (1024, [MEMORY])
+
+
+def test_more_slots_are_promised_when_all_groups_have_them() -> None:
+    shop = SlotsShop(**given(1024, replicas=2))
+    shop.change(**given(2048, replicas=2))
+    told = []
+    while shop.formed() != [2048, 2048]:
+        told += promises(shop.look())
+        shop.restart()
+        told += promises(shop.look())  # what is formed has more, and one is not
+        shop.form()
+    assert (told, shop.promised) == ([], 1024)
+    while not promises(shop.look()):
+        assert shop.promised == 1024
+    assert shop.promised == 2048
+
+
+def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
+    cluster = FakeCluster(deployment(**given(4096)))
+    cluster.settle()
+    in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
+    cluster.pool = PoolLook(**in_force, promised_slots=512, offered_slots=1024)
+    assert promises(cluster.look()) == [1024]
+    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=1024)
+    assert cluster.look().actions == ()
+    cluster.pool = PoolLook(**in_force, promised_slots=512, offered_slots=None)
+    decided = cluster.look()
+    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next look may know
+
+
+def broken(shop: SlotsShop, **container: Any) -> None:
+    """Its one group does not serve."""
+    [scheduler] = shop.schedulers()
+    shop.restart()
+    pod = shop.cluster.objects["Pod", f"{scheduler['metadata']['name']}-0"]
+    pod["status"]["containerStatuses"] = [{"name": "scheduler", "ready": False, "restartCount": 1, **container}]
+
+
+def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_from_coming() -> None:
+    shop = begun(2048, 1500, 3000)
+    shop.look()
+    broken(shop, lastState={"terminated": {"exitCode": 2, "message": "slots: 4096 are wanted"}})
+    shop.look()
+    assert shop.slots() == [2048]
+    assert condition(shop, shop.look(), "SchedulerReady")[:2] == ("False", "BadConfiguration")
+    while shop.formed() != [2048]:
+        shop.restart()
+        shop.form()
+    said = "1 groups are formed; 1 requests need up to 3000 slots and wait for more"
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", said)
+
+
+def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> None:
+    shop = begun()
+    shop.look()
+    broken(shop, state={"running": {}})
+    shop.cluster.now_s = BORN_S + shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.cluster.now_s += 1
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
+    shop = begun()
+    shop.change(model={"uri": "file:///other"}, **given(1024))
+    for _ in range(3):
+        assert promises(shop.look()) == []
+        assert 4096 in shop.slots()
+    assert sorted(shop.slots()) == [1024, 4096]
