@@ -7,6 +7,7 @@ simulated run also checks what the scheduler sends. Real time passes on a normal
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -79,6 +80,7 @@ class _Life:
     bound: StepBound
     results: asyncio.Queue[StepResult | EngineError]
     free_us: list[int]  # per stage: when it has done all its work
+    coming: deque[tuple[int, StepResult | EngineError]] = field(default_factory=deque)  # with the time each is due
     held: dict[int, _Held] = field(default_factory=dict)
     last_step: int = 0
     last_handle: int = 0
@@ -214,21 +216,17 @@ class SimulatedEngine:
         return Sampled(row.handle, index, Token(held.newest))
 
     def _at(self, due_us: int, life: _Life, item: StepResult | EngineError) -> None:
-        # A result never overtakes an earlier one: they are due in step order, and an error ends all that follow.
-        def deliver() -> None:
-            # Behind a lost result nothing is told any more, as a master that reads them by number would not take it.
-            if life.error is not None or (isinstance(item, StepResult) and item.number != life.bound.oldest):
-                return
-            if isinstance(item, EngineError):
-                life.error = item
-            else:
-                life.bound.take()
-            life.results.put_nowait(item)
+        """Tell it when it is due, which is never before those told of earlier."""
+        life.coming.append((due_us, item))
+        if len(life.coming) == 1:
+            self._deliver(life)
 
-        if due_us <= self._now_us():
-            deliver()
-        else:
-            asyncio.get_running_loop().call_at(due_us / 1e6, deliver)
+    def _deliver(self, life: _Life) -> None:
+        # All that is due, in order: a loop that comes late may see a later step due before the timer of an earlier one.
+        while life.coming and life.coming[0][0] <= self._now_us():
+            _tell(life, life.coming.popleft()[1])
+        if life.coming:
+            asyncio.get_running_loop().call_at(life.coming[0][0] / 1e6, self._deliver, life)
 
     def _watch(self, life: _Life) -> None:
         """Set the alarm for the oldest step, where none is set; at its time it is lost, or the alarm is set anew."""
@@ -238,8 +236,7 @@ class SimulatedEngine:
         left_us = life.bound.left_us(now_us=self._now_us(), still_us=still_us)
         if left_us <= 0:
             detail = f"step {life.bound.oldest} did not come back within its bound"
-            error = EngineError(detail, is_from_inside=True)
-            self._at(self._now_us(), life, error)
+            _tell(life, EngineError(detail, is_from_inside=True))
             return
 
         def ring() -> None:
@@ -251,6 +248,18 @@ class SimulatedEngine:
 
     def _now_us(self) -> int:
         return round(asyncio.get_running_loop().time() * 1e6)
+
+
+def _tell(life: _Life, item: StepResult | EngineError) -> None:
+    # An error ends all that follows. Behind a lost result nothing is told any more, as a master that reads them by
+    # number would not take it.
+    if life.error is not None or (isinstance(item, StepResult) and item.number != life.bound.oldest):
+        return
+    if isinstance(item, EngineError):
+        life.error = item
+    else:
+        life.bound.take()
+    life.results.put_nowait(item)
 
 
 def _is_fed(held: _Held, row: Row) -> bool:
