@@ -7,6 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from orca.pool.settings import PoolSettings
+
+PATIENT_POOL = PoolSettings(call_timeout_ms=20_000)
+"""For a pool on a real Redis: no test but those of silence may fail by a machine that is busy, or stands still."""
+
 
 async def until(is_true: Callable[[], object], limit_s: float) -> None:
     """Wait for a condition, which may be asked of a coroutine, while the loop goes on.

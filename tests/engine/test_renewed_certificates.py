@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from engine_builders import Stages, until
+from waiting import PATIENT_POOL
 
 from orca.cli.small_model import small_model_folder
 from orca.core.errors import NotInForce
@@ -19,7 +20,6 @@ from orca.operator import authority
 from orca.pool.api import OnDisconnect, Pool, RequestState, Submission
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import open_redis_pool
-from orca.pool.settings import PoolSettings
 
 NAME = "shop.default.svc"
 FLAGS = {"--tls-ca-file": "ca.crt", "--tls-certificate-file": "tls.crt", "--tls-key-file": "tls.key"}
@@ -73,7 +73,7 @@ def scheduler(redis: EmbeddedRedis, stages: Stages, flags: list[str]) -> Iterato
 async def test_a_group_forms_again_with_other_certificates_and_no_process_is_started_anew(
     redis: EmbeddedRedis, stages: Stages, scheduler: subprocess.Popen[bytes], certificates: Path
 ) -> None:
-    pool = await open_redis_pool(redis.url, "orca", PoolSettings())
+    pool = await open_redis_pool(redis.url, "orca", PATIENT_POOL)
     try:
         tokens = await answer(pool, "before")
         put_new_files(certificates)

@@ -15,7 +15,7 @@ import httpx
 import orjson
 import pytest
 from gateway_rig import FakeScheduler, events
-from waiting import until
+from waiting import PATIENT_POOL, until
 
 import orca.cli.small_model as small_model
 from orca.core.model import load_model_info
@@ -23,7 +23,6 @@ from orca.core.text import Tokenizer
 from orca.gateway.service import main
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool
-from orca.pool.settings import PoolSettings
 
 MODEL = Path(small_model.__file__).parent / "orca-austen"
 TEXT = " It is a truth universally acknowledged"
@@ -67,7 +66,7 @@ async def gateway(pool_url: str, *flags: str) -> AsyncIterator[Process]:
 
 @contextlib.asynccontextmanager
 async def scheduling(url: str) -> AsyncIterator[FakeScheduler]:
-    pool = RedisPool(url, "orca", PoolSettings())
+    pool = RedisPool(url, "orca", PATIENT_POOL)
     revision = load_model_info(MODEL).revision
     await pool.set_revision(revision, 1)
     await pool.promise_slots(revision, 4096)

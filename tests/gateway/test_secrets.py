@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis
 from gateway_rig import MODEL, FakeScheduler, tokenizer, until
+from waiting import PATIENT_POOL
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.core.logs import JsonFormatter
@@ -19,7 +20,6 @@ from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool
-from orca.pool.settings import PoolSettings
 
 RIGHT, SET, WRONG = make_key(), make_key(), make_key()
 BODY = {"prompt": "the fox", "max_tokens": 3}
@@ -61,7 +61,7 @@ async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest
     file.write_text(line(ApiKey("alice", digest(RIGHT))))
     settings = Settings(model="tiny", api_keys=(SET,), api_keys_file=str(file))
     with EmbeddedRedis(tmp_path / "redis") as server:
-        pool = RedisPool(server.url, "test", PoolSettings())
+        pool = RedisPool(server.url, "test", PATIENT_POOL)
         await pool.set_revision(MODEL.revision, 0)
         await pool.promise_slots(MODEL.revision, 1_000)
         app = create_app(pool, Models(Served.of(MODEL, tokenizer(), settings)), settings, tracing=Tracing(None))

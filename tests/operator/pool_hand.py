@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+
+from waiting import PATIENT_POOL
 
 from orca.core.request import Request, SamplingParams
 from orca.pool.api import Caller, OnDisconnect, Pool, PoolStats, Submission
 from orca.pool.redis_pool import RedisPool
-from orca.pool.settings import PoolSettings
 
 T = TypeVar("T")
 
@@ -22,7 +24,9 @@ class PoolHand:
         file.write_text(login["password"])
         self._url, self._word = login["url"], f"{namespace}/{name}"
         # So that the next sweep forgets what has ended.
-        self._settings = PoolSettings(user=login["user"], password_file=str(file), retention_ms=1, retention_least_ms=1)
+        self._settings = replace(
+            PATIENT_POOL, user=login["user"], password_file=str(file), retention_ms=1, retention_least_ms=1
+        )
 
     def do(self, work: Callable[[Pool], Awaitable[T]]) -> T:
         async def connected() -> T:

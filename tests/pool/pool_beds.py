@@ -9,6 +9,7 @@ from typing import Any
 
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from waiting import PATIENT_POOL
 
 from orca.core.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.step import Claim
@@ -32,7 +33,7 @@ from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 REVISION = "r1"
-SETTINGS = PoolSettings(call_timeout_ms=20_000)  # no test but those of silence may fail by a busy machine
+SETTINGS = PATIENT_POOL
 UNREAD_MS = SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms  # awake, until what nobody reads is cancelled
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from waiting import PATIENT_POOL, wait_until
 
 from orca.core.errors import SettingError
 from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart, find_redis_server, find_wheel_redis_server
 from orca.pool.redis_pool import open_redis_pool
-from orca.pool.settings import PoolSettings
 
 
 def is_running(pid: int) -> bool:
@@ -38,7 +37,7 @@ def wait_until_gone(pid: int) -> None:
 async def test_it_serves_a_pool_until_it_is_stopped(tmp_path: Path, port: int | None) -> None:
     with EmbeddedRedis(tmp_path, port=port) as redis:
         assert redis.url.startswith("unix://" if port is None else "redis://127.0.0.1:")
-        pool = await open_redis_pool(redis.url, "d", PoolSettings())
+        pool = await open_redis_pool(redis.url, "d", PATIENT_POOL)
         assert await pool.set_revision("r", 1) == "r"
         await pool.close()
     wait_until_gone(redis.pid)
@@ -47,7 +46,7 @@ async def test_it_serves_a_pool_until_it_is_stopped(tmp_path: Path, port: int | 
 async def test_the_same_folder_has_the_same_data(tmp_path: Path) -> None:
     for _ in range(2):
         with EmbeddedRedis(tmp_path) as redis:
-            pool = await open_redis_pool(redis.url, "d", PoolSettings())
+            pool = await open_redis_pool(redis.url, "d", PATIENT_POOL)
             await pool.set_revision("first", 1)
             assert await pool.set_revision("second", 2) == "first"
             await pool.close()

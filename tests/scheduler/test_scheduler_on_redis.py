@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from scheduler_world import REVISION, a_request
-from waiting import until
+from waiting import PATIENT_POOL, until
 
 from orca.core.engine import EngineShape
 from orca.core.request import Request, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool
-from orca.pool.settings import PoolSettings
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer
@@ -62,7 +61,7 @@ async def wait_until_ended(pool: RedisPool, count: int) -> None:
 async def test_every_log_holds_the_models_tokens_though_stages_die(tmp_path: Path, groups: int) -> None:
     chance = random.Random(groups)
     with EmbeddedRedis(tmp_path) as redis:
-        pool = RedisPool(redis.url, "test", PoolSettings())
+        pool = RedisPool(redis.url, "test", PATIENT_POOL)
         await pool.promise_slots(REVISION, 512)
         await pool.set_revision(REVISION, 1)
         requests = [a_request(f"r{n}", prompt=chance.randint(1, 64), new=chance.randint(1, 32)) for n in range(40)]
