@@ -7,9 +7,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from orca.operator import credentials, names
+from orca.operator.actions import Apply, Delete, Issue, Nudge, Promise
 from orca.operator.children import finish
 from orca.operator.observed import Observed, PoolLook
-from orca.operator.plan import Apply, Delete, Issue, Nudge, Plan, Promise, Release, plan
+from orca.operator.plan import Plan, Release, plan
 from orca.operator.resource import Deployment, Json
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")

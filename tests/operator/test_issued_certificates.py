@@ -20,10 +20,11 @@ from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc, links
 from orca.core.certificates import Certificates
 from orca.operator import authority, certificates, names
+from orca.operator.actions import Issue
 from orca.operator.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY, Due
 from orca.operator.cluster import Cluster
 from orca.operator.observed import Observed
-from orca.operator.plan import Issue, plan
+from orca.operator.plan import plan
 from orca.operator.reconcile import observe, reconcile
 from orca.operator.refusals import Refusal, Refusals
 from orca.operator.resource import Deployment, Json

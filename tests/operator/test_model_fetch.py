@@ -11,8 +11,9 @@ from deployments import deployment
 
 from orca.core.fetch_report import Figures
 from orca.operator import fetch_look, names, status
+from orca.operator.actions import Delete
 from orca.operator.observed import Observed
-from orca.operator.plan import Delete, Plan
+from orca.operator.plan import Plan
 from orca.operator.resource import Json
 
 ON_HUB = {"uri": "hf://org/model", "revision": "v1"}

@@ -6,8 +6,9 @@ from clusters import BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.operator import names
+from orca.operator.actions import Apply, Delete, Nudge
 from orca.operator.children import drift
-from orca.operator.plan import Apply, Delete, Nudge, Plan
+from orca.operator.plan import Plan
 from orca.operator.resource import Deployment, Json
 
 

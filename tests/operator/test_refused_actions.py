@@ -6,7 +6,8 @@ from clusters import RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.operator import names
-from orca.operator.plan import Action, Apply, Delete, Issue, Nudge, plan
+from orca.operator.actions import Action, Apply, Delete, Issue, Nudge
+from orca.operator.plan import plan
 from orca.operator.refusals import WAIT_MAX_S, Refusal, Refusals
 from orca.operator.resource import Deployment
 

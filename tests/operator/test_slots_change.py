@@ -7,8 +7,9 @@ from clusters import BORN, BORN_S, FakeCluster
 from deployments import deployment
 from slots_shop import MEMORY, SlotsShop
 
+from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook
-from orca.operator.plan import Plan, Promise
+from orca.operator.plan import Plan
 from orca.operator.status import status
 
 

@@ -7,12 +7,11 @@ and what reads an external pool for its Secret.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
 from orca.operator import certificates, model_change, model_fetch, names, pauses, slots_change
+from orca.operator.actions import Action, Apply, Delete, Issue, Nudge, Promise
 from orca.operator.children import KEPT_KINDS, drift, finish, hash_of
 from orca.operator.groups import find_groups, following_pauses
 from orca.operator.model_change import Change
@@ -40,57 +39,6 @@ class Release:
     pool: str
     fetch: str
     has_network_policies: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    manifest: Json
-    reason: str
-    is_new: bool = False
-    is_mending: bool = False  # what we had written already, and somebody has changed
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Of the very object that was seen: another one that has taken its name meanwhile is left alone."""
-
-    kind: str
-    name: str
-    uid: str
-    reason: str
-    is_forced: bool = False  # without waiting for a kubelet that is gone
-
-
-@dataclass(frozen=True, slots=True)
-class Nudge:
-    """Make the kubelet bring a changed ConfigMap to a pod at once."""
-
-    pod: str
-    uid: str
-    annotations: Mapping[str, str]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """Draw the certificate of schedulers and stages, and write its Secret."""
-
-    # Key of the CA that stays; None draws one. Read anew for each plan, so it is equal to none of another.
-    signer: EllipticCurvePrivateKey | None = field(repr=False, compare=False)
-    reason: str
-    is_new: bool  # there is no Secret yet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """Tell the pool what its door promises to any one request of a model."""
-
-    revision: str  # as the pool calls it
-    slots: int
-    reason: str
-
-
-Action = Apply | Delete | Nudge | Issue | Promise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 
 from orca.core.errors import OrcaError
 from orca.operator import credentials, fetch_look, names, pool_look, status
+from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.children import drift, finish, is_ours
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.observed import Observed, by_name, condition
-from orca.operator.plan import Action, Apply, Issue, Nudge, Plan, Promise, Release, keys_secret, plan
+from orca.operator.plan import Plan, Release, keys_secret, plan
 from orca.operator.refusals import Refusal, Refusals
 from orca.operator.render.fetch import ROLE
 from orca.operator.resource import Deployment, Json

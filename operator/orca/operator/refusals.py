@@ -7,7 +7,7 @@ spec is another. This is in memory and holds no truth: an operator that starts a
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from orca.operator.plan import Action, Apply, Delete, Issue, Promise
+from orca.operator.actions import Action, Apply, Delete, Issue, Promise
 from orca.operator.resource import Deployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca.operator import certificates, model_fetch, names, troubles, volumes
+from orca.operator.actions import Action, Apply, Issue
 from orca.operator.groups import pause_trouble
 from orca.operator.observed import Observed, has_ended, is_pod_ready, is_rolled_out, label_map, seconds, unready_s
-from orca.operator.plan import Action, Apply, Issue, Plan
+from orca.operator.plan import Plan
 from orca.operator.refusals import Refusal
 from orca.operator.render import fetch, gateway, group, pool
 from orca.operator.resource import Deployment, Json
