@@ -182,6 +182,18 @@ class RedisBed(Bed):
         seconds, micros = await self.redis.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
+    async def data_bytes(self) -> int:
+        """Memory of the data alone, at this moment.
+
+        Redis takes the buffers of clients off too, but as they were when it looked last, up to a second ago: one that
+        has grown since would count as data. The first look makes room for its own answer, so the second one counts.
+        """
+        for _ in range(2):
+            looks = self.redis.pipeline(transaction=True)
+            memory, clients = await looks.info("memory").client_list().execute()
+        buffers = sum(int(client["tot-mem"]) for client in clients)
+        return int(memory["used_memory_dataset"]) + int(memory["mem_clients_normal"]) - buffers
+
     async def report_as(self, part: str, schemas: Schemas) -> None:
         other = RedisPool(self.url, self.deployment, self.settings, schemas)
         await other.report(part)

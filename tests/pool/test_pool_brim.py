@@ -106,6 +106,6 @@ async def test_a_token_weighs_less_than_what_is_reserved_for_it(
                 for one in owned.values()
             ]
         )
-        used.append(int((await bed.redis.info("memory"))["used_memory_dataset"]))
+        used.append(await bed.data_bytes())
     assert (used[-1] - used[0]) / (len(owned) * 600) < codec.token_bytes(sampling)
     await bed.close()
