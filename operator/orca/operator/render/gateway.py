@@ -73,18 +73,62 @@ def _service(deployment: Deployment) -> Json:
 def _deployment(
     deployment: Deployment, image: str, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
 ) -> Json:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
+        "spec": {
+            "replicas": 0 if deployment.spec.suspend else deployment.spec.gateway.replicas,
+            "selector": {"matchLabels": selector(deployment, ROLE)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": _pod(deployment, image, keys, link, others),
+        },
+    }
+
+
+def _pod(
+    deployment: Deployment, image: str, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+) -> Json:
     spec, gateway = deployment.spec, deployment.spec.gateway
-    place = model.place(deployment)
-    volumes, mounts = [*place.volumes, *link.volumes], [*place.mounts, *link.mounts]
-    for volume, mount in {each.claim: each.volume() for each in others if each.claim is not None}.values():
-        volumes.append(volume)
-        mounts.append(mount)
-    if keys is not None:
-        items = [{"key": keys.key, "path": "keys"}]
-        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
-        mounts.append({"name": "api-keys", "mountPath": _KEYS_FOLDER, "readOnly": True})
-    values = {
-        "model": place.folder,
+    volumes, mounts = _volumes(deployment, keys, link, others)
+    main = container(
+        ROLE,
+        image,
+        ["gateway", *flags(_settings(deployment, keys, others))],
+        images=spec.images,
+        resources=gateway.resources,
+        ports={"http": PORT, "metrics": METRICS_PORT},
+        environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
+        mounts=mounts,
+        more={
+            # It serves while the pool or the groups are away, and says so itself: /ready is for people.
+            "readinessProbe": http_probe("/health", "http", period_s=2, failures=2),
+            "livenessProbe": http_probe("/health", "http", period_s=5, failures=3),
+            "startupProbe": http_probe("/health", "http", period_s=1, failures=300),
+            "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
+        },
+    )
+    return template(
+        names.labels(deployment.name, ROLE),
+        main,
+        account=deployment.name,
+        images=spec.images,
+        volumes=volumes,
+        more={
+            "terminationGracePeriodSeconds": LEAVE_S + gateway.drain_seconds + 10,
+            "nodeSelector": dict(gateway.node_selector) or None,
+            "tolerations": [*gateway.tolerations, *LOST_NODE],
+            "topologySpreadConstraints": [_spread(deployment)],
+        },
+        patch=gateway.pod_patch,
+    )
+
+
+def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[KnownModel]) -> dict[str, object]:
+    """What its flags say."""
+    spec, gateway = deployment.spec, deployment.spec.gateway
+    return {
+        "model": model.place(deployment).folder,
         "other_models": ",".join(each.word() for each in others) or None,
         "name": spec.model.name,
         "dtype": spec.model.dtype,
@@ -102,47 +146,30 @@ def _deployment(
         "slo_enforce": gateway.slo_enforce or None,
         "log_format": "json",
     }
-    main = container(
-        ROLE,
-        image,
-        ["gateway", *flags(values)],
-        images=spec.images,
-        resources=gateway.resources,
-        ports={"http": PORT, "metrics": METRICS_PORT},
-        environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
-        mounts=mounts,
-        more={
-            # It serves while the pool or the groups are away, and says so itself: /ready is for people.
-            "readinessProbe": http_probe("/health", "http", period_s=2, failures=2),
-            "livenessProbe": http_probe("/health", "http", period_s=5, failures=3),
-            "startupProbe": http_probe("/health", "http", period_s=1, failures=300),
-            "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
-        },
-    )
-    pod = template(
-        names.labels(deployment.name, ROLE),
-        main,
-        account=deployment.name,
-        images=spec.images,
-        volumes=volumes,
-        more={
-            "terminationGracePeriodSeconds": LEAVE_S + gateway.drain_seconds + 10,
-            "nodeSelector": dict(gateway.node_selector) or None,
-            "tolerations": [*gateway.tolerations, *LOST_NODE],
-            "topologySpreadConstraints": [_spread(deployment)],
-        },
-        patch=gateway.pod_patch,
-    )
+
+
+def _volumes(
+    deployment: Deployment, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+) -> tuple[list[Json], list[Json]]:
+    """Volumes and their mounts: its own model, the claims of others, what leads to the pool, and the keys."""
+    place = model.place(deployment)
+    volumes, mounts = [*place.volumes, *link.volumes], [*place.mounts, *link.mounts]
+    for volume, mount in {each.claim: each.volume() for each in others if each.claim is not None}.values():
+        volumes.append(volume)
+        mounts.append(mount)
+    if keys is not None:
+        items = [{"key": keys.key, "path": "keys"}]
+        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        mounts.append({"name": "api-keys", "mountPath": _KEYS_FOLDER, "readOnly": True})
+    return volumes, mounts
+
+
+def _spread(deployment: Deployment) -> Json:
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
-        "spec": {
-            "replicas": 0 if spec.suspend else gateway.replicas,
-            "selector": {"matchLabels": selector(deployment, ROLE)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": pod,
-        },
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(deployment, ROLE)},
     }
 
 
@@ -200,12 +227,3 @@ def url(deployment: Deployment) -> str:
     if gateway.http_route is not None and gateway.http_route.hostnames:
         return f"http://{gateway.http_route.hostnames[0]}/v1"
     return f"http://{deployment.name}.{deployment.namespace}.svc/v1"
-
-
-def _spread(deployment: Deployment) -> Json:
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(deployment, ROLE)},
-    }
