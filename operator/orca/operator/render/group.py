@@ -12,7 +12,7 @@ from orca.operator import names
 from orca.operator.pauses import Pause
 from orca.operator.render import certificates, model, pool
 from orca.operator.render.objects import metadata
-from orca.operator.render.pods import container, flags, http_probe, merged, template
+from orca.operator.render.pods import container, flags, flags_of, http_probe, merged, template
 from orca.operator.resource import Deployment, Json
 
 STAGE_PORT = 7000
@@ -108,8 +108,7 @@ def come_back(stages: Json, scheduler: Json | None, pause: Pause) -> list[Json]:
 
     Args: stages, scheduler: as they are in the cluster.
     """
-    args = stages["spec"]["template"]["spec"]["containers"][0]["args"]
-    told = dict(zip(args[1::2], args[2::2], strict=False))
+    told = flags_of(stages["spec"]["template"]["spec"]["containers"][0])
     found = [_resized(stages, int(told["--stages"]), pause.annotations)]
     return found if scheduler is None else [*found, _resized(scheduler, 1, {})]
 
@@ -127,8 +126,7 @@ def slots(scheduler: Json) -> int | None:
     None takes what the poorest stage has, and comes also where a user has written other arguments over ours.
     """
     containers = scheduler["spec"]["template"]["spec"]["containers"]
-    args = next((each.get("args") or [] for each in containers if each["name"] == SCHEDULER), [])
-    told = dict(zip(args[1::2], args[2::2], strict=False)).get("--slots", "")
+    told = flags_of(next((each for each in containers if each["name"] == SCHEDULER), {})).get("--slots", "")
     return int(told) if told.isdecimal() else None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from orca.core.other_model import DTYPE, OtherModel
 from orca.operator.render.model import FOLDER, place
+from orca.operator.render.pods import flags_of
 from orca.operator.resource import Deployment, Json
 
 OTHERS_FOLDER = "/other-models"
@@ -66,9 +67,8 @@ def read_back(pod: Json, container: str) -> list[KnownModel]:
     None of a pod whose user has written other arguments over ours.
     """
     of = next((each for each in pod.get("containers") or () if each["name"] == container), {})
-    args = of.get("args") or []
     try:
-        return [_located(pod, of, told) for told in _told(dict(zip(args[1::2], args[2::2], strict=False)))]
+        return [_located(pod, of, told) for told in _told(flags_of(of))]
     except ValueError:
         return []
 

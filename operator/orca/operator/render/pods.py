@@ -108,6 +108,16 @@ def flags(values: Mapping[str, object]) -> list[str]:
     ]
 
 
+def flags_of(container: Json) -> dict[str, str]:
+    """The inverse of `flags`: each `--max-batch-size` of a container with the word behind it.
+
+    The first of the args names the part and is passed over. Where a user has written other args over ours, the pairs
+    may be of anything; a container without args has none.
+    """
+    args = container.get("args") or []
+    return dict(zip(args[1::2], args[2::2], strict=False))
+
+
 def variable(name: str, value: object) -> Json:
     return {"name": name, "value": _word(value)}
 
