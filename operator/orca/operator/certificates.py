@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from orca.operator import names
 from orca.operator.observed import Observed
-from orca.operator.resource import Deployment, Json
-from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, SECRET_MISSING, Trouble
+from orca.operator.resource import Deployment
+from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, Trouble, of_secret
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 FILES = (CA, CERTIFICATE, KEY)
@@ -74,8 +74,8 @@ def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble
         secret = observed.get("Secret", names.certificates(deployment.name))
     else:
         secret = observed.named_certificates
-        if missing := _missing(named, secret):
-            return Trouble(SECRET_MISSING, missing)
+        if missing := of_secret(named, secret, FILES, field="certificates.secretName", names_keys=False):
+            return missing
     name = names.certificates(deployment.name) if named is None else named
     try:
         certificate = _certificate((secret or {}).get("data") or {}, CERTIFICATE)
@@ -90,15 +90,6 @@ def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble
     if left_s < EXPIRING_S:
         said = f"the certificate in the Secret {name} ends on {_end(certificate)} and nobody has renewed it"
         return Trouble(CERTIFICATE_EXPIRING, said)
-    return None
-
-
-def _missing(name: str, secret: Json | None) -> str | None:
-    if secret is None:
-        return f"there is no Secret {name}, which certificates.secretName names"
-    for key in FILES:
-        if key not in (secret.get("data") or {}):
-            return f"the Secret {name} has no key {key}, which certificates.secretName needs"
     return None
 
 

@@ -20,6 +20,7 @@ from orca.operator.plan import Plan, Release, keys_secret, plan
 from orca.operator.refusals import Refusal, Refusals
 from orca.operator.render.fetch import ROLE
 from orca.operator.resource import Deployment, Json
+from orca.operator.troubles import of_secret
 
 log = logging.getLogger(__name__)
 
@@ -87,16 +88,12 @@ def _missing_secrets(deployment: Deployment, children: Mapping[tuple[str, str], 
 
 
 def _keys_problem(cluster: Cluster, deployment: Deployment) -> str | None:
-    """A pod that waits for a Secret says so in events only."""
     named = deployment.spec.gateway.api_keys_secret
     if named is None or deployment.spec.gateway.open_to_all:
         return None
     secret = cluster.secret(deployment.namespace, named.name)
-    if secret is None:
-        return f"there is no Secret {named.name}, which gateway.apiKeysSecret names"
-    if named.key not in (secret.get("data") or {}):
-        return f"the Secret {named.name} has no key {named.key}, which gateway.apiKeysSecret names"
-    return None
+    missing = of_secret(named.name, secret, [named.key], field="gateway.apiKeysSecret", names_keys=True)
+    return None if missing is None else missing.message
 
 
 def _carry_out(

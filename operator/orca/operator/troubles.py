@@ -1,4 +1,4 @@
-"""What keeps a pod from serving: each reason is a word that stays, each message names pod and container."""
+"""What keeps a pod from serving: each reason is a word that stays, each message names pod and container, or Secret."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +49,25 @@ def of_pod(pod: Mapping[str, Any]) -> Trouble | None:
     for container in status.get("containerStatuses") or []:
         if trouble := _of_container(f"pod {name}, container {container['name']}", container):
             return trouble
+    return None
+
+
+def of_secret(
+    name: str, secret: Mapping[str, Any] | None, keys: Iterable[str], *, field: str, names_keys: bool
+) -> Trouble | None:
+    """None for a Secret that has all keys. A pod that waits for one says so in events only.
+
+    Args:
+        secret: as it is; None when there is none.
+        field: of the spec, that names the Secret.
+        names_keys: whether the field names the keys too.
+    """
+    if secret is None:
+        return Trouble(SECRET_MISSING, f"there is no Secret {name}, which {field} names")
+    for key in keys:
+        if key not in (secret.get("data") or {}):
+            why = f"which {field} {'names' if names_keys else 'needs'}"
+            return Trouble(SECRET_MISSING, f"the Secret {name} has no key {key}, {why}")
     return None
 
 
