@@ -20,8 +20,10 @@ MEMORY = 4096
 class SlotsShop:
     """A deployment that serves, and its pool: what is promised, and what has not ended."""
 
-    def __init__(self, seed: int = 0, **spec: Any) -> None:
+    def __init__(self, seed: int = 0, *, length: int | None = None, **spec: Any) -> None:
+        """Args: length: of the model, in slots; None for one that is longer than any memory."""
         self.chance = random.Random(seed)
+        self.length = length
         self.cluster = FakeCluster(deployment(**spec))
         self.generation = 0  # of the model in force
         self.promised: int | None = None
@@ -46,6 +48,12 @@ class SlotsShop:
         found = (self._pod(each) for each in self.schedulers())
         return [_slots({"spec": {"template": pod}}) for pod in found if pod is not None and is_pod_ready(pod)]
 
+    def _offered(self) -> int | None:
+        """By each group that serves, now and whenever it forms again."""
+        slots = self.formed()
+        is_lasting = self.length is not None or all(group.slots(each) is not None for each in self.schedulers())
+        return min([*slots, self.length or MEMORY]) if slots and is_lasting else None
+
     def look(self) -> Plan:
         asked = asked_slots(self.cluster.deployment)
         larger = [need for need in self.needs if asked is not None and need > asked]
@@ -54,7 +62,7 @@ class SlotsShop:
             revision=None if self.promised is None else "r1",
             generation=self.generation or None,
             promised_slots=self.promised,
-            offered_slots=min(self.formed(), default=None),
+            offered_slots=self._offered(),
             larger_requests=len(larger),
             largest_request=max(larger, default=0),
         )

@@ -10,6 +10,7 @@ from slots_shop import MEMORY, SlotsShop
 from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook
 from orca.operator.plan import Plan
+from orca.operator.slots_change import SlotsChange
 from orca.operator.status import status
 
 
@@ -150,11 +151,25 @@ def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
     assert (shop.promised, shop.slots()) == (2048, [MEMORY])
 
 
-def test_without_a_number_the_promise_stays_as_it_is() -> None:
-    shop = SlotsShop(**given(1024))
+@pytest.mark.parametrize(("length", "promised"), [(None, 1024), (3000, 3000), (512, 1024)])
+def test_without_a_number_the_promise_rises_to_what_is_there_whatever_memory_is_free(
+    length: int | None, promised: int
+) -> None:
+    shop = SlotsShop(length=length, **given(1024))
     shop.change(**given(None))
     shop.settle()
-    assert (shop.promised, shop.formed()) == (1024, [MEMORY])
+    assert (shop.promised, shop.formed()) == (promised, [MEMORY])
+    assert shop.look().slots == SlotsChange()
+
+
+def test_a_longer_model_is_promised_when_all_groups_have_it() -> None:
+    shop = SlotsShop(length=512, **given(None, replicas=2))
+    shop.promised = 512
+    shop.length = 1024
+    shop.restart()
+    assert promises(shop.look()) == []
+    shop.form()
+    assert promises(shop.look()) == [1024]
 
 
 def test_more_slots_are_promised_when_all_groups_have_them() -> None:

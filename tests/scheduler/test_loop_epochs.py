@@ -165,6 +165,18 @@ async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None
 
 
 @virtually
+@pytest.mark.parametrize(("chosen", "offered"), [(True, 64), (False, None)])
+async def test_slots_that_only_free_memory_gives_are_not_offered_for_good(chosen: bool, offered: int | None) -> None:
+    world = a_world(choices=Choices(are_slots_chosen=chosen))
+    group = world.add_group(a_shape(slots=64, max_model_len=128))
+    world.start(group)
+    await serving(world, group)
+    await asyncio.sleep(0.6)
+    assert (await world.pool.stats()).offered_slots == offered
+    await world.stop()
+
+
+@virtually
 async def test_a_group_promises_no_more_slots_than_the_longest_request_needs() -> None:
     world = a_world()
     world.start(world.add_group(a_shape(slots=128, max_model_len=48)))

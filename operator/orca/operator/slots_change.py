@@ -6,7 +6,8 @@ Fewer slots:
    are not changed, and no group comes or goes.
 3. Then schedulers change as by any edit.
 
-More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told.
+More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told. So it
+is of a model's new length, and where the spec gives no number any more and the groups always have room for that length.
 
 Nothing is remembered: what a group has is read from its scheduler's template, what is promised and who needs more from
 the pool. Another model has a promise of its own, which its first group states. A request that no group there could run
@@ -24,6 +25,9 @@ from orca.operator.render import group
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json
 from orca.operator.rollout import Group
+
+ANY_NUMBER = 2**31 // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
+"""More slots than a spec can give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +60,8 @@ def look(
         outputs: the wanted ones.
         now_s: seconds since 1970.
     """
-    wanted, pool = asked_slots(deployment), observed.pool
-    if wanted is None:
-        return SlotsChange()
+    asked, pool = asked_slots(deployment), observed.pool
+    wanted = ANY_NUMBER if asked is None else asked
     schedulers = _schedulers(observed, outputs)
     larger = _that_hold_more(deployment, observed, schedulers, wanted, now_s)
     if pool.problem is not None:
@@ -76,7 +79,7 @@ def look(
         held=larger if pool.larger_requests or is_lowered else frozenset(),
         waits_for=pool.larger_requests,
         largest=pool.largest_request,
-        is_open=has_more and pool.offered_slots is None,
+        is_open=asked is not None and has_more and pool.offered_slots is None,
     )
 
 
@@ -102,7 +105,7 @@ def _that_hold_more(
 def _holds_more(scheduler: Json, wanted: int) -> bool:
     """One that takes what its memory gives may."""
     chosen = group.slots(scheduler)
-    return chosen is None or _in_blocks(chosen) > wanted
+    return _in_blocks(ANY_NUMBER if chosen is None else chosen) > wanted
 
 
 def _may_serve(deployment: Deployment, observed: Observed, scheduler: Json, now_s: float) -> bool:

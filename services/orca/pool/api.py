@@ -209,8 +209,8 @@ class PoolStats:
     replaced_revisions: tuple[str, ...]  # others that may still have records; none is left out, one may stay too long
     replaced_unfinished: int  # requests of those, queued or owned
     promised_slots: int | None  # of the current revision: total slots a request may need; None until a group formed
-    # The least that a formed group of the current revision has for one request. None while none is formed, and while
-    # one of them does not say it, as those of the release before.
+    # The least that a formed group of the current revision has for one request, now and whenever it forms again. None
+    # while none is formed, and while one does not say it: free memory decides, or it is of the release before.
     offered_slots: int | None
     groups: tuple[str, ...]  # groups with a living seat
     groups_formed: tuple[str, ...]  # those of them whose holder says that they serve
@@ -325,7 +325,8 @@ class Pool(Protocol):
 
         Args, for `stats` alone:
             is_formed: whether the group serves. From `enter` to the first heartbeat it does not.
-            offered_slots: that one request may need in the group at most.
+            offered_slots: that one request may need in the group at most, now and whenever it forms again; None
+                where its free memory decides that.
         Raises: SeatLost, ProcessClosed.
         """
         ...

@@ -105,7 +105,7 @@ class EpochRun:
         Raises: SeatLost, ProcessClosed, PoolUnavailable.
         """
         before = dict(self._owned)
-        beat = await self._seams.pool.heartbeat(self._seams.caller, offered_slots=self._limits.longest_request)
+        beat = await self._seams.pool.heartbeat(self._seams.caller, offered_slots=self._limits.lasting_offer)
         for request_id, entry in before.items():
             if self._owned.get(request_id) is entry and beat.owned.get(request_id) != entry.claim:
                 self._drop(entry, "the pool does not list it")

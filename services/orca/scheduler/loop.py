@@ -35,6 +35,7 @@ class Choices:
     max_batch_size: int = 16
     prefetch: int = 0
     max_batch_tokens: int | None = None
+    are_slots_chosen: bool = False  # that the engine forms with; or else memory decides them
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
 
@@ -47,6 +48,7 @@ class Choices:
             max_model_len=shape.max_model_len,
             prefetch=self.prefetch,
             max_batch_tokens=self.max_batch_tokens,
+            are_slots_chosen=self.are_slots_chosen,
         )
 
 

@@ -23,6 +23,7 @@ class Limits:
     max_model_len: int  # longest prompt + output in tokens
     prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
     max_batch_tokens: int | None = None  # tokens in a step, prompts run in chunks; None: off, the paper
+    are_slots_chosen: bool = False  # or else they are what memory was free when the group formed
 
     def __post_init__(self) -> None:
         """Raises: SettingError naming the limit that makes no sense."""
@@ -42,7 +43,16 @@ class Limits:
     @property
     def longest_request(self) -> int:
         """Slots that any one request may need: all that there are, or the model's length where that is less."""
-        return min(self.slots, slots_needed(self.max_model_len, self.block_tokens))
+        return min(self.slots, self._full_length)
+
+    @property
+    def lasting_offer(self) -> int | None:
+        """`longest_request`, where the group will have it each time that it forms. None where memory decides it."""
+        return self.longest_request if self.are_slots_chosen or self.slots >= self._full_length else None
+
+    @property
+    def _full_length(self) -> int:
+        return slots_needed(self.max_model_len, self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,7 @@ class Settings(ScheduleSettings):
             max_batch_size=bounds.max_batch_size,
             prefetch=self.prefetch,
             max_batch_tokens=bounds.max_batch_tokens,
+            are_slots_chosen=self.slots is not None,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
         )
