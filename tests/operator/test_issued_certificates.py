@@ -1,25 +1,21 @@
 """Certificates of schedulers and stages: when they are issued, that old and new trust each other, what is told."""
 
-import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from clusters import BORN_S, RELEASE, FakeCluster
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from deployments import deployment
 from grpc import aio
+from handshakes import NAME, Files, a_key, ask, issue, secret, shown
 from paper_api import paper_api
 
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc, links
-from orca.core.certificates import Certificates
-from orca.operator import authority, certificates, names
+from orca.operator import certificates, names
 from orca.operator.actions import Issue
 from orca.operator.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY, Due
 from orca.operator.cluster import Cluster
@@ -27,28 +23,13 @@ from orca.operator.observed import Observed
 from orca.operator.plan import plan
 from orca.operator.reconcile import observe, reconcile
 from orca.operator.refusals import Refusal, Refusals
-from orca.operator.resource import Deployment, Json
+from orca.operator.resource import Deployment
 from orca.operator.status import status
 
 DAY_S = 86_400.0
 NOW_S = BORN_S
 SHOP = deployment()
-NAME = "shop.ns.svc"
 NAMED = deployment(certificates={"secretName": "team"})
-
-Files = dict[str, str]
-
-
-def issue(name: str = NAME, signer: ec.EllipticCurvePrivateKey | None = None, issued_s: float = NOW_S) -> Files:
-    return authority.issue("shop", name, signer, issued_s)
-
-
-def a_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def secret(files: Mapping[str, str]) -> Json:
-    return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}}
 
 
 def due(files: Mapping[str, str], now_s: float = NOW_S, of: Deployment = SHOP) -> Due | None:
@@ -132,7 +113,7 @@ def test_what_is_not_base64_is_issued_anew() -> None:
 def test_another_name_and_a_clock_that_went_back_are_reasons_too() -> None:
     for files, reason in [
         (issue("shop.elsewhere.svc"), "tls.crt is not for shop.ns.svc"),
-        (issue(issued_s=NOW_S + DAY_S), "tls.crt is not valid yet"),
+        (issue(issued_s=NOW_S + DAY_S), "tls.crt is not valid before 2026-01-01 at 23:00 UTC"),
     ]:
         found = due(files)
         assert found is not None
@@ -205,51 +186,18 @@ def mounted(cluster: FakeCluster) -> set[str]:
 # Handshakes as scheduler and stages make them.
 
 
-class Answering(engine_pb2_grpc.StageServicer):
-    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802, ARG002
-        return pb.StatusReply(process="here")
-
-
-@pytest.fixture
-def shown(tmp_path: Path) -> Callable[[Files], Certificates]:
-    """Puts files where a pod has them."""
-
-    def show(files: Files) -> Certificates:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        for key in FILES:
-            (folder / key).write_text(files[key])
-        return Certificates(folder / CA, folder / CERTIFICATE, folder / KEY, NAME)
-
-    return show
-
-
-async def ask(server: Certificates, client: Certificates) -> str:
-    async with AsyncExitStack() as stack:
-        stage = links.new_server()
-        links.serve_stage(stage, Answering())
-        port = links.listen(stage, "127.0.0.1:0", server)
-        await stage.start()
-        stack.push_async_callback(stage.stop, None)
-        channel = await stack.enter_async_context(links.open_channel(f"127.0.0.1:{port}", client))
-        reply = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=30)
-        return str(reply.process)
-
-
-async def test_before_and_after_a_renewal_all_trust_each_other(shown: Callable[[Files], Certificates]) -> None:
+async def test_before_and_after_a_renewal_all_trust_each_other(tmp_path: Path) -> None:
     signer = a_key()
-    old, new = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S)) for days in (61, 0))
+    old, new = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (61, 0))
     assert old.ca.read_bytes() != new.ca.read_bytes()
     for server, client in [(old, new), (new, old), (old, old), (new, new)]:
         assert await ask(server, client) == "here"
 
 
-async def test_what_has_ended_or_is_of_another_ca_is_refused_by_servers_and_clients(
-    shown: Callable[[Files], Certificates],
-) -> None:
+async def test_what_has_ended_or_is_of_another_ca_is_refused_by_servers_and_clients(tmp_path: Path) -> None:
     signer = a_key()
-    good, ended = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S)) for days in (0, 91))
-    strange = replace(shown(issue(issued_s=time.time())), ca=good.ca)
+    good, ended = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (0, 91))
+    strange = replace(shown(issue(issued_s=time.time()), tmp_path), ca=good.ca)
     for bad in (ended, strange):
         with pytest.raises(aio.AioRpcError):
             await ask(good, bad)

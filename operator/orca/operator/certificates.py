@@ -1,13 +1,15 @@
 """The certificate that scheduler and stages of a deployment show each other: whether it is as it should be, pure.
 
 It is in a Secret: one that the resource names, which is only read, or one of the operator's own, which authority.py
-fills. Its own is issued anew when a third of its life is left, when it is missing, and when somebody has spoiled it.
-The key of its CA stays in the Secret, where no pod gets it.
+fills. Of both it is asked what parts ask of each other in a handshake; that each certificate of a path is allowed to
+sign the next is left to the handshake. The operator's own is issued anew when a third of its life is left, when it is
+missing, and when somebody has spoiled it. The key of its CA stays in the Secret, where no pod gets it.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 from cryptography import x509
@@ -15,6 +17,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from orca.operator import names
 from orca.operator.observed import Observed
@@ -78,39 +81,67 @@ def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble
             return missing
     name = names.certificates(deployment.name) if named is None else named
     try:
-        certificate = _certificate((secret or {}).get("data") or {}, CERTIFICATE)
-        if named is not None:
-            _check_name(certificate, server_name(deployment))
+        path = _path((secret or {}).get("data") or {}, server_name(deployment), now_s)
     except _Unfit as problem:
         return None if named is None else Trouble(CERTIFICATE_UNFIT, f"the Secret {named}: {problem}")
-    left_s = certificate.not_valid_after_utc.timestamp() - now_s
+    soonest = min(path, key=_end_s)
+    left_s = _end_s(soonest) - now_s
+    what = f"{CA if soonest is path[-1] else CERTIFICATE} in the Secret {name}"
     if left_s <= 0:
-        said = f"the certificate in the Secret {name} ended on {_end(certificate)}: groups cannot form any more"
-        return Trouble(CERTIFICATE_EXPIRED, said)
+        return Trouble(CERTIFICATE_EXPIRED, f"{what} ended on {_end(soonest)}: groups cannot form any more")
     if left_s < EXPIRING_S:
-        said = f"the certificate in the Secret {name} ends on {_end(certificate)} and nobody has renewed it"
-        return Trouble(CERTIFICATE_EXPIRING, said)
+        return Trouble(CERTIFICATE_EXPIRING, f"{what} ends on {_end(soonest)} and nobody has renewed it")
     return None
 
 
 def _check_own(data: Mapping[str, str], signer: EllipticCurvePrivateKey, name: str, now_s: float) -> None:
     """Raises: _Unfit with what is wrong."""
-    authority, certificate = _certificate(data, CA), _certificate(data, CERTIFICATE)
-    if authority.public_key() != signer.public_key():
+    path = _path(data, name, now_s)
+    if path[-1].public_key() != signer.public_key():
         raise _Unfit(f"{CA} is not of {CA_KEY}")
-    if certificate.public_key() != _key(data, KEY).public_key():
+    soonest = min(path, key=_end_s)
+    if now_s >= _end_s(soonest) - _life_s(path[0]) * RENEWED_AT_SHARE_LEFT:
+        raise _Unfit(f"it ends on {_end(soonest)}")
+
+
+def _path(data: Mapping[str, str], name: str, now_s: float) -> list[x509.Certificate]:
+    """What others get to see, and what makes them believe it: the certificate, those between, and its CA.
+
+    Raises: _Unfit with what is wrong, whatever else than that one of them has ended.
+    """
+    authorities, (leaf, *between) = _certificates(data, CA), _certificates(data, CERTIFICATE)
+    if leaf.public_key() != _key(data, KEY).public_key():
         raise _Unfit(f"{CERTIFICATE} is not of {KEY}")
+    path = [leaf]
+    # Of several certificates of the same CA, the libraries take the first too.
+    while (authority := _issuer(path[-1], authorities)) is None:
+        above = _issuer(path[-1], [each for each in between if each not in path])
+        if above is None:
+            raise _Unfit(f"{CERTIFICATE} is not signed by {CA}")
+        path.append(above)
+    path.append(authority)
+    _check_name(leaf, name)
+    _check_usage(leaf)
+    for each in path:
+        if now_s < each.not_valid_before_utc.timestamp():
+            begin = _minute(each.not_valid_before_utc)
+            raise _Unfit(f"{CA if each is path[-1] else CERTIFICATE} is not valid before {begin}")
+    return path
+
+
+def _issuer(certificate: x509.Certificate, among: Iterable[x509.Certificate]) -> x509.Certificate | None:
+    return next((each for each in among if _vouches(each, certificate)), None)
+
+
+def _vouches(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    """Whether whoever trusts the one believes the other: also where they are the same."""
+    if issuer == certificate:
+        return True
     try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature) as error:
-        raise _Unfit(f"{CERTIFICATE} is not signed by {CA}") from error
-    _check_name(certificate, name)
-    begin_s, end_s = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-    if now_s < begin_s:
-        raise _Unfit(f"{CERTIFICATE} is not valid yet")
-    sooner = min(certificate, authority, key=lambda each: each.not_valid_after_utc)
-    if now_s >= sooner.not_valid_after_utc.timestamp() - (end_s - begin_s) * RENEWED_AT_SHARE_LEFT:
-        raise _Unfit(f"it ends on {_end(sooner)}")
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def _check_name(certificate: x509.Certificate, name: str) -> None:
@@ -123,12 +154,25 @@ def _check_name(certificate: x509.Certificate, name: str) -> None:
         raise _Unfit(f"{CERTIFICATE} is not for {name}")
 
 
-def _certificate(data: Mapping[str, str], key: str) -> x509.Certificate:
-    """The first one in a file."""
+def _check_usage(certificate: x509.Certificate) -> None:
+    """All parts show the same one, as servers and as clients."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    except ValueError as error:
+        raise _Unfit(f"{CERTIFICATE} cannot be read") from error
+    for usage, word in ((ExtendedKeyUsageOID.SERVER_AUTH, "servers"), (ExtendedKeyUsageOID.CLIENT_AUTH, "clients")):
+        if usage not in found:
+            raise _Unfit(f"{CERTIFICATE} is not for {word} by its extended key usage, and each part shows it as both")
 
-    def load(content: bytes) -> x509.Certificate:
-        found = x509.load_pem_x509_certificate(content)
-        found.public_key()  # which may be of a kind that nobody knows
+
+def _certificates(data: Mapping[str, str], key: str) -> list[x509.Certificate]:
+    """All in a file: one or more."""
+
+    def load(content: bytes) -> list[x509.Certificate]:
+        found = x509.load_pem_x509_certificates(content)
+        found[0].public_key()  # which may be of a kind that nobody knows
         return found
 
     return _read(data, key, load)
@@ -154,5 +198,17 @@ def _read(data: Mapping[str, str], key: str, load: Callable[[bytes], R]) -> R:
         raise _Unfit(f"{key} cannot be read") from error
 
 
+def _end_s(certificate: x509.Certificate) -> float:
+    return certificate.not_valid_after_utc.timestamp()
+
+
+def _life_s(certificate: x509.Certificate) -> float:
+    return _end_s(certificate) - certificate.not_valid_before_utc.timestamp()
+
+
 def _end(certificate: x509.Certificate) -> str:
-    return f"{certificate.not_valid_after_utc:%Y-%m-%d at %H:%M} UTC"
+    return _minute(certificate.not_valid_after_utc)
+
+
+def _minute(at: datetime) -> str:
+    return f"{at:%Y-%m-%d at %H:%M} UTC"
