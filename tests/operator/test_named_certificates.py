@@ -91,8 +91,8 @@ async def test_what_others_take_is_no_trouble(files: Files, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("at_day", "reason", "said"),
     [
-        (10, None, ""),
-        (29, "CertificateExpiring", "ca.crt in the Secret team ends on 2026-01-31 at 00:00 UTC"),
+        (24, None, ""),
+        (26, "CertificateExpiring", "ca.crt in the Secret team ends on 2026-01-31 at 00:00 UTC"),
         (30, "CertificateExpired", "ca.crt in the Secret team ended on 2026-01-31 at 00:00 UTC"),
     ],
 )
@@ -100,3 +100,14 @@ def test_a_ca_that_ends_before_what_it_has_signed_is_told(at_day: int, reason: s
     found = trouble(by_some_ca(leaf_days=90, ca_days=30), BORN_S + at_day * DAY_S)
     assert (None if found is None else found.reason) == reason
     assert found is None or found.message.startswith(said)
+
+
+@pytest.mark.parametrize(("life_days", "quiet_days"), [(1, 0.8), (7, 5.8), (30, 24.9), (90, 75.9), (365, 350.9)])
+def test_so_long_as_a_certificate_of_any_life_may_still_be_renewed_it_is_no_trouble(
+    life_days: float, quiet_days: float
+) -> None:
+    files = by_some_ca(leaf_days=life_days, ca_days=3650)
+    assert trouble(files, BORN_S + quiet_days * DAY_S) is None
+    found = trouble(files, BORN_S + (quiet_days + 0.15) * DAY_S)
+    assert found is not None
+    assert found.reason == "CertificateExpiring"

@@ -30,8 +30,9 @@ FILES = (CA, CERTIFICATE, KEY)
 CA_KEY = "ca.key"
 
 RENEWED_AT_SHARE_LEFT = 1 / 3
-EXPIRING_S = 14 * 86_400.0
-"""So long before its end a certificate is told that nobody has renewed."""
+EXPIRING_S, EXPIRING_AT_SHARE_LEFT = 14 * 86_400.0, 1 / 6
+"""A certificate that nobody has renewed is told when so much is left, of a short life a share: cert-manager renews when
+a third is left, unless told otherwise."""
 
 R = TypeVar("R")
 
@@ -84,14 +85,17 @@ def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble
         path = _path((secret or {}).get("data") or {}, server_name(deployment), now_s)
     except _Unfit as problem:
         return None if named is None else Trouble(CERTIFICATE_UNFIT, f"the Secret {named}: {problem}")
-    soonest = min(path, key=_end_s)
-    left_s = _end_s(soonest) - now_s
+    soonest = min((each for each in path if _is_expiring(each, now_s)), key=_end_s, default=None)
+    if soonest is None:
+        return None
     what = f"{CA if soonest is path[-1] else CERTIFICATE} in the Secret {name}"
-    if left_s <= 0:
+    if now_s >= _end_s(soonest):
         return Trouble(CERTIFICATE_EXPIRED, f"{what} ended on {_end(soonest)}: groups cannot form any more")
-    if left_s < EXPIRING_S:
-        return Trouble(CERTIFICATE_EXPIRING, f"{what} ends on {_end(soonest)} and nobody has renewed it")
-    return None
+    return Trouble(CERTIFICATE_EXPIRING, f"{what} ends on {_end(soonest)} and nobody has renewed it")
+
+
+def _is_expiring(certificate: x509.Certificate, now_s: float) -> bool:
+    return now_s > _end_s(certificate) - min(EXPIRING_S, _life_s(certificate) * EXPIRING_AT_SHARE_LEFT)
 
 
 def _check_own(data: Mapping[str, str], signer: EllipticCurvePrivateKey, name: str, now_s: float) -> None:
