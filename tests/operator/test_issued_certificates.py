@@ -23,7 +23,7 @@ from orca.operator.observed import Observed
 from orca.operator.plan import plan
 from orca.operator.reconcile import observe, reconcile
 from orca.operator.refusals import Refusal, Refusals
-from orca.operator.resource import Deployment
+from orca.operator.resource import Deployment, Json
 from orca.operator.status import status
 
 DAY_S = 86_400.0
@@ -323,6 +323,23 @@ def test_a_spoiled_one_is_made_whole_and_the_log_says_why(caplog: pytest.LogCapt
     assert again["data"][CA_KEY] == made["data"][CA_KEY]
     issued = [vars(each) for each in caplog.records if each.message == "issue"]
     assert [each["reason"] for each in issued] == ["it is missing", "there is no tls.key"]
+
+
+def test_one_that_somebody_changes_while_it_is_written_is_not_drawn_anew_with_each_look() -> None:
+    def without_key(body: Json) -> Json:
+        return {**body, "data": {**body["data"], KEY: ""}} if body.get("kind") == "Secret" else body
+
+    with paper_api() as (paper, cluster):
+        paper.admits = without_key
+        refusals = Refusals(lambda: 0.0)
+        for _ in range(3):
+            reconcile(cluster, RELEASE, SHOP, observe(cluster, SHOP, frozenset()), {}, refusals)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "Refused")
+    assert (
+        "somebody changes the Secret shop-certificates while it is written: there is no tls.key" in accepted["message"]
+    )
 
 
 def test_of_a_named_secret_only_that_is_read() -> None:

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from orca.operator import names
 from orca.operator.observed import Observed
-from orca.operator.resource import Deployment
+from orca.operator.resource import Deployment, Json
 from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, Trouble, of_secret
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
@@ -59,8 +59,11 @@ def due(deployment: Deployment, observed: Observed, now_s: float) -> Due | None:
     if deployment.spec.certificates.secret_name is not None:
         return None
     secret = observed.get("Secret", names.certificates(deployment.name))
-    if secret is None:
-        return Due("it is missing", None)
+    return Due("it is missing", None) if secret is None else due_of(deployment, secret, now_s)
+
+
+def due_of(deployment: Deployment, secret: Json, now_s: float) -> Due | None:
+    """Of the operator's own Secret as it is, or as it came back from a write."""
     data, signer = secret.get("data") or {}, None
     try:
         signer = _ec_key(data)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.core.errors import OrcaError
-from orca.operator import credentials, fetch_look, names, pool_look, status
+from orca.operator import certificates, credentials, fetch_look, names, pool_look, status
 from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.children import drift, finish, is_ours
 from orca.operator.cluster import ApiError, Cluster
@@ -129,9 +129,12 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
             child = f"{of['kind']} {of['metadata']['name']}"
             raise ApiError(409, f"somebody changes {changed} of {child} while it is written")
     elif isinstance(action, Issue):
-        log.info("issue", extra={"kind": "Secret", "child": names.certificates(deployment.name), **where})
+        name = names.certificates(deployment.name)
+        log.info("issue", extra={"kind": "Secret", "child": name, **where})
         secret = finish(deployment, credentials.certificates_secret(deployment, action.signer, time.time()))
-        (cluster.apply_new if action.is_new else cluster.apply)(secret)
+        written = (cluster.apply_new if action.is_new else cluster.apply)(secret)
+        if still := certificates.due_of(deployment, written, time.time()):
+            raise ApiError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
     elif isinstance(action, Nudge):
         log.info("nudge", extra={"kind": "Pod", "child": action.pod, **where})
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
