@@ -106,6 +106,10 @@ class FakeCluster:
             "status": status,
         }
 
+    def make_unready(self, pod: str, *, node: str | None = "node-1") -> None:
+        """Another pod takes its place, and is not ready."""
+        self.add_pod(pod, self.objects["Pod", pod]["metadata"]["labels"], is_ready=False, node=node)
+
     def end_job(self, name: str, how: str, at: str = BORN) -> None:
         """Args: how: Complete or Failed. at: timestamp."""
         condition = {"type": how, "status": "True", "lastTransitionTime": at, "message": "its pod has failed"}

@@ -8,7 +8,6 @@ from deployments import deployment
 
 from orca.operator import names, pauses, status
 from orca.operator.pauses import Pause
-from orca.operator.resource import Json
 
 NOW = "2026-01-01T00:00:10Z"
 
@@ -26,16 +25,11 @@ def group_of(cluster: FakeCluster) -> str:
     return cluster.names("StatefulSet", "stage")[0]
 
 
-def labels(cluster: FakeCluster, pod: str) -> Json:
-    found: Json = cluster.objects["Pod", pod]["metadata"]["labels"]
-    return found
-
-
 def unplace(cluster: FakeCluster, pod: str) -> None:
     """It is made again, finds no node from now on, and its group does not serve."""
     scheduler = f"{pod.rpartition('-')[0]}-scheduler-0"
-    cluster.add_pod(scheduler, labels(cluster, scheduler), is_ready=False)
-    cluster.add_pod(pod, labels(cluster, pod), is_ready=False, node=None)
+    cluster.make_unready(scheduler)
+    cluster.make_unready(pod, node=None)
     since = datetime.fromtimestamp(cluster.now_s, UTC).isoformat()
     told = {"type": "PodScheduled", "status": "False", "lastTransitionTime": since}
     cluster.objects["Pod", pod]["status"]["conditions"].append(told)
@@ -173,8 +167,8 @@ def test_a_group_that_has_given_way_is_told_with_the_time_of_its_return() -> Non
 
 def crash(cluster: FakeCluster, pod: str, restarts: int) -> None:
     scheduler = f"{group_of(cluster)}-scheduler-0"
-    cluster.add_pod(scheduler, labels(cluster, scheduler), is_ready=False)
-    cluster.add_pod(pod, labels(cluster, pod), is_ready=False)
+    cluster.make_unready(scheduler)
+    cluster.make_unready(pod)
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
     container = {"name": "c", "ready": False, "restartCount": restarts, "state": waiting}
     cluster.objects["Pod", pod]["status"]["containerStatuses"] = [container]

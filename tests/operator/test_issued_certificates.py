@@ -234,7 +234,7 @@ def test_a_named_certificate_that_nobody_renews_is_told_before_it_ends_and_while
 def test_groups_that_do_not_form_with_an_ended_certificate_say_so() -> None:
     cluster = named_cluster(issue())
     [scheduler] = cluster.names("Pod", "scheduler")
-    cluster.add_pod(scheduler, cluster.objects["Pod", scheduler]["metadata"]["labels"], is_ready=False)
+    cluster.make_unready(scheduler)
     assert told(cluster, NOW_S + DAY_S)["SchedulerReady"] == ("False", "GroupForming")
     assert told(cluster, NOW_S + 90 * DAY_S)["SchedulerReady"] == ("False", "CertificateExpired")
 
@@ -258,7 +258,7 @@ def test_a_named_secret_that_cannot_be_used_is_told_until_it_can(files: Files | 
 def test_a_missing_named_secret_is_what_stage_pods_wait_for() -> None:
     cluster = named_cluster(None)
     [stage] = cluster.names("Pod", "stage")
-    cluster.add_pod(stage, cluster.objects["Pod", stage]["metadata"]["labels"], is_ready=False)
+    cluster.make_unready(stage)
     found = told(cluster, NOW_S)
     assert found["WorkersReady"] == found["Ready"] == ("False", "SecretMissing")
 

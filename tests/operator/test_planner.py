@@ -99,18 +99,14 @@ def test_a_policy_changes_schedulers_only_and_one_at_a_time() -> None:
     assert cluster.names("StatefulSet", "stage") == before
 
 
-def not_ready(cluster: FakeCluster, pod: str) -> None:
-    cluster.add_pod(pod, cluster.objects["Pod", pod]["metadata"]["labels"], is_ready=False)
-
-
 def test_a_group_that_cannot_serve_does_not_hold_up_an_edit_of_schedulers() -> None:
     cluster = settled(deployment(replicas=3))
     dead = cluster.names("StatefulSet", "stage")[0]
-    not_ready(cluster, f"{dead}-0")
-    not_ready(cluster, f"{dead}-scheduler-0")
+    cluster.make_unready(f"{dead}-0")
+    cluster.make_unready(f"{dead}-scheduler-0")
     changed = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
     assert len(changed) == 2  # its own, and one of those that serve
-    not_ready(cluster, f"{changed[1]['metadata']['name']}-0")
+    cluster.make_unready(f"{changed[1]['metadata']['name']}-0")
     assert not applied(cluster.look())  # the last one goes on until the second serves again
     changed_pod = f"{changed[1]['metadata']['name']}-0"
     cluster.add_pod(changed_pod, cluster.objects["Pod", changed_pod]["metadata"]["labels"])
@@ -120,7 +116,7 @@ def test_a_group_that_cannot_serve_does_not_hold_up_an_edit_of_schedulers() -> N
 def test_an_edit_after_which_no_group_forms_stops_at_the_first() -> None:
     cluster = settled(deployment(replicas=3))
     [changed] = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
-    not_ready(cluster, f"{changed['metadata']['name']}-0")
+    cluster.make_unready(f"{changed['metadata']['name']}-0")
     cluster.now_s += 10_000
     assert not applied(cluster.look())
 

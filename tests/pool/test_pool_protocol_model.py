@@ -24,9 +24,9 @@ from pool_model_weather import Weather
 from orca.pool.memory_pool import MemoryPool
 
 
-def walk(seed: int) -> None:
+def walk(seed: int, weather: Weather | None = None) -> None:
     try:
-        World(seed).walk()
+        World(seed, weather=weather).walk()
     except Violation as violation:
         pytest.fail(f"seed {seed}: {violation}")
 
@@ -93,10 +93,7 @@ def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(p
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: int) -> None:
     for seed in range(start, start + 20):
-        try:
-            World(seed, weather=REPLACEMENTS).walk()
-        except Violation as violation:
-            pytest.fail(f"seed {seed}: {violation}")
+        walk(seed, REPLACEMENTS)
 
 
 @pytest.mark.parametrize("pool_class", REVISION_RULES, ids=lambda rule: rule.__name__)
@@ -107,10 +104,7 @@ def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> N
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_no_walk_in_which_other_slots_are_promised_breaks_a_promise(start: int) -> None:
     for seed in range(start, start + 20):
-        try:
-            World(seed, weather=PROMISES).walk()
-        except Violation as violation:
-            pytest.fail(f"seed {seed}: {violation}")
+        walk(seed, PROMISES)
 
 
 @pytest.mark.parametrize("pool_class", PROMISE_RULES, ids=lambda rule: rule.__name__)
@@ -121,10 +115,7 @@ def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool])
 @pytest.mark.parametrize("start", range(0, 80, 20))
 def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_with_them(start: int) -> None:
     for seed in range(start, start + 20):
-        try:
-            World(seed, weather=POISON).walk()
-        except Violation as violation:
-            pytest.fail(f"seed {seed}: {violation}")
+        walk(seed, POISON)
 
 
 @pytest.mark.parametrize("pool_class", POISON_RULES, ids=lambda rule: rule.__name__)
