@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import json
-import socket
-import ssl
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from grpc import StatusCode, aio
 
 from figures import note
+from handshake import shown_certificate
 from installation import Json, Service, uids, wait_until
 from load import Load
 from orca.core import engine_pb2 as pb
@@ -48,7 +47,7 @@ def test_a_renewal_restarts_no_pod_and_costs_no_answer(service: Service, load: L
         renewed = secret(service)["tls.crt"]
         shown = certificates(service, tmp_path)
         wait_until(
-            lambda: all(shown_by(address, shown, server_name(service)) == renewed for address in stages(service)),
+            lambda: all(shown_certificate(address, shown) == renewed for address in stages(service)),
             service.story,
             within_s=BROUGHT_S,
         )
@@ -130,16 +129,3 @@ async def ask(address: str, shown: Certificates | None) -> StatusCode:
             code: StatusCode = error.code()
             return code
     return StatusCode.OK
-
-
-def shown_by(address: str, own: Certificates, server_name: str) -> str:
-    """The certificate of a server (PEM)."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(own.ca))
-    context.load_cert_chain(own.certificate, own.key)
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as link,
-        context.wrap_socket(link, server_hostname=server_name) as encrypted,
-    ):
-        return ssl.DER_cert_to_PEM_cert(encrypted.getpeercert(binary_form=True) or b"")

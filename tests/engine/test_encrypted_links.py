@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import shutil
-import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from certificates import Authority
 from engine_builders import Stages, generate, new_request, next_result
 from grpc import StatusCode, aio, ssl_channel_credentials
 
+from handshake import shown_certificate
 from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc, links
 from orca.core.certificates import Certificates
@@ -105,21 +104,6 @@ async def test_a_rotated_certificate_of_a_stage_counts_from_the_next_handshake(
     assert shown == rotated.certificate.read_text()
     rotated.key.unlink()  # and in the middle of a rotation the last good one goes on
     assert await ask(links.open_channel(address, own)) == "here"
-
-
-def shown_certificate(address: str, own: Certificates) -> str:
-    """What a server shows of itself (PEM)."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(own.ca))
-    context.load_cert_chain(own.certificate, own.key)
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as link,
-        context.wrap_socket(link, server_hostname=host) as encrypted,
-    ):
-        shown = encrypted.getpeercert(binary_form=True)
-    assert shown is not None
-    return ssl.DER_cert_to_PEM_cert(shown)
 
 
 async def test_who_is_told_a_name_wants_it_in_the_certificate_whatever_host_it_asks(authority: Authority) -> None:

@@ -1,0 +1,27 @@
+"""What a server shows of itself when a link to it is encrypted."""
+
+import socket
+import ssl
+
+from orca.core.certificates import Certificates
+
+
+def shown_certificate(address: str, own: Certificates) -> str:
+    """The certificate of a gRPC server (PEM), as it is now.
+
+    Args:
+        address: host:port.
+        own: shown to the server, whose certificate must be of the same CA, for `own.server_name` or else the host.
+    Raises: OSError; ssl.SSLError is one.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(own.ca))
+    context.load_cert_chain(own.certificate, own.key)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as link,
+        context.wrap_socket(link, server_hostname=own.server_name or host) as encrypted,
+    ):
+        shown = encrypted.getpeercert(binary_form=True)
+    assert shown is not None
+    return ssl.DER_cert_to_PEM_cert(shown)
