@@ -33,7 +33,6 @@ def issue(deployment: str, server_name: str, signer: ec.EllipticCurvePrivateKey 
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.fromtimestamp(now_s, UTC)
     authority, subject = _name(f"{deployment} CA"), _name(deployment)
-    ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     ca = (
         _builder(authority, authority, signer.public_key(), now, CA_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -47,7 +46,7 @@ def issue(deployment: str, server_name: str, signer: ec.EllipticCurvePrivateKey 
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(both), critical=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(server_name)]), critical=False)
-        .add_extension(ours, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
     return {

@@ -1,11 +1,11 @@
-"""The API server, as far as the operator needs it: list, apply, create, delete, and the status of a resource.
+"""The API server, as far as the operator needs it: list, apply, create, delete, the status of a resource, and a Lease.
 
-Everything is written by server-side apply under one field manager, so what others set beside it stays and a repeated
-write changes nothing. Calls block; whoever has an event loop makes them in a thread.
+What is there is changed by server-side apply under one field manager, so what others set beside it stays and a repeated
+write changes nothing; only a Lease is replaced whole, in the version that was read. Calls block; whoever has an event
+loop makes them in a thread.
 """
 
 import json
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,6 @@ from urllib3.exceptions import HTTPError
 from orca.operator import names
 from orca.operator.observed import controllers, label_map
 from orca.operator.resource import GROUP, KIND, PLURAL, VERSION, Deployment, Json
-
-log = logging.getLogger(__name__)
 
 CALL_S = 20.0
 """Bound on one call."""

@@ -198,7 +198,7 @@ def _is_overdue(deployment: Deployment, observed: Observed, outputs: Outputs, no
 
 
 def _is_in_force(observed: Observed, outputs: Outputs) -> bool:
-    """Also where the wanted model was in force before: it has to come into force anew."""
+    """By generations: one that was in force before and is wanted again has a new one, and comes into force anew."""
     return (observed.pool.generation or 0) >= outputs.generation
 
 

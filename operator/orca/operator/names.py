@@ -4,6 +4,7 @@ shop                       Service, Ingress or HTTPRoute of the API; ServiceAcco
 shop-gateway               Deployment, PodDisruptionBudget
 shop-<role>                NetworkPolicy of the pods of a role
 shop-schedule              ConfigMap of what schedulers follow while they run
+shop-api-key               Secret of the key that was made, where none was given
 shop-certificates          Secret of what schedulers and stages show each other
 shop-pool                  StatefulSet, Service, PersistentVolumeClaim, Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
