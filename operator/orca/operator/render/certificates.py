@@ -2,6 +2,7 @@
 
 from orca.operator import names
 from orca.operator.certificates import CA, CERTIFICATE, FILES, KEY, server_name
+from orca.operator.render.pods import secret_volume
 from orca.operator.resource import Deployment, Json
 
 _FOLDER = "/etc/orca/certificates"
@@ -22,5 +23,4 @@ def settings(deployment: Deployment) -> dict[str, str]:
 
 def volume(deployment: Deployment) -> Json:
     secret = deployment.spec.certificates.secret_name or names.certificates(deployment.name)
-    items = [{"key": key, "path": key} for key in FILES]
-    return {"name": MOUNT["name"], "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}
+    return secret_volume(MOUNT["name"], secret, {key: key for key in FILES})

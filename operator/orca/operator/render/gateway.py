@@ -7,7 +7,7 @@ from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.known_model import KnownModel
 from orca.operator.render.objects import metadata, selector
-from orca.operator.render.pods import container, flags, http_probe, template
+from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
 from orca.operator.resource import Deployment, Json, SecretKey
 
 PORT = 8000
@@ -158,8 +158,7 @@ def _volumes(
         volumes.append(volume)
         mounts.append(mount)
     if keys is not None:
-        items = [{"key": keys.key, "path": "keys"}]
-        volumes.append({"name": "api-keys", "secret": {"secretName": keys.name, "items": items, "defaultMode": 0o440}})
+        volumes.append(secret_volume("api-keys", keys.name, {keys.key: "keys"}))
         mounts.append({"name": "api-keys", "mountPath": _KEYS_FOLDER, "readOnly": True})
     return volumes, mounts
 

@@ -89,6 +89,12 @@ def container(
     }
 
 
+def secret_volume(name: str, secret: str, files: Mapping[str, str]) -> Json:
+    """Files of a Secret for our user alone. Args: files: their names in the volume, by key of the Secret."""
+    items = [{"key": key, "path": path} for key, path in files.items()]
+    return {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}
+
+
 def http_probe(path: str, port: str, *, period_s: int, failures: int, timeout_s: int = 2) -> Json:
     return {
         "httpGet": {"path": path, "port": port},

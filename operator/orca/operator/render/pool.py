@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orca.operator import names
 from orca.operator.render import claims
 from orca.operator.render.objects import metadata, selector
-from orca.operator.render.pods import container, template, variable
+from orca.operator.render.pods import container, secret_volume, template, variable
 from orca.operator.resource import Deployment, Json
 from orca.pool.codec import room_for_requests
 
@@ -70,7 +70,7 @@ def link(deployment: Deployment, secret: Json | None) -> Link:
 def _link(url: Json, user: Sequence[Json], secret: str, files: Sequence[str], bounds: Sequence[Json]) -> Link:
     """Args: files: keys of the Secret that the parts read as files."""
     login = [variable(f"ORCA_POOL_{LOGIN_FILES[key]}", f"{_LOGIN_FOLDER}/{key}") for key in files]
-    volume = _secret_volume(secret, files)
+    volume = secret_volume("pool-login", secret, {key: key for key in files})
     mount = {"name": volume["name"], "mountPath": _LOGIN_FOLDER, "readOnly": True}
     environment = (*user, *login, *bounds)
     return Link(url, environment, (volume,), (mount,)) if files else Link(url, environment, (), ())
@@ -143,7 +143,7 @@ def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Js
                 images=spec.images,
                 volumes=[
                     {"name": "data", "persistentVolumeClaim": {"claimName": name}},
-                    {**_secret_volume(name, [_USERS_FILE]), "name": "users"},
+                    secret_volume("users", name, {_USERS_FILE: _USERS_FILE}),
                 ],
                 # Redis reads its users only when it starts: a password that was drawn anew would be wrong for ever.
                 annotations={names.USERS_ANNOTATION: _digest_of_users(secret)},
@@ -184,8 +184,3 @@ def _exec_probe(script: str, *, period_s: int, failures: int) -> Json:
         "failureThreshold": failures,
         "timeoutSeconds": 6,
     }
-
-
-def _secret_volume(secret: str, keys: Sequence[str]) -> Json:
-    items = [{"key": key, "path": key} for key in keys]
-    return {"name": "pool-login", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}
