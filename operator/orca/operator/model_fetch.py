@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from orca.core.fetch_report import Figures, read_reason
 from orca.operator import names, troubles
 from orca.operator.children import hash_of
-from orca.operator.observed import Observed, condition, has_ended, is_going, label_map, seconds, since
+from orca.operator.observed import Observed, condition, condition_of, has_ended, is_going, label_map, seconds, since
 from orca.operator.render import fetch, model
 from orca.operator.resource import Deployment, Json
 from orca.operator.troubles import Trouble
@@ -139,10 +139,8 @@ def _last_words(pod: Json) -> Trouble | None:
 
 
 def _failure(job: Json) -> str:
-    for each in job.get("status", {}).get("conditions") or []:
-        if each["type"] == "Failed":
-            return str(each.get("message") or each.get("reason") or "")
-    return ""
+    told = condition_of(job, "Failed")
+    return str(told.get("message") or told.get("reason") or "")
 
 
 def _progress(deployment: Deployment, figures: Figures | None) -> Trouble:

@@ -99,7 +99,9 @@ def _conditions(
 ) -> list[Condition]:
     accepted = _accepted(refusals)
     late = _late(deployment, observed, now_s)
-    certificate = _certificate(deployment, observed, plan, refusals, now_s)
+    refused = [refusal.action for refusal in refusals]
+    writes = [action for action in plan.actions if action not in refused]
+    certificate = _certificate(deployment, observed, writes, now_s)
     seen = [
         (pool.ROLE, _pool(deployment, observed)),
         (fetch.ROLE, _model(deployment, observed)),
@@ -107,7 +109,7 @@ def _conditions(
         (group.SCHEDULER, _schedulers(deployment, observed, plan, new, certificate)),
         (gateway.ROLE, _gateways(deployment, observed)),
     ]
-    parts = [_with_writes(_with_volume(part, role, refusals), role, plan, refusals) for role, part in seen]
+    parts = [_with_writes(_with_volume(part, role, refusals), role, writes) for role, part in seen]
     progressing = _progressing(deployment, observed, plan, parts)
     return [
         accepted,
@@ -134,12 +136,11 @@ def _with_volume(part: Condition, role: str, refusals: Sequence[Refusal]) -> Con
     return part
 
 
-def _with_writes(part: Condition, role: str, plan: Plan, refusals: Sequence[Refusal]) -> Condition:
+def _with_writes(part: Condition, role: str, writes: Sequence[Action]) -> Condition:
     """What was seen of a part counts only when nothing of its role is written. What somebody else has changed is
     written too, but no reason: whoever fights over a field for ever would never let it be ready."""
-    refused = [refusal.action for refusal in refusals]
-    for action in plan.actions if part.is_true else ():
-        if isinstance(action, Apply) and not action.is_mending and action not in refused and _role(action) == role:
+    for action in writes if part.is_true else ():
+        if isinstance(action, Apply) and not action.is_mending and _role(action) == role:
             child = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
             return Condition(part.type, False, APPLYING, f"{child} is written: {action.reason}")
     return part
@@ -177,12 +178,9 @@ def _model(deployment: Deployment, observed: Observed) -> Condition:
     return Condition(name, True, "InPlace", "the pods find it where the uri says")
 
 
-def _certificate(
-    deployment: Deployment, observed: Observed, plan: Plan, refusals: Sequence[Refusal], now_s: float
-) -> Trouble | None:
+def _certificate(deployment: Deployment, observed: Observed, writes: Sequence[Action], now_s: float) -> Trouble | None:
     """None also while it is issued."""
-    refused = [refusal.action for refusal in refusals]
-    if any(isinstance(action, Issue) and action not in refused for action in plan.actions):
+    if any(isinstance(action, Issue) for action in writes):
         return None
     return certificates.trouble(deployment, observed, now_s)
 

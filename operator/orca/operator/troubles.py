@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator.observed import has_ended, is_going
+from orca.operator.observed import condition_of, has_ended, is_going
 
 NO_CAPACITY = "NoCapacity"
 IMAGE_PULL = "ImagePull"
@@ -42,11 +42,10 @@ def worst(pods: Iterable[Mapping[str, Any]]) -> Trouble | None:
 
 def of_pod(pod: Mapping[str, Any]) -> Trouble | None:
     """None for a pod that serves or is on its way without a hitch."""
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Trouble(NO_CAPACITY, f"pod {name} finds no node: {condition.get('message', '')}")
-    for container in status.get("containerStatuses") or []:
+    name, scheduled = pod["metadata"]["name"], condition_of(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return Trouble(NO_CAPACITY, f"pod {name} finds no node: {scheduled.get('message', '')}")
+    for container in pod.get("status", {}).get("containerStatuses") or []:
         if trouble := _of_container(f"pod {name}, container {container['name']}", container):
             return trouble
     return None
