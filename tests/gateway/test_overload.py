@@ -17,7 +17,8 @@ from orca.core.errors import PoolUnavailable, QueueFull
 from orca.core.request import SCHEMA, Request
 from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS, EndRate, Overload, retry_after_seconds
 from orca.gateway.settings import Settings
-from orca.pool.api import Parent, PoolStats, Submission
+from orca.pool.api import Parent, Submission
+from orca.pool.counts import PoolStats
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.settings import PoolSettings
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 from waiting import PATIENT_POOL
 
 from orca.core.request import Request, SamplingParams
-from orca.pool.api import Caller, OnDisconnect, Pool, PoolStats, Submission
+from orca.pool.api import Caller, OnDisconnect, Pool, Submission
+from orca.pool.counts import PoolStats
 from orca.pool.redis_pool import RedisPool
 
 T = TypeVar("T")

@@ -26,11 +26,11 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     Heartbeat,
-    LargerRequests,
     RequestState,
     Submission,
     Wait,
 )
+from orca.pool.counts import LargerRequests
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.memory_state import ParentRecord, Record, Seat
 

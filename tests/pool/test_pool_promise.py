@@ -5,7 +5,8 @@ from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, start
 
 from orca.core.errors import NeverFits
 from orca.core.request import FinishReason
-from orca.pool.api import LargerRequests, OnDisconnect, RequestState
+from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.counts import LargerRequests
 
 LARGE, SMALL = 60, 12
 """New tokens behind a prompt of 4."""

@@ -3,7 +3,8 @@
 from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 from orca.core.request import FinishReason
-from orca.pool.api import OnDisconnect, PoolStats
+from orca.pool.api import OnDisconnect
+from orca.pool.counts import PoolStats
 
 
 async def replace(bed: Bed, revision: str = "r2", generation: int = 2) -> None:

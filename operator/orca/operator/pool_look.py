@@ -14,7 +14,8 @@ from orca.operator.observed import PoolLook
 from orca.operator.render import pool
 from orca.operator.resource import Deployment, Json
 from orca.operator.slots_change import asked_slots
-from orca.pool.api import LargerRequests, Pool
+from orca.pool.api import Pool
+from orca.pool.counts import LargerRequests
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings
 

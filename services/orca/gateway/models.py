@@ -19,7 +19,7 @@ from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError
 from orca.gateway.render import Reading
 from orca.gateway.settings import Settings
-from orca.pool.api import PoolStats
+from orca.pool.counts import PoolStats
 
 log = logging.getLogger(__name__)
 

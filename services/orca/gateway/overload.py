@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from orca.core.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.pool.api import Pool, PoolStats
+from orca.pool.api import Pool
+from orca.pool.counts import PoolStats
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,10 @@ from orca.core.request import FinishReason, Request
 from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import (
-    LargerRequests,
     LogSlice,
     OnDisconnect,
     Parent,
     Pool,
-    PoolStats,
     RequestState,
     RequestStatus,
     Submission,
@@ -32,6 +30,7 @@ from orca.pool.contract import (
     reserved_bytes,
     stored,
 )
+from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 

@@ -21,12 +21,10 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     Heartbeat,
-    LargerRequests,
     LogSlice,
     OnDisconnect,
     Parent,
     Pool,
-    PoolStats,
     RequestState,
     RequestStatus,
     Submission,
@@ -44,6 +42,7 @@ from orca.pool.contract import (
     stored,
     verdict_error,
 )
+from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import Hints, Subscription
 from orca.pool.keys import Keys
 from orca.pool.redis_link import Fault, OutOfMemory, Purpose, RedisLink
