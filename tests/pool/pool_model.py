@@ -18,6 +18,7 @@ from typing import Any
 
 from pool_beds import REVISION, FakeClock, request
 from pool_model_calls import CallPromises
+from pool_model_door import Door
 from pool_model_promises import Client, Promises
 from pool_model_schedulers import BLOCK, Group, Message, Process, now
 from pool_model_stages import Stage, Violation
@@ -26,13 +27,7 @@ from pool_model_weather import Weather, draw_weather
 from orca.core.errors import NeverFits, Overloaded, UnknownRequest
 from orca.core.request import Request, slots_needed
 from orca.core.step import Claim
-from orca.pool.api import (
-    OnDisconnect,
-    ProcessClosed,
-    SeatLost,
-    StaleCall,
-    Submission,
-)
+from orca.pool.api import OnDisconnect, ProcessClosed, SeatLost, StaleCall, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.settings import PoolSettings
 
@@ -52,7 +47,7 @@ class World:
         *,
         pool_class: type[MemoryPool] = MemoryPool,
         without: frozenset[str] = frozenset(),
-        weather: "Weather | None" = None,
+        weather: Weather | None = None,
     ) -> None:
         self.random = Random(seed)
         self.without = without
@@ -73,10 +68,10 @@ class World:
         self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
         self.promises = Promises(self)
         self.calls = CallPromises(self)
+        self.door = Door(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
-        self.promise = REVISION, 1 << 31  # revision and slots, as they were stated last
         self.replaced_at: dict[str, int] = {}  # revision -> awake time at which another one became current
         now(self.pool.set_revision(REVISION, 1))
         if self.weather.has_replica:
@@ -207,11 +202,9 @@ class World:
         try:
             now(self.pool.submit(submission))
         except (Overloaded, NeverFits) as refusal:
-            if isinstance(refusal, NeverFits) and self._need(submission) <= self.promise[1]:
-                raise Violation(f"{parent} fits and was refused: {refusal}") from refusal
+            self.door.check(submission, refusal)
             return
-        if revision == self.promise[0] and self._need(submission) > self.promise[1]:
-            raise Violation(f"{parent} was accepted though {self.promise} is promised")
+        self.door.check(submission, None)
         self.clients[client.request_id] = client
         if self.weather.poison_rate and self.random.random() < self.weather.poison_rate:
             self.poisoned[client.request_id] = len(prompt) + self.random.choice((0, 0, 1, 2))
@@ -220,9 +213,6 @@ class World:
             sender = self.groups[0].processes[0]
             self.network.append(Message(lambda: now(self.pool.submit(submission)), sender, "-", self.next_tag()))
         self.sync()  # the gateway accepts what the replica has confirmed
-
-    def _need(self, submission: Submission) -> int:
-        return max(request.max_total_tokens for request in submission.requests)
 
     # faults
 
@@ -272,21 +262,7 @@ class World:
             self.replaced_at[before] = self.pool.awake
 
     def restate(self) -> None:
-        """Whoever rolls out other groups lowers or raises what the door promises, and asks for whom it then waits."""
-        revision, slots = self.pool.revision, self.random.choice((8, 16, 64, 128))
-        assert revision is not None
-        now(self.pool.promise_slots(revision, 128))
-        if now(self.pool.set_promise(revision, slots)) != slots:
-            raise Violation(f"{revision} was promised {slots} slots and the pool says otherwise")
-        self.promise = revision, slots
-        found = now(self.pool.larger_requests(revision, slots))
-        needs = [
-            record.request.max_total_tokens
-            for record in self.pool.records.values()
-            if record.end is None and record.request.revision == revision and record.request.max_total_tokens > slots
-        ]
-        if (found.promised_slots, found.unfinished, found.largest) != (slots, len(needs), max(needs, default=0)):
-            raise Violation(f"{needs} need more than {slots} slots and the pool says {found}")
+        self.door.restate()
 
     def freeze(self) -> None:
         if process := self._process():
