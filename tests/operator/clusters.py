@@ -140,5 +140,5 @@ def certificates_secret(deployment: Deployment, issued_s: float) -> Json:
     """The operator's own, with the same CA in all tests, and the same content for the same time."""
     key = deployment.name, deployment.namespace, issued_s
     if key not in _issued:
-        _issued[key] = credentials.certificates_secret(deployment, _SIGNER, issued_s)
+        _issued[key] = credentials.certificates_secret(deployment, Issue("", _SIGNER), issued_s)
     return _issued[key]

@@ -85,6 +85,6 @@ def test_what_is_not_wanted_any_more_is_forgotten() -> None:
 
 def test_deletes_nudges_and_certificates_wait_too() -> None:
     refusals = Refusals(Clock())
-    for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), Issue(None, "it ends", True)):
+    for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), Issue("it ends", None)):
         assert is_tried(refusals, action)
         assert not is_tried(refusals, action)

@@ -41,10 +41,12 @@ class Nudge:
 class Issue:
     """Draw the certificate of schedulers and stages, and write its Secret."""
 
+    reason: str
     # Key of the CA that stays; None draws one. Read anew for each plan, so it is equal to none of another.
     signer: EllipticCurvePrivateKey | None = field(repr=False, compare=False)
-    reason: str
-    is_new: bool  # there is no Secret yet
+    is_new: bool = False  # there is no Secret yet
+    trusted: str = ""  # CA (PEM) that stays in ca.crt beside the signer's
+    kept: Mapping[str, str] = field(default_factory=dict, repr=False)  # files (PEM) that stay in place of drawn ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orca.operator.certificates import CA, CA_KEY, CERTIFICATE, KEY
+from orca.operator.certificates import CA, CA_KEY, CERTIFICATE, KEY, SKEW_S
 
 LIFE = timedelta(days=90)
 CA_LIFE = timedelta(days=3650)
-_SKEW = timedelta(hours=1)
-"""By which other machines' clocks may be behind."""
 
 
 def issue(deployment: str, server_name: str, signer: ec.EllipticCurvePrivateKey | None, now_s: float) -> dict[str, str]:
@@ -66,7 +64,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
+        .not_valid_before(now - timedelta(seconds=SKEW_S))
         .not_valid_after(now + life)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

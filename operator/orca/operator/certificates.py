@@ -3,12 +3,11 @@
 It is in a Secret: one that the resource names, which is only read, or one of the operator's own, which authority.py
 fills. Of both it is asked what parts ask of each other in a handshake; that each certificate of a path is allowed to
 sign the next is left to the handshake. The operator's own is issued anew when a third of its life is left, when it is
-missing, and when somebody has spoiled it. The key of its CA stays in the Secret, where no pod gets it.
+missing, and when somebody has spoiled what pods get of it. The key of its CA stays in the Secret, where no pod gets it.
 """
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
@@ -16,10 +15,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from orca.operator import names
+from orca.operator.actions import Issue
 from orca.operator.observed import Observed
 from orca.operator.resource import Deployment, Json
 from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, Trouble, of_secret
@@ -30,6 +30,10 @@ FILES = (CA, CERTIFICATE, KEY)
 CA_KEY = "ca.key"
 
 RENEWED_AT_SHARE_LEFT = 1 / 3
+SKEW_S = 3600.0
+"""By which other machines' clocks may be behind: so long before it is made, a certificate begins."""
+KNOWN_AFTER_S = 600.0
+"""After which all pods have a changed Secret: kubelets bring one within two minutes."""
 EXPIRING_S, EXPIRING_AT_SHARE_LEFT = 14 * 86_400.0, 1 / 6
 """A certificate that nobody has renewed is told when so much is left, of a short life a share: cert-manager renews when
 a third is left, unless told otherwise."""
@@ -41,36 +45,46 @@ class _Unfit(Exception):
     """What is wrong with the content of a Secret; the message is for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Why the certificate has to be issued."""
-
-    reason: str
-    signer: EllipticCurvePrivateKey | None = field(repr=False)  # key of the CA that stays; None where there is none
-
-
 def server_name(deployment: Deployment) -> str:
     """Which all parts of a deployment look for in each other's certificate."""
     return f"{deployment.name}.{deployment.namespace}.svc"
 
 
-def due(deployment: Deployment, observed: Observed, now_s: float) -> Due | None:
+def due(deployment: Deployment, observed: Observed, now_s: float) -> Issue | None:
     """None while the operator's own certificate is as it should be, and where the resource names another."""
     if deployment.spec.certificates.secret_name is not None:
         return None
     secret = observed.get("Secret", names.certificates(deployment.name))
-    return Due("it is missing", None) if secret is None else due_of(deployment, secret, now_s)
+    return Issue("it is missing", None, is_new=True) if secret is None else due_of(deployment, secret, now_s)
 
 
-def due_of(deployment: Deployment, secret: Json, now_s: float) -> Due | None:
-    """Of the operator's own Secret as it is, or as it came back from a write."""
-    data, signer = secret.get("data") or {}, None
+def due_of(deployment: Deployment, secret: Json, now_s: float) -> Issue | None:
+    """Of the operator's own Secret as it is, or as it came back from a write.
+
+    What still holds is not replaced for a CA whose key is lost: parts with the files of before and of after would
+    refuse each other. In time for its end, another CA comes into ca.crt first, and signs when all parts trust it.
+    """
+    data = secret.get("data") or {}
+    signer = _signer(data)
     try:
-        signer = _ec_key(data)
-        _check_own(data, signer, server_name(deployment), now_s)
+        leaf, *_, authority = path = _path(data, server_name(deployment), now_s)
     except _Unfit as problem:
-        return Due(str(problem), signer)
-    return None
+        return Issue(str(problem), signer)
+    soonest = min(path, key=_end_s)
+    if now_s < _end_s(soonest) - _life_s(leaf) * RENEWED_AT_SHARE_LEFT:
+        return None
+    reason = f"it ends on {_end(soonest)}"
+    if now_s >= _end_s(soonest) or _is_of(authority, signer):
+        return Issue(reason, signer)
+    before = authority.public_bytes(Encoding.PEM).decode()
+    known = next((each for each in _certificates(data, CA) if _is_of(each, signer)), None)
+    if known is None:
+        kept = {key: base64.b64decode(data[key]).decode() for key in (CERTIFICATE, KEY)}
+        reason += ", and the key of its CA is lost: another CA is made known"
+        return Issue(reason, signer, trusted=before, kept=kept)
+    if now_s < known.not_valid_before_utc.timestamp() + SKEW_S + KNOWN_AFTER_S:
+        return None
+    return Issue(reason, signer, trusted=before)
 
 
 def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble | None:
@@ -99,16 +113,6 @@ def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble
 
 def _is_expiring(certificate: x509.Certificate, now_s: float) -> bool:
     return now_s > _end_s(certificate) - min(EXPIRING_S, _life_s(certificate) * EXPIRING_AT_SHARE_LEFT)
-
-
-def _check_own(data: Mapping[str, str], signer: EllipticCurvePrivateKey, name: str, now_s: float) -> None:
-    """Raises: _Unfit with what is wrong."""
-    path = _path(data, name, now_s)
-    if path[-1].public_key() != signer.public_key():
-        raise _Unfit(f"{CA} is not of {CA_KEY}")
-    soonest = min(path, key=_end_s)
-    if now_s >= _end_s(soonest) - _life_s(path[0]) * RENEWED_AT_SHARE_LEFT:
-        raise _Unfit(f"it ends on {_end(soonest)}")
 
 
 def _path(data: Mapping[str, str], name: str, now_s: float) -> list[x509.Certificate]:
@@ -189,11 +193,17 @@ def _key(data: Mapping[str, str], key: str) -> PrivateKeyTypes:
     return _read(data, key, lambda content: load_pem_private_key(content, password=None))
 
 
-def _ec_key(data: Mapping[str, str]) -> EllipticCurvePrivateKey:
-    key = _key(data, CA_KEY)
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise _Unfit(f"{CA_KEY} is no key of an elliptic curve")
-    return key
+def _signer(data: Mapping[str, str]) -> EllipticCurvePrivateKey | None:
+    """The key of the CA; None where there is none, or none that signs."""
+    try:
+        key = _key(data, CA_KEY)
+    except _Unfit:
+        return None
+    return key if isinstance(key, EllipticCurvePrivateKey) else None
+
+
+def _is_of(authority: x509.Certificate, signer: EllipticCurvePrivateKey | None) -> bool:
+    return signer is not None and authority.public_key() == signer.public_key()
 
 
 def _read(data: Mapping[str, str], key: str, load: Callable[[bytes], R]) -> R:

@@ -8,11 +8,10 @@ import base64
 import hashlib
 import secrets
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
 from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.operator import authority, names
-from orca.operator.certificates import server_name
+from orca.operator.actions import Issue
+from orca.operator.certificates import CA, server_name
 from orca.operator.render import group, pool
 from orca.operator.render.objects import metadata
 from orca.operator.resource import Deployment, Json
@@ -36,9 +35,10 @@ def api_key_secret(deployment: Deployment) -> Json:
     )
 
 
-def certificates_secret(deployment: Deployment, signer: EllipticCurvePrivateKey | None, now_s: float) -> Json:
-    """What schedulers and stages show each other. Args: signer: key of the CA; None draws one."""
-    texts = authority.issue(deployment.name, server_name(deployment), signer, now_s)
+def certificates_secret(deployment: Deployment, action: Issue, now_s: float) -> Json:
+    """What schedulers and stages show each other."""
+    drawn = authority.issue(deployment.name, server_name(deployment), action.signer, now_s)
+    texts = drawn | {CA: drawn[CA] + action.trusted} | action.kept
     return _secret(deployment, names.certificates(deployment.name), group.SCHEDULER, **texts)
 
 

@@ -237,9 +237,8 @@ def _has_its_stages(deployment: Deployment, observed: Observed, name: str) -> bo
 
 
 def _issues(deployment: Deployment, observed: Observed, now_s: float) -> Iterable[Issue]:
-    if (due := certificates.due(deployment, observed, now_s)) is not None:
-        is_new = observed.get("Secret", names.certificates(deployment.name)) is None
-        yield Issue(due.signer, due.reason, is_new)
+    if (issue := certificates.due(deployment, observed, now_s)) is not None:
+        yield issue
 
 
 def _promises(observed: Observed, slots: SlotsChange) -> Iterable[Promise]:

@@ -131,7 +131,7 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
     elif isinstance(action, Issue):
         name = names.certificates(deployment.name)
         log.info("issue", extra={"kind": "Secret", "child": name, **where})
-        secret = finish(deployment, credentials.certificates_secret(deployment, action.signer, time.time()))
+        secret = finish(deployment, credentials.certificates_secret(deployment, action, time.time()))
         written = (cluster.apply_new if action.is_new else cluster.apply)(secret)
         if still := certificates.due_of(deployment, written, time.time()):
             raise ApiError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
