@@ -146,6 +146,19 @@ def test_a_named_secret_is_mounted_in_place_of_our_own_by_new_groups() -> None:
     assert cluster.names("StatefulSet", "stage") != [before]
 
 
+def test_our_own_is_renewed_until_the_last_group_that_has_it_is_gone() -> None:
+    cluster = FakeCluster(SHOP)
+    cluster.settle()
+    cluster.deployment = deployment(generation=2, certificates={"secretName": "team"})
+    cluster.look()
+    assert mounted(cluster) == {"shop-certificates", "team"}
+    cluster.now_s += 61 * DAY_S
+    assert [type(action) for action in cluster.look().actions].count(Issue) == 1
+    cluster.settle()
+    cluster.now_s += 61 * DAY_S
+    assert cluster.look().actions == ()
+
+
 def mounted(cluster: FakeCluster) -> set[str]:
     """Names of the Secrets that schedulers and stages show certificates of."""
     found = set()

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from orca.operator import names
 from orca.operator.actions import Issue
-from orca.operator.observed import Observed
+from orca.operator.observed import Observed, is_going
 from orca.operator.resource import Deployment, Json
 from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, Trouble, of_secret
 
@@ -51,11 +51,19 @@ def server_name(deployment: Deployment) -> str:
 
 
 def due(deployment: Deployment, observed: Observed, now_s: float) -> Issue | None:
-    """None while the operator's own certificate is as it should be, and where the resource names another."""
-    if deployment.spec.certificates.secret_name is not None:
+    """None while the operator's own certificate is as it should be, and where nobody needs it: the resource names
+    another, and no group of before is left."""
+    name = names.certificates(deployment.name)
+    if deployment.spec.certificates.secret_name is not None and not _is_mounted(observed, name):
         return None
-    secret = observed.get("Secret", names.certificates(deployment.name))
+    secret = observed.get("Secret", name)
     return Issue("it is missing", None, is_new=True) if secret is None else due_of(deployment, secret, now_s)
+
+
+def _is_mounted(observed: Observed, name: str) -> bool:
+    templates = [each["spec"]["template"] for each in observed.of_kind("StatefulSet") if not is_going(each)]
+    volumes = [volume for each in templates for volume in each["spec"].get("volumes") or []]
+    return any(volume.get("secret", {}).get("secretName") == name for volume in volumes)
 
 
 def due_of(deployment: Deployment, secret: Json, now_s: float) -> Issue | None:
