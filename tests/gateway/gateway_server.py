@@ -62,7 +62,8 @@ async def served(settings: Settings | None = None, **options: Any) -> AsyncItera
     async with rig(settings=settings, runs_tasks=False, **options) as one:
         server = make_server(one.app, settings)
         task = asyncio.create_task(server.serve())
-        await until(lambda: server.started)
+        doors = 1 if settings.metrics_port is None else 2
+        await until(lambda: server.started and len(server.servers) == doors)
         await until(lambda: one.pool.revision is not None)
         both = Served(one, server, task)
         try:

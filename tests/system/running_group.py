@@ -87,7 +87,7 @@ class RunningGroup:
         return "\n".join(path.read_text()[-2000:] for path in sorted(Path(self._logs.name).iterdir()))
 
     async def serve(
-        self, works: Sequence[Work], *, log: IterationLog | None = None, limit_s: float = 100.0, **choices: Any
+        self, works: Sequence[Work], *, log: IterationLog | None = None, limit_s: float = 250.0, **choices: Any
     ) -> list[Output]:
         """Run a scheduler with these choices until every work has ended. Returns: outputs in order of `works`."""
         prefetch = choices.get("prefetch", 0)
@@ -97,8 +97,8 @@ class RunningGroup:
             slots=None,
             block_tokens=BLOCK_TOKENS,
             prefetch=prefetch,
-            step_timeout_s=30.0,
-            join_timeout_s=30.0,
+            step_timeout_s=60.0,
+            join_timeout_s=60.0,
         )
         seams = Seams(
             pool=self.pool,

@@ -9,6 +9,8 @@ from tiny_models import tiny_checkpoint
 from orca.core.request import SamplingParams
 from orca.scheduler.observer import IterationLog
 
+pytestmark = pytest.mark.timeout(300)  # longer than a group is waited for
+
 FOREVER = SamplingParams(temperature=0.0, ignore_eos=True)
 
 

@@ -18,6 +18,9 @@ from tiny_models import FAMILIES, tiny_checkpoint
 from orca.core.request import SamplingParams
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
+# Up to four ranks load torch at once: on a busy machine that alone takes a minute.
+pytestmark = pytest.mark.timeout(600)
+
 SETTINGS = {
     "family": FAMILIES,
     "layout": LAYOUTS,
