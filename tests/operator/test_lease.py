@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -86,6 +87,18 @@ def test_a_lease_that_somebody_gives_to_another_is_lost_at_once() -> None:
     world.stored = None
     mine.renew()
     assert world.stored is None
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspended time")
+def test_an_operator_whose_machine_was_suspended_has_lost_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    leadership = Leadership(PaperLeases(LeaseWorld(Calm())), ME)
+    leadership.renew()
+    assert leadership.is_held
+    read, suspended_s = time.clock_gettime, 60.0
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: read(clock) + (suspended_s if clock == time.CLOCK_BOOTTIME else 0.0)
+    )
+    assert (leadership.is_lost, leadership.write_s()) == (True, 0.0)
 
 
 async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:

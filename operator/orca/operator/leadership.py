@@ -8,6 +8,10 @@ A holder that does not get it renewed in time ends its process. It may have slep
 and planned is void; a new start forgets that for certain, and waits for the Lease like anybody else. One API call may
 be on its way even then. It was decided in time, and whoever acts next looks at what it left.
 
+Two may still write at the same time where a hypervisor pauses a machine that is not told, as all of its clocks stand
+still then, where a machine is suspended in the middle of a call, and where the API server applies a write that its
+client has given up.
+
 The client library's `kubernetes.leaderelection` is of no use here: it can be neither stopped nor made to release,
 judges by the wall clock, bounds no call, and ends by a lost connection.
 """
@@ -27,11 +31,17 @@ from orca.operator.resource import Json
 log = logging.getLogger(__name__)
 
 
+def elapsed_s() -> float:
+    """Seconds since a moment that stays the same, those in which the machine was suspended included, where the system
+    counts them: on Linux the monotonic clock leaves them out."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Leadership:
     """Wait for the Lease, keep it, release it."""
 
-    def __init__(self, cluster: Cluster, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: clock: seconds that pass while the process is stopped too."""
+    def __init__(self, cluster: Cluster, terms: Terms, clock: Callable[[], float] = elapsed_s) -> None:
+        """Args: clock: seconds that pass while the process is stopped too, and the machine."""
         self._cluster = cluster
         self._terms = terms
         self._clock = clock
