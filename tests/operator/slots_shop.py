@@ -64,6 +64,7 @@ class SlotsShop:
             promised_slots=self.promised,
             offered_slots=self._offered(),
             larger_requests=len(larger),
+            smallest_larger_request=min(larger, default=0),
             largest_request=max(larger, default=0),
         )
         decided = self.cluster.look()

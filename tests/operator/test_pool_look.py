@@ -59,7 +59,7 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
     assert (await look(EXTERNAL, login)).larger_requests == 0
     found = await look(wanted, login)
     assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
-    assert (found.larger_requests, found.largest_request) == (1, 60)
+    assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
     with pytest.raises(OrcaError, match="within"):
         await asyncio.to_thread(set_promise, wanted, login, "r1", 32, within_s=0.0)
     await asyncio.to_thread(set_promise, wanted, login, "r1", 48, within_s=LIMIT_S)

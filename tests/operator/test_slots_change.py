@@ -87,6 +87,28 @@ def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_l
     assert shop.slots() == [1024]
 
 
+def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
+    shop = SlotsShop(**given(4096))
+    shop.needs = [3000]
+    for spec in (given(4096, replicas=0), given(2048, replicas=0), given(2048)):
+        shop.change(**spec)
+        shop.settle()
+    assert (3000 in shop.needs, shop.formed()) == (True, [2048])
+    shop.change(**given(1024, replicas=3))
+    shop.settle()
+    shop.needs = [3000]
+    said = "3 groups are formed; 1 requests need up to 3000 slots and wait for more"
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", said)
+
+
+def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
+    shop = begun(1024, 3000, replicas=2)
+    shop.look()
+    shop.schedulers()[0]["spec"]["template"]["spec"]["containers"][0]["args"] = ["scheduler", "--slots", "2048"]
+    decided = shop.look()
+    assert (sorted(shop.slots()), len(decided.slots.held)) == ([1024, 4096], 1)
+
+
 def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
     shop = begun()
     shop.look()

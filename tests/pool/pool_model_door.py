@@ -8,6 +8,7 @@ from pool_model_stages import Violation
 
 from orca.core.errors import NeverFits, Overloaded
 from orca.pool.api import Submission
+from orca.pool.counts import LargerRequests
 
 if TYPE_CHECKING:
     from pool_model import World
@@ -44,5 +45,6 @@ class Door:
             for record in pool.records.values()
             if record.end is None and record.request.revision == revision and record.request.max_total_tokens > slots
         ]
-        if (found.promised_slots, found.unfinished, found.largest) != (slots, len(needs), max(needs, default=0)):
+        least, most = min(needs, default=0), max(needs, default=0)
+        if found != LargerRequests(promised_slots=slots, unfinished=len(needs), smallest=least, largest=most):
             raise Violation(f"{needs} need more than {slots} slots and the pool says {found}")

@@ -66,18 +66,22 @@ async def test_larger_requests_are_those_that_wait_or_run_and_have_not_ended(bed
         found: LargerRequests = await bed.pool.larger_requests(REVISION, slots)
         return found
 
-    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=3, largest=LARGE + 9)
-    assert await larger(LARGE + 4) == LargerRequests(promised_slots=32, unfinished=2, largest=LARGE + 9)
+    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=3, smallest=LARGE + 4, largest=LARGE + 9)
+    assert await larger(LARGE + 4) == LargerRequests(
+        promised_slots=32, unfinished=2, smallest=LARGE + 9, largest=LARGE + 9
+    )
     await bed.pool.cancel("waits")
-    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=1, largest=LARGE + 4)
+    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=1, smallest=LARGE + 4, largest=LARGE + 4)
     await bed.pool.commit([entry(owned["runs.0"], 0, 5, end=FinishReason.STOP)])
-    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=0, largest=0)
+    assert await larger(32) == LargerRequests(promised_slots=32, unfinished=0, smallest=0, largest=0)
 
 
 async def test_larger_requests_of_other_revisions_are_not_counted(bed: Bed) -> None:
     await bed.pool.promise_slots("r2", 1000)
     await started(bed, "a", max_new_tokens=LARGE)
-    assert await bed.pool.larger_requests("r2", 16) == LargerRequests(promised_slots=1000, unfinished=0, largest=0)
+    assert await bed.pool.larger_requests("r2", 16) == LargerRequests(
+        promised_slots=1000, unfinished=0, smallest=0, largest=0
+    )
     assert (await bed.pool.larger_requests(REVISION, 16)).promised_slots is None
     assert (await bed.pool.larger_requests(REVISION, 16)).unfinished == 1
 

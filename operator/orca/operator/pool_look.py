@@ -94,7 +94,7 @@ async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterat
 async def _ask(pool: Pool, slots: int | None) -> PoolLook:
     """Args: slots: that one request has by the spec at most; None where it does not say. Raises: OrcaError."""
     stats = await pool.stats()
-    larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, largest=0)
+    larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, smallest=0, largest=0)
     if slots is not None and stats.revision is not None:
         larger = await pool.larger_requests(stats.revision, slots)
     return PoolLook(
@@ -108,6 +108,7 @@ async def _ask(pool: Pool, slots: int | None) -> PoolLook:
         promised_slots=larger.promised_slots,
         offered_slots=stats.offered_slots,
         larger_requests=larger.unfinished,
+        smallest_larger_request=larger.smallest,
         largest_request=larger.largest,
     )
 

@@ -3,24 +3,24 @@
 Fewer slots:
 1. The pool's door is told first, and refuses from then on what needs more.
 2. While a request that was accepted before needs more, the groups that can hold it stay as they are: their schedulers
-   are not changed, and no group comes or goes.
+   are not changed, and no group comes or goes. One that none of them could hold holds nothing up: it waits in the pool
+   for more slots, or for its deadline.
 3. Then schedulers change as by any edit.
 
 More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told. So it
 is of a model's new length, and where the spec gives no number any more and the groups always have room for that length.
 
 Nothing is remembered: what a group has is read from its scheduler's template, what is promised and who needs more from
-the pool. Another model has a promise of its own, which its first group states. A request that no group there could run
-holds nothing up: it waits in the pool for more slots, or for its deadline.
+the pool. Another model has a promise of its own, which its first group states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.operator import names, troubles
 from orca.operator.model_change import known_generations
-from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, label_map, seconds
+from orca.operator.observed import Observed, PoolLook, condition_of, is_going, is_pod_ready, label_map, seconds
 from orca.operator.render import group
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json
@@ -65,18 +65,18 @@ def look(
     schedulers = _schedulers(observed, outputs)
     larger = _that_hold_more(deployment, observed, schedulers, wanted, now_s)
     if pool.problem is not None:
-        return SlotsChange(held=larger)
+        return SlotsChange(held=frozenset(larger))
     if _is_another_in_force(observed, outputs):
         # The wanted model was in force before. Which of its requests need more is not known; they end by drainSeconds.
         left = pool.replaced_unfinished if larger else 0
-        return SlotsChange(held=larger if left else frozenset(), waits_for=left)
+        return SlotsChange(held=frozenset(larger) if left else frozenset(), waits_for=left)
     promised = pool.promised_slots or 0
     is_lowered = promised > wanted
     has_more = 0 < promised < wanted and _are_all_formed(deployment, groups, schedulers)
     offered = min(wanted, pool.offered_slots or 0) if has_more else 0
     return SlotsChange(
         promise=wanted if is_lowered else offered if offered > promised else None,
-        held=larger if pool.larger_requests or is_lowered else frozenset(),
+        held=frozenset(larger) if is_lowered else _that_can_hold(larger, pool),
         waits_for=pool.larger_requests,
         largest=pool.largest_request,
         is_open=asked is not None and has_more and pool.offered_slots is None,
@@ -91,21 +91,27 @@ def _schedulers(observed: Observed, outputs: Outputs) -> list[Json]:
 
 def _that_hold_more(
     deployment: Deployment, observed: Observed, schedulers: Sequence[Json], wanted: int, now_s: float
-) -> frozenset[str]:
-    """Groups with more slots than wanted that serve, or may do so before long."""
+) -> Mapping[str, int]:
+    """Groups with more slots than wanted that serve, or may do so before long, and the slots of each."""
     if deployment.spec.wanted_groups == 0:
-        return frozenset()
-    return frozenset(
-        label_map(each)[names.GROUP_LABEL]
+        return {}
+    return {
+        label_map(each)[names.GROUP_LABEL]: _slots(each)
         for each in schedulers
-        if _holds_more(each, wanted) and _may_serve(deployment, observed, each, now_s)
-    )
+        if _slots(each) > wanted and _may_serve(deployment, observed, each, now_s)
+    }
 
 
-def _holds_more(scheduler: Json, wanted: int) -> bool:
-    """One that takes what its memory gives may."""
+def _slots(scheduler: Json) -> int:
+    """That its group has at most: of one that takes what its memory gives nobody knows."""
     chosen = group.slots(scheduler)
-    return _in_blocks(ANY_NUMBER if chosen is None else chosen) > wanted
+    return _in_blocks(ANY_NUMBER if chosen is None else chosen)
+
+
+def _that_can_hold(larger: Mapping[str, int], pool: PoolLook) -> frozenset[str]:
+    """Those of the groups with which a larger request fits."""
+    fits = pool.larger_requests > 0
+    return frozenset(name for name, slots in larger.items() if fits and slots >= pool.smallest_larger_request)
 
 
 def _may_serve(deployment: Deployment, observed: Observed, scheduler: Json, now_s: float) -> bool:

@@ -37,4 +37,5 @@ class LargerRequests:
 
     promised_slots: int | None  # None until a group formed
     unfinished: int  # of them, queued or owned
-    largest: int  # `max_total_tokens` of the largest of them, 0 when there is none
+    smallest: int  # `max_total_tokens` of the smallest of them, 0 when there is none
+    largest: int  # and of the largest

@@ -283,7 +283,10 @@ class MemoryPool(MemoryScheduler, Pool):
         needs = [record.request.max_total_tokens for record in self._unfinished(revision)]
         larger = [need for need in needs if need > slots]
         return LargerRequests(
-            promised_slots=self.promises.get(revision), unfinished=len(larger), largest=max(larger, default=0)
+            promised_slots=self.promises.get(revision),
+            unfinished=len(larger),
+            smallest=min(larger, default=0),
+            largest=max(larger, default=0),
         )
 
     def _unfinished(self, revision: str) -> list[Record]:

@@ -340,9 +340,12 @@ class RedisPool(Pool):
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
         # Groups that can hold them go when there are none: a lowered promise must not be forgotten after that.
         words = await self._link.run("larger_requests", revision, slots, survives=Fault.FAIL_OVER)
-        promise, unfinished, largest = words
+        promise, unfinished, smallest, largest = words
         return LargerRequests(
-            promised_slots=int(promise) if promise else None, unfinished=int(unfinished), largest=int(largest)
+            promised_slots=int(promise) if promise else None,
+            unfinished=int(unfinished),
+            smallest=int(smallest),
+            largest=int(largest),
         )
 
     async def stats(self) -> PoolStats:
