@@ -66,13 +66,16 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
     assert (await look(wanted, login)).promised_slots == 48
 
 
-def test_a_pool_that_cannot_be_told_is_no_disaster(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 48})
     login = secret(url="redis://127.0.0.1:1/0")
     with pytest.raises(OrcaError):
         set_promise(wanted, login, "r1", 48, within_s=LIMIT_S)
     observed = Observed(pool_secret=login, pool=PoolLook(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
-    with paper_api() as (_, cluster):
+    with paper_api() as (paper, cluster):
         assert reconcile(cluster, RELEASE, wanted, observed, {}, Refusals(time.monotonic))
     assert "the pool was not told" in caplog.text
+    assert [path.rpartition("/")[2] for method, path, _ in paper.said if method == "PATCH"] == ["status"]

@@ -1,5 +1,6 @@
 """An edit of kvSlots takes effect, and no request that was accepted is left without a group that can run it."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -251,6 +252,25 @@ def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> No
     shop.cluster.now_s = BORN_S + shop.cluster.deployment.spec.startup_seconds
     shop.look()
     assert shop.slots() == [4096]
+    shop.cluster.now_s += 1
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_the_time_in_which_there_was_no_pool_is_no_time_in_which_a_group_could_have_come_up() -> None:
+    shop = begun(1024, 3000)
+    shop.look()
+    shop.restart()
+    shop.pool_problem = "no answer"
+    shop.cluster.now_s = BORN_S + 2 * shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.pool_problem = None
+    [condition] = shop.cluster.objects["Pod", "shop-pool-0"]["status"]["conditions"]
+    condition["lastTransitionTime"] = datetime.fromtimestamp(shop.cluster.now_s, UTC).isoformat()
+    shop.cluster.now_s += shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert (shop.slots(), shop.lost) == ([4096], 0)
     shop.cluster.now_s += 1
     shop.look()
     assert shop.slots() == [1024]

@@ -99,7 +99,11 @@ def _keys_problem(cluster: Cluster, deployment: Deployment) -> str | None:
 def _carry_out(
     cluster: Cluster, deployment: Deployment, observed: Observed, decided: Plan, refusals: Refusals
 ) -> list[Refusal]:
-    """Returns: what the API server refuses, now or not long ago."""
+    """A pool that is not told of its promise is told with the next look, and until then all stays as it is: what comes
+    behind a promise relies on it.
+
+    Returns: what the API server refuses, now or not long ago.
+    """
     refusals.begin(deployment, decided.actions)
     refused = []
     for action in decided.actions:
@@ -114,6 +118,9 @@ def _carry_out(
                 log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
                 refusal = Refusal(action, str(error))
                 refusals.note(deployment, refusal)
+            except OrcaError as error:
+                log.warning("the pool was not told: %s", error, extra={"resource": deployment.name})
+                break
         refused.append(refusal)
     return refused
 
@@ -147,12 +154,9 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
 
 
 def _tell_pool(cluster: Cluster, deployment: Deployment, observed: Observed, action: Promise) -> None:
-    """A pool that does not answer is told again with the next look; until then all stays as it is."""
-    try:
-        secret, within_s = observed.pool_secret, cluster.write_s
-        pool_look.set_promise(deployment, secret, action.revision, action.slots, within_s=within_s)
-    except OrcaError as error:
-        log.warning("the pool was not told: %s", error, extra={"resource": deployment.name})
+    """Raises: OrcaError."""
+    secret, within_s = observed.pool_secret, cluster.write_s
+    pool_look.set_promise(deployment, secret, action.revision, action.slots, within_s=within_s)
 
 
 def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json, now: str) -> None:

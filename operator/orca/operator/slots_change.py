@@ -14,14 +14,25 @@ Nothing is remembered: what a group has is read from its scheduler's template, w
 the pool. Another model has a promise of its own, which its first group states.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.operator import names, troubles
 from orca.operator.model_change import known_generations
-from orca.operator.observed import Observed, PoolLook, condition_of, is_going, is_pod_ready, label_map, seconds
+from orca.operator.observed import (
+    Observed,
+    PoolLook,
+    condition_of,
+    is_going,
+    is_pod_ready,
+    label_map,
+    seconds,
+    since,
+)
 from orca.operator.render import group
+from orca.operator.render import pool as render_pool
 from orca.operator.render.group import Outputs
 from orca.operator.resource import Deployment, Json
 from orca.operator.rollout import Group
@@ -92,13 +103,17 @@ def _schedulers(observed: Observed, outputs: Outputs) -> list[Json]:
 def _that_hold_more(
     deployment: Deployment, observed: Observed, schedulers: Sequence[Json], wanted: int, now_s: float
 ) -> Mapping[str, int]:
-    """Groups with more slots than wanted that serve, or may do so before long, and the slots of each."""
+    """Groups with more slots than wanted that serve, or may do so before long, and the slots of each.
+
+    While the pool does not answer, no group forms, and how long one has not served tells nothing.
+    """
     if deployment.spec.wanted_groups == 0:
         return {}
     return {
         label_map(each)[names.GROUP_LABEL]: _slots(each)
         for each in schedulers
-        if _slots(each) > wanted and _may_serve(deployment, observed, each, now_s)
+        if _slots(each) > wanted
+        and (observed.pool.problem is not None or _may_serve(deployment, observed, each, now_s))
     }
 
 
@@ -119,15 +134,26 @@ def _may_serve(deployment: Deployment, observed: Observed, scheduler: Json, now_
     if not scheduler["spec"]["replicas"]:
         return False
     pods = observed.pods(group.SCHEDULER, group=label_map(scheduler)[names.GROUP_LABEL])
-    return not pods or any(_comes_up(pod, now_s - deployment.spec.startup_seconds) for pod in pods)
+    pool_since_s, late_s = _pool_since_s(deployment, observed), now_s - deployment.spec.startup_seconds
+    return not pods or any(_comes_up(pod, pool_since_s, late_s) for pod in pods)
 
 
-def _comes_up(pod: Json, since_s: float) -> bool:
+def _pool_since_s(deployment: Deployment, observed: Observed) -> float:
+    """Since when there is a pool with which a group can form. Of an external one nobody knows."""
+    if deployment.spec.pool.external is not None:
+        return -math.inf
+    ready = (since(pod, "Ready") for pod in observed.pods(render_pool.ROLE) if is_pod_ready(pod))
+    return max((seconds(at) for at in ready if at is not None), default=math.inf)
+
+
+def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
+    """Args: late_s: what could have formed since before that has had the time of a start."""
     if is_pod_ready(pod) or is_going(pod):
         return True
     trouble = troubles.of_pod(pod)
     told = condition_of(pod, "Ready").get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
-    return seconds(told) >= since_s and (trouble is None or trouble.reason != troubles.BAD_CONFIGURATION)
+    is_in_time = max(seconds(told), pool_since_s) >= late_s
+    return is_in_time and (trouble is None or trouble.reason != troubles.BAD_CONFIGURATION)
 
 
 def _is_another_in_force(observed: Observed, outputs: Outputs) -> bool:
