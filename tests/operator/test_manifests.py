@@ -8,6 +8,8 @@ from deployments import deployment
 
 from orca.operator.render.pods import merged
 from orca.operator.resource import Json
+from orca.operator.slots_change import asked_slots
+from orca.scheduler.settings import parse_settings
 
 ON_HUB = {"uri": "hf://org/model"}
 
@@ -85,6 +87,15 @@ def test_a_scheduler_knows_all_its_stages_by_name() -> None:
     first, second = flags(pod)["stages"].split(",")
     assert first.endswith(".ns.svc:7000")
     assert second == first.replace("-0.", "-1.", 1)
+
+
+def test_no_variable_gives_a_group_other_blocks_than_those_in_which_its_slots_are_promised() -> None:
+    variables = {"ORCA_SCHEDULER_BLOCK_TOKENS": "32", "ORCA_SCHEDULER_POOL": "redis://a.example:6379/0"}
+    [container] = pods(scheduler={"kvSlots": 1008})["scheduler"]["containers"]
+    settings = parse_settings(container["args"][1:], variables)
+    asked = asked_slots(deployment(scheduler={"kvSlots": 1008}))
+    assert settings.slots is not None
+    assert settings.slots // settings.block_tokens * settings.block_tokens == asked == 1008
 
 
 def test_a_stage_learns_its_place_from_its_own_pod() -> None:

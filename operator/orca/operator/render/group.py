@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.operator import names
 from orca.operator.pauses import Pause
 from orca.operator.render import certificates, model, pool
@@ -213,6 +214,8 @@ def _scheduler_pod(
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         "slots": chosen.kv_slots,
+        # As a flag, so that no variable gives a group other blocks than those in which its slots are promised.
+        "block_tokens": DEFAULT_BLOCK_TOKENS,
         **certificates.settings(deployment),
         "log_format": "json",
     }
