@@ -13,8 +13,9 @@ from paper_api import paper_api
 from pool_hand import PoolHand
 
 from orca.core.errors import OrcaError
+from orca.operator.actions import Promise
 from orca.operator.observed import Observed, PoolLook
-from orca.operator.pool_look import look, set_promise
+from orca.operator.pool_look import StatedElsewhere, look, set_promise
 from orca.operator.reconcile import reconcile
 from orca.operator.refusals import Refusals
 from orca.operator.resource import Json
@@ -25,6 +26,10 @@ EXTERNAL = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
 
 def secret(**texts: str) -> Json:
     return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
+
+
+def promise(slots: int, *, expected: int) -> Promise:
+    return Promise(revision="r1", slots=slots, expected=expected, reason="the spec says so")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +65,21 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
     found = await look(wanted, login)
     assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
     assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
-    with pytest.raises(OrcaError, match="within"):
-        await asyncio.to_thread(set_promise, wanted, login, "r1", 32, within_s=0.0)
-    await asyncio.to_thread(set_promise, wanted, login, "r1", 48, within_s=LIMIT_S)
+    await asyncio.to_thread(set_promise, wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
+    with pytest.raises(StatedElsewhere, match="64 slots were promised to a request, and it is 48 by now"):
+        await asyncio.to_thread(set_promise, wanted, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
     assert (await look(wanted, login)).promised_slots == 48
+
+
+async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
+    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    promised = await asyncio.to_thread(pool.form, "r1", 7, slots=64)
+    told = promise(32, expected=promised)
+    with pytest.raises(OrcaError, match="does not hold the Lease"):
+        await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 0.0)
+    with pytest.raises(OrcaError, match="no answer within"):
+        await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
+    assert (await look(EXTERNAL, login)).promised_slots == promised
 
 
 def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(
@@ -72,7 +88,7 @@ def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes
     wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 48})
     login = secret(url="redis://127.0.0.1:1/0")
     with pytest.raises(OrcaError):
-        set_promise(wanted, login, "r1", 48, within_s=LIMIT_S)
+        set_promise(wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     observed = Observed(pool_secret=login, pool=PoolLook(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
     with paper_api() as (paper, cluster):

@@ -310,7 +310,7 @@ class OlderEntersRun(MemoryPool):
 class LoweredPromisesAreForgotten(MemoryPool):
     """The door goes by what the first group stated."""
 
-    async def set_promise(self, revision: str, slots: int) -> int | None:
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         return slots if revision in self.promises else None
 
 
@@ -332,15 +332,28 @@ class HeartbeatsNeedNoSeat(MemoryPool):
 
 
 class LoweredPromisesEndWhatWasAccepted(MemoryPool):
-    async def set_promise(self, revision: str, slots: int) -> int | None:
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         for record in self._unfinished(revision):
             if record.request.max_total_tokens > slots:
                 self._end_now(record, FinishReason.ERROR)
-        return await super().set_promise(revision, slots)
+        return await super().set_promise(revision, slots, expected=expected)
+
+
+class LatePromisesArePutInForce(MemoryPool):
+    """Whatever somebody else has stated since the caller looked."""
+
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
+        seen = self.promises.get(revision)
+        return None if seen is None else await super().set_promise(revision, slots, expected=seen)
 
 
 POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
-PROMISE_RULES = [LoweredPromisesEndWhatWasAccepted, LoweredPromisesAreForgotten, LargerRequestsThatRunAreNotCounted]
+PROMISE_RULES = [
+    LoweredPromisesEndWhatWasAccepted,
+    LoweredPromisesAreForgotten,
+    LatePromisesArePutInForce,
+    LargerRequestsThatRunAreNotCounted,
+]
 REVISION_RULES = [RetiresAtOnce, RetiresNobody, OlderGenerationsWin, RevisionsShareAQueue]
 POOL_RULES = [
     ClaimsNotCompared,

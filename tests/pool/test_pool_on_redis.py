@@ -93,7 +93,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "attach": lambda bed, _s, _o: bed.pool.attach("a", "other"),
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
-    "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32),
+    "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {

@@ -21,7 +21,7 @@ async def test_a_promise_that_is_lowered_refuses_what_needs_more_and_ends_nothin
     scheduler, _ = await started(bed, "runs", max_new_tokens=LARGE)
     await bed.pool.promise_slots(REVISION, 64)
     await bed.pool.submit(submission("waits", max_new_tokens=LARGE))
-    assert await bed.pool.set_promise(REVISION, 32) == 32
+    assert await bed.pool.set_promise(REVISION, 32, expected=64) == 32
     with pytest.raises(NeverFits, match="64 slots, the engine has 32"):
         await bed.pool.submit(submission("refused", max_new_tokens=LARGE))
     await bed.pool.submit(submission("small", max_new_tokens=SMALL))
@@ -34,22 +34,31 @@ async def test_a_submit_that_was_accepted_before_is_answered_as_it_was(bed: Bed)
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 64)
     stored = await bed.pool.submit(submission("a", max_new_tokens=LARGE))
-    await bed.pool.set_promise(REVISION, 32)
+    await bed.pool.set_promise(REVISION, 32, expected=64)
     assert await bed.pool.submit(submission("a", max_new_tokens=LARGE)) == stored
 
 
 async def test_a_promise_that_is_raised_lets_longer_requests_in(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 32)
-    assert await bed.pool.set_promise(REVISION, 64) == 64
+    assert await bed.pool.set_promise(REVISION, 64, expected=32) == 64
     await bed.pool.submit(submission("a", max_new_tokens=LARGE))
     # Groups that form go by it too.
     assert await bed.pool.promise_slots(REVISION, 32) == 64
 
 
+async def test_a_promise_that_comes_after_another_one_changes_nothing(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.promise_slots(REVISION, 64)
+    assert await bed.pool.set_promise(REVISION, 32, expected=64) == 32
+    assert await bed.pool.set_promise(REVISION, 128, expected=64) == 32  # decided before, and sent after it
+    assert await bed.pool.set_promise(REVISION, 32, expected=64) == 32  # once more, for a lost answer
+    assert await promised(bed) == 32
+
+
 async def test_where_no_group_has_formed_there_is_no_promise_to_state_anew(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
-    assert await bed.pool.set_promise(REVISION, 32) is None
+    assert await bed.pool.set_promise(REVISION, 32, expected=64) is None
     assert await promised(bed) is None
     assert await bed.pool.promise_slots(REVISION, 64) == 64
 
@@ -60,7 +69,7 @@ async def test_larger_requests_are_those_that_wait_or_run_and_have_not_ended(bed
     await bed.pool.submit(submission("waits", n=2, max_new_tokens=LARGE + 5))
     await bed.pool.submit(submission("small", max_new_tokens=SMALL))
     await bed.pool.commit([entry(owned["over.0"], 0, 5, end=FinishReason.STOP)])
-    await bed.pool.set_promise(REVISION, 32)
+    await bed.pool.set_promise(REVISION, 32, expected=1000)
 
     async def larger(slots: int) -> LargerRequests:
         found: LargerRequests = await bed.pool.larger_requests(REVISION, slots)
@@ -112,7 +121,7 @@ async def test_a_promise_without_requests_of_a_model_that_was_replaced_binds_no_
 async def test_a_promise_stated_anew_outlives_a_restart_of_the_scheduler(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 64)
-    await bed.pool.set_promise(REVISION, 32)
+    await bed.pool.set_promise(REVISION, 32, expected=64)
     await Scheduler(bed).enter()
     assert await bed.pool.promise_slots(REVISION, 64) == 32
 

@@ -112,7 +112,7 @@ TOLD_ON: dict[str, Callable[[RedisPool, Claimed], Awaitable[object]]] = {
     "cancel": lambda pool, _: pool.cancel("b"),
     "set_revision": lambda pool, _: pool.set_revision(REVISION, 1),
     "promise_slots": lambda pool, _: pool.promise_slots(REVISION, 1000),
-    "set_promise": lambda pool, _: pool.set_promise(REVISION, 900),
+    "set_promise": lambda pool, _: pool.set_promise(REVISION, 900, expected=1000),
     "larger_requests": lambda pool, _: pool.larger_requests(REVISION, 900),
     "set_schema": lambda pool, _: pool.set_schema(2),
 }

@@ -55,6 +55,7 @@ class Promise:
 
     revision: str  # as the pool calls it
     slots: int
+    expected: int  # that was promised when the pool was looked at: nothing is told where it is another by now
     reason: str
 
 

@@ -247,7 +247,7 @@ def _promises(observed: Observed, slots: SlotsChange) -> Iterable[Promise]:
     if slots.promise is not None and revision is not None and promised is not None:
         has_fewer = slots.promise < promised
         reason = "the spec gives fewer slots to a group" if has_fewer else "all groups have more slots"
-        yield Promise(revision=revision, slots=slots.promise, reason=reason)
+        yield Promise(revision=revision, slots=slots.promise, expected=promised, reason=reason)
 
 
 def _applies(deployment: Deployment, observed: Observed, wanted: Iterable[Json]) -> Iterable[Apply]:

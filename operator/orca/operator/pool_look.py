@@ -5,11 +5,12 @@ import asyncio
 import base64
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from orca.core.errors import OrcaError, PoolUnavailable, SettingError
 from orca.operator import names
+from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook
 from orca.operator.render import pool
 from orca.operator.resource import Deployment, Json
@@ -26,6 +27,10 @@ class NoPool(OrcaError):
     """The Secret does not lead to a pool; the message says why."""
 
 
+class StatedElsewhere(OrcaError):
+    """The pool promises something else than it did when it was looked at."""
+
+
 async def look(deployment: Deployment, secret: Json | None) -> PoolLook:
     """Some questions on a connection of their own.
 
@@ -38,23 +43,31 @@ async def look(deployment: Deployment, secret: Json | None) -> PoolLook:
         return PoolLook(problem=str(error))
 
 
-def set_promise(deployment: Deployment, secret: Json | None, revision: str, slots: int, *, within_s: float) -> None:
+def set_promise(
+    deployment: Deployment, secret: Json | None, promise: Promise, *, within_s: Callable[[], float]
+) -> None:
     """For a thread without an event loop.
 
     Args:
         secret: as in `look`.
-        within_s: bound on all of it.
-    Raises: OrcaError; the pool may have been told all the same.
+        within_s: asked when all is ready to tell it: seconds that this may take; 0 when it must not be told.
+    Raises: OrcaError; but for StatedElsewhere the pool may have been told all the same.
     """
 
-    async def tell() -> None:
-        async with asyncio.timeout(within_s), _connected(deployment, secret) as pool:
-            await pool.set_promise(revision, slots)
+    async def tell() -> int | None:
+        async with _connected(deployment, secret) as pool:
+            bound_s = within_s()
+            if bound_s <= 0:
+                raise PoolUnavailable("not told, as this operator does not hold the Lease")
+            try:
+                async with asyncio.timeout(bound_s):
+                    return await pool.set_promise(promise.revision, promise.slots, expected=promise.expected)
+            except TimeoutError as error:
+                raise PoolUnavailable(f"no answer within {bound_s:.1f} s") from error
 
-    try:
-        asyncio.run(tell())
-    except TimeoutError as error:
-        raise PoolUnavailable(f"no answer within {within_s:.1f} s") from error
+    in_force = asyncio.run(tell())
+    if in_force != promise.slots:
+        raise StatedElsewhere(f"{promise.expected} slots were promised to a request, and it is {in_force} by now")
 
 
 @contextlib.asynccontextmanager

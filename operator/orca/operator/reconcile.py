@@ -126,6 +126,7 @@ def _carry_out(
 
 
 def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: Action) -> None:
+    """Raises: ApiError; OrcaError where the pool was not told."""
     where = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
         of = action.manifest
@@ -147,16 +148,10 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
     elif isinstance(action, Promise):
         log.info("promise", extra={"slots": action.slots, "revision": action.revision, **where})
-        _tell_pool(cluster, deployment, observed, action)
+        pool_look.set_promise(deployment, observed.pool_secret, action, within_s=lambda: cluster.write_s)
     else:
         log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
         cluster.delete(action.kind, deployment.namespace, action.name, action.uid, is_forced=action.is_forced)
-
-
-def _tell_pool(cluster: Cluster, deployment: Deployment, observed: Observed, action: Promise) -> None:
-    """Raises: OrcaError."""
-    secret, within_s = observed.pool_secret, cluster.write_s
-    pool_look.set_promise(deployment, secret, action.revision, action.slots, within_s=within_s)
 
 
 def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json, now: str) -> None:

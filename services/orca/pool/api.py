@@ -360,13 +360,14 @@ class Pool(Protocol):
         """
         ...
 
-    async def set_promise(self, revision: str, slots: int) -> int | None:
-        """State anew what a request of `revision` may need at most, where something was promised.
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
+        """State anew what a request of `revision` may need at most, where `expected` was promised and still is.
 
         Nothing ends and nothing moves: the door refuses from now on what needs more, and groups with fewer slots do
         not form. Who lowers it leaves the groups in place that can hold what was accepted before, until
         `larger_requests` finds nothing any more. Who raises it has groups that hold so much (`stats().offered_slots`).
-        Returns: the promise in force; None where no group has formed, which states the first one.
+        Returns: the promise in force: `slots`, or what somebody else has stated since; None where no group has formed,
+            which states the first one.
         """
         ...
 

@@ -271,12 +271,11 @@ class MemoryPool(MemoryScheduler, Pool):
             self.promises[revision] = min(slots, self.promises[revision])
         return self.promises[revision]
 
-    async def set_promise(self, revision: str, slots: int) -> int | None:
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         self._begin()
-        if revision not in self.promises:
-            return None
-        self.promises[revision] = slots
-        return slots
+        if self.promises.get(revision) == expected:
+            self.promises[revision] = slots
+        return self.promises.get(revision)
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
         self._begin()

@@ -333,8 +333,8 @@ class RedisPool(Pool):
     async def promise_slots(self, revision: str, slots: int) -> int:
         return int(await self._link.run("promise_slots", revision, slots, survives=Fault.KILL))
 
-    async def set_promise(self, revision: str, slots: int) -> int | None:
-        promise = await self._link.run("set_promise", revision, slots, survives=Fault.FAIL_OVER)
+    async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
+        promise = await self._link.run("set_promise", revision, slots, expected, survives=Fault.FAIL_OVER)
         return None if promise is None else int(promise)
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
