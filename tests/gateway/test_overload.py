@@ -37,6 +37,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
         "offered_slots": None,
         "groups": (),
         "groups_formed": (),
+        "groups_in_force": (),
         "schema": SCHEMA,
         "newer_records": 0,
     }

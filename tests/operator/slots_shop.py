@@ -26,6 +26,7 @@ class SlotsShop:
         self.length = length
         self.cluster = FakeCluster(deployment(**spec))
         self.generation = 0  # of the model in force
+        self.in_force: str | None = None  # digest of that model
         self.promised: int | None = None
         self.needs: list[int] = []  # of the requests that have not ended, in slots
         self.lost = 0  # requests that no group would run any more, counted at each look
@@ -54,6 +55,10 @@ class SlotsShop:
         is_lasting = self.length is not None or all(group.slots(each) is not None for each in self.schedulers())
         return min([*slots, self.length or MEMORY]) if slots and is_lasting else None
 
+    def _groups_in_force(self) -> tuple[str, ...]:
+        living = [each["metadata"]["labels"] for each in self.schedulers() if self._pod(each) is not None]
+        return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] == self.in_force)
+
     def look(self) -> Plan:
         asked = asked_slots(self.cluster.deployment)
         larger = [need for need in self.needs if asked is not None and need > asked]
@@ -62,6 +67,7 @@ class SlotsShop:
             revision=None if self.promised is None else "r1",
             generation=self.generation or None,
             promised_slots=self.promised,
+            groups_in_force=self._groups_in_force(),
             offered_slots=self._offered(),
             larger_requests=len(larger),
             smallest_larger_request=min(larger, default=0),
@@ -107,6 +113,7 @@ class SlotsShop:
                 if self.promised is None:
                     self.promised = _slots({"spec": {"template": pod}})
                 self.generation = max(self.generation, int(each["metadata"]["labels"][names.GENERATION_LABEL]))
+                self.in_force = each["metadata"]["labels"][names.MODEL_LABEL]
                 pod["status"]["conditions"][0]["status"] = "True"
                 counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), 1)
                 each["status"] = {"observedGeneration": each["metadata"]["generation"], **counts}

@@ -283,3 +283,31 @@ def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
         assert promises(shop.look()) == []
         assert 4096 in shop.slots()
     assert sorted(shop.slots()) == [1024, 4096]
+
+
+OTHER = {"model": {"uri": "file:///other"}}
+
+
+def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones_slots() -> None:
+    shop = SlotsShop(**given(4096))
+    for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024, **OTHER)):
+        shop.change(**spec)
+        shop.cluster.now_s += 10
+        for _ in range(3):
+            assert promises(shop.look()) == []
+            shop.form()
+    assert (shop.promised, shop.slots()) == (4096, [1024])
+
+
+def test_a_model_that_came_back_without_its_groups_is_told_of_its_slots_when_one_of_them_lives() -> None:
+    shop = SlotsShop(**given(4096))
+    for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024)):
+        shop.change(**spec)
+        shop.cluster.now_s += 10
+        for _ in range(3):
+            assert promises(shop.look()) == []
+    shop.form()
+    assert shop.formed() == []  # less than what is promised
+    assert promises(shop.look()) == [1024]
+    shop.form()
+    assert shop.formed() == [1024]

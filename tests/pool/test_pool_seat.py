@@ -110,6 +110,18 @@ async def test_leaving_gives_back_frees_the_seat_and_closes_the_process(bed: Bed
     assert await Scheduler(bed, "p2").enter() == 2
 
 
+async def test_a_group_of_the_current_revision_counts_as_such_before_it_is_formed(bed: Bed) -> None:
+    scheduler = Scheduler(bed)
+    await scheduler.enter()
+    await bed.pool.set_revision("r0", 1)
+    assert (await bed.pool.stats()).groups_in_force == ()
+    await bed.pool.promise_slots(REVISION, 64)
+    await bed.pool.set_revision(REVISION, 2)
+    assert (await bed.pool.stats()).groups_in_force == (scheduler.caller.group,)
+    await bed.pass_awake(SETTINGS.seat_lease_ms)
+    assert (await bed.pool.stats()).groups_in_force == ()
+
+
 async def test_a_group_counts_as_formed_while_the_holder_of_its_living_seat_says_so(bed: Bed) -> None:
     scheduler = Scheduler(bed)
     group = scheduler.caller.group

@@ -22,6 +22,7 @@ class PoolLook:
     replaced_unfinished: int = 0  # requests of theirs that wait or run
     revision: str | None = None  # of the model in force, as the pool calls it
     promised_slots: int | None = None  # to one request of it; None until a group formed
+    groups_in_force: tuple[str, ...] = ()  # of the model in force, whose schedulers live, formed or not
     offered_slots: int | None = None  # to one request by each formed group; None where one does not say
     larger_requests: int = 0  # of the model in force that need more than scheduler.kvSlots and have not ended
     smallest_larger_request: int = 0  # slots that the smallest of them needs

@@ -63,7 +63,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     fetch = model_fetch.look(deployment, observed, images.fetch, now_s)
     is_pool_known = deployment.spec.pool.external is None or observed.pool_secret is not None
     can_start = fetch.is_there and is_pool_known
-    slots = slots_change.look(deployment, observed, groups, outputs, now_s)
+    slots = slots_change.look(deployment, observed, groups, outputs, now_s, knows_others=bool(change.others))
     if change.is_telling or not can_start or slots.held:
         next_step = _only_to_none(deployment, next_step)
 

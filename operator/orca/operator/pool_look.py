@@ -119,6 +119,7 @@ async def _ask(pool: Pool, slots: int | None) -> PoolLook:
         replaced_unfinished=stats.replaced_unfinished,
         revision=stats.revision,
         promised_slots=larger.promised_slots,
+        groups_in_force=stats.groups_in_force,
         offered_slots=stats.offered_slots,
         larger_requests=larger.unfinished,
         smallest_larger_request=larger.smallest,

@@ -64,12 +64,19 @@ def _in_blocks(slots: int) -> int:
 
 
 def look(
-    deployment: Deployment, observed: Observed, groups: Sequence[Group], outputs: Outputs, now_s: float
+    deployment: Deployment,
+    observed: Observed,
+    groups: Sequence[Group],
+    outputs: Outputs,
+    now_s: float,
+    *,
+    knows_others: bool,
 ) -> SlotsChange:
     """
     Args:
         outputs: the wanted ones.
         now_s: seconds since 1970.
+        knows_others: whether somebody may still ask for answers of another model.
     """
     asked, pool = asked_slots(deployment), observed.pool
     wanted = ANY_NUMBER if asked is None else asked
@@ -77,7 +84,7 @@ def look(
     larger = _that_hold_more(deployment, observed, schedulers, wanted, now_s)
     if pool.problem is not None:
         return SlotsChange(held=frozenset(larger))
-    if _is_another_in_force(observed, outputs):
+    if _is_another_in_force(observed, schedulers, outputs, knows_others=knows_others):
         # The wanted model was in force before. Which of its requests need more is not known; they end by drainSeconds.
         left = pool.replaced_unfinished if larger else 0
         return SlotsChange(held=frozenset(larger) if left else frozenset(), waits_for=left)
@@ -156,10 +163,21 @@ def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
     return is_in_time and (trouble is None or trouble.reason != troubles.BAD_CONFIGURATION)
 
 
-def _is_another_in_force(observed: Observed, outputs: Outputs) -> bool:
-    """Whether the pool accepts for another model than the wanted one, of which there are groups."""
-    generations = known_generations(observed).items()
-    return any(digest != outputs.digest and each == observed.pool.generation for digest, each in generations)
+def _is_another_in_force(
+    observed: Observed, schedulers: Sequence[Json], outputs: Outputs, *, knows_others: bool
+) -> bool:
+    """Whether the pool accepts for another model than the wanted one.
+
+    The wanted one may be in force under a generation that no StatefulSet bears any more, as after a time without
+    groups: a group of it tells, also one that cannot form before the promise is another.
+    """
+    pool, others = observed.pool, dict(known_generations(observed))
+    if pool.generation in (None, outputs.generation, others.pop(outputs.digest, None)):
+        return False
+    if pool.generation in others.values():
+        return True
+    wanted = {label_map(each)[names.GROUP_LABEL] for each in schedulers}
+    return knows_others and wanted.isdisjoint(pool.groups_in_force)
 
 
 def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Sequence[Json]) -> bool:

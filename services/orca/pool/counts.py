@@ -27,6 +27,7 @@ class PoolStats:
     offered_slots: int | None
     groups: tuple[str, ...]  # groups with a living seat
     groups_formed: tuple[str, ...]  # those of them whose holder says that they serve
+    groups_in_force: tuple[str, ...]  # those of `groups` that are of the current revision, formed or not
     schema: int  # number in force
     newer_records: int  # requests whose records are of a newer one: a rollback waits until none is left
 

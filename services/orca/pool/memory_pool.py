@@ -298,7 +298,8 @@ class MemoryPool(MemoryScheduler, Pool):
         heads = [self.records[queue[0][1]].request for queue in self.queues.values() if queue]
         replaced = [record for record in self.records.values() if record.request.revision != self.revision]
         owned = sum(map(len, self.own.values()))
-        formed = [group for group in self.leases if self._is_living(group) and self.seats[group].is_formed]
+        groups = [group for group in self.leases if self._is_living(group)]
+        formed = [group for group in groups if self.seats[group].is_formed]
         return PoolStats(
             queued=len(waiting),
             owned=owned,
@@ -316,8 +317,9 @@ class MemoryPool(MemoryScheduler, Pool):
             replaced_unfinished=sum(record.state is not RequestState.ENDED for record in replaced),
             promised_slots=None if self.revision is None else self.promises.get(self.revision),
             offered_slots=self._offered_slots(formed),
-            groups=tuple(group for group in self.leases if self._is_living(group)),
+            groups=tuple(groups),
             groups_formed=tuple(formed),
+            groups_in_force=tuple(group for group in groups if self.seats[group].revision == self.revision),
             schema=self.schema,
             newer_records=sum(record.schema > self.schema for record in self.records.values()),
         )

@@ -349,7 +349,8 @@ class RedisPool(Pool):
         )
 
     async def stats(self) -> PoolStats:
-        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered = await self._link.run("stats")
+        answer = await self._link.run("stats")
+        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered, in_force = answer
         meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         return PoolStats(
             queued=int(meta.get("queued", 0)),
@@ -370,6 +371,7 @@ class RedisPool(Pool):
             offered_slots=int(offered) if offered else None,
             groups=tuple(sorted(group.decode() for group in groups)),
             groups_formed=tuple(sorted(group.decode() for group in formed)),
+            groups_in_force=tuple(sorted(group.decode() for group in in_force)),
             schema=int(meta["schema"]),
             newer_records=replies.newer_records(meta),
         )

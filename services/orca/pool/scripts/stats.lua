@@ -1,7 +1,8 @@
 -- stats: counts for metrics, status and admission. Writes the clock only.
 -- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those formed,
 --         revisions that were replaced and may have records, requests of those that have not ended, least slots that a
---         formed group of the current revision has for one request, or ''}.
+--         formed group of the current revision has for one request, or '', groups of the current revision with a living
+--         seat}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
@@ -27,11 +28,12 @@ for _, name in ipairs(revisions) do
   local submitted = head and tonumber(call('HGET', req_key(head), 'submitted_ms'))
   if submitted and submitted < (oldest or math.huge) then oldest = submitted end
 end
-local groups, formed = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}
+local groups, formed, in_force = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}, {}
 local offered, is_told = math.huge, true
 for _, group in ipairs(groups) do
   -- A holder of the release before says nothing, and most of its time it serves.
   local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'offer')
+  if seat[3] == revision then in_force[#in_force + 1] = group end
   if seat[1] ~= seat[2] then
     formed[#formed + 1] = group
     if seat[3] == revision then
@@ -42,4 +44,4 @@ for _, group in ipairs(groups) do
   end
 end
 if not is_told or offered == math.huge then offered = '' end
-return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered }
+return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered, in_force }
