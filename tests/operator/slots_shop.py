@@ -11,7 +11,7 @@ from orca.operator.observed import PoolLook, is_pod_ready
 from orca.operator.plan import Plan
 from orca.operator.render import group
 from orca.operator.resource import Json
-from orca.operator.slots_change import asked_slots
+from orca.operator.slots_change import asked_slots, slots_that_some_exceed
 
 MEMORY = 4096
 """Slots of a group that takes all that it has."""
@@ -60,7 +60,7 @@ class SlotsShop:
         return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] == self.in_force)
 
     def look(self) -> Plan:
-        asked = asked_slots(self.cluster.deployment)
+        asked = slots_that_some_exceed(self.cluster.deployment, self.cluster.observed)
         larger = [need for need in self.needs if asked is not None and need > asked]
         self.cluster.pool = PoolLook(
             problem=self.pool_problem,

@@ -43,7 +43,7 @@ def promise(slots: int, *, expected: int) -> Promise:
     ],
 )
 async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
-    found = (await look(EXTERNAL, of)).problem
+    found = (await look(EXTERNAL, of, None)).problem
     assert found is not None
     assert problem in found
     assert "word@" not in found
@@ -53,7 +53,6 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:
     pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
-    wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 50})
 
     def begin() -> None:
         pool.form("r1", 7, slots=64)
@@ -61,14 +60,14 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
         pool.submit("large", "r1", need=60)
 
     await asyncio.to_thread(begin)
-    assert (await look(EXTERNAL, login)).larger_requests == 0
-    found = await look(wanted, login)
+    assert (await look(EXTERNAL, login, None)).larger_requests == 0
+    found = await look(EXTERNAL, login, 50)
     assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
     assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
-    await asyncio.to_thread(set_promise, wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
+    await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     with pytest.raises(StatedElsewhere, match="64 slots were promised to a request, and it is 48 by now"):
-        await asyncio.to_thread(set_promise, wanted, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
-    assert (await look(wanted, login)).promised_slots == 48
+        await asyncio.to_thread(set_promise, EXTERNAL, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
+    assert (await look(EXTERNAL, login, 50)).promised_slots == 48
 
 
 async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 0.0)
     with pytest.raises(OrcaError, match="no answer within"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
-    assert (await look(EXTERNAL, login)).promised_slots == promised
+    assert (await look(EXTERNAL, login, None)).promised_slots == promised
 
 
 def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(

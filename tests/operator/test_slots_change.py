@@ -11,7 +11,7 @@ from slots_shop import MEMORY, SlotsShop
 from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook
 from orca.operator.plan import Plan
-from orca.operator.slots_change import SlotsChange
+from orca.operator.slots_change import SlotsChange, slots_that_some_exceed
 from orca.operator.status import status
 
 
@@ -97,9 +97,27 @@ def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
     assert (3000 in shop.needs, shop.formed()) == (True, [2048])
     shop.change(**given(1024, replicas=3))
     shop.settle()
-    shop.needs = [3000]
-    said = "3 groups are formed; 1 requests need up to 3000 slots and wait for more"
-    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", said)
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "3 groups are formed")
+
+
+def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
+    shop = SlotsShop(**given(1024, replicas=2))
+
+    def asked() -> int | None:
+        return slots_that_some_exceed(shop.cluster.deployment, shop.cluster.observed)
+
+    assert asked() is None
+    shop.change(**given(2048, replicas=2))
+    assert asked() is None
+    shop.change(**given(1000, replicas=2))
+    assert asked() == 992
+    shop.settle()
+    assert asked() is None
+    shop.change(**given(None))
+    shop.settle()
+    assert asked() is None
+    shop.change(**given(1024))
+    assert asked() == 1024
 
 
 def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
@@ -241,8 +259,7 @@ def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_f
     while shop.formed() != [2048]:
         shop.restart()
         shop.form()
-    said = "1 groups are formed; 1 requests need up to 3000 slots and wait for more"
-    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", said)
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "1 groups are formed")
 
 
 def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> None:

@@ -24,7 +24,8 @@ class PoolLook:
     promised_slots: int | None = None  # to one request of it; None until a group formed
     groups_in_force: tuple[str, ...] = ()  # of the model in force, whose schedulers live, formed or not
     offered_slots: int | None = None  # to one request by each formed group; None where one does not say
-    larger_requests: int = 0  # of the model in force that need more than scheduler.kvSlots and have not ended
+    # Of the model in force that need more than scheduler.kvSlots and have not ended; 0 also where that was not asked.
+    larger_requests: int = 0
     smallest_larger_request: int = 0  # slots that the smallest of them needs
     largest_request: int = 0  # and the largest
     problem: str | None = None  # None when it answered

@@ -14,7 +14,6 @@ from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook
 from orca.operator.render import pool
 from orca.operator.resource import Deployment, Json
-from orca.operator.slots_change import asked_slots
 from orca.pool.api import Pool
 from orca.pool.counts import LargerRequests
 from orca.pool.redis_pool import RedisPool
@@ -31,14 +30,16 @@ class StatedElsewhere(OrcaError):
     """The pool promises something else than it did when it was looked at."""
 
 
-async def look(deployment: Deployment, secret: Json | None) -> PoolLook:
+async def look(deployment: Deployment, secret: Json | None, larger_than: int | None) -> PoolLook:
     """Some questions on a connection of their own.
 
-    Args: secret: as the API server gives it; None when there is none.
+    Args:
+        secret: as the API server gives it; None when there is none.
+        larger_than: slots; which requests need more is asked. That looks at each of them; None does not ask.
     """
     try:
         async with _connected(deployment, secret) as pool:
-            return await _ask(pool, asked_slots(deployment))
+            return await _ask(pool, larger_than)
     except OrcaError as error:
         return PoolLook(problem=str(error))
 
@@ -104,12 +105,12 @@ async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterat
             await found.close()
 
 
-async def _ask(pool: Pool, slots: int | None) -> PoolLook:
-    """Args: slots: that one request has by the spec at most; None where it does not say. Raises: OrcaError."""
+async def _ask(pool: Pool, larger_than: int | None) -> PoolLook:
+    """Raises: OrcaError."""
     stats = await pool.stats()
     larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, smallest=0, largest=0)
-    if slots is not None and stats.revision is not None:
-        larger = await pool.larger_requests(stats.revision, slots)
+    if larger_than is not None and stats.revision is not None:
+        larger = await pool.larger_requests(stats.revision, larger_than)
     return PoolLook(
         queued=stats.queued,
         running=stats.owned,

@@ -29,6 +29,7 @@ from orca.operator.reconcile import SOON_S, lost_nodes, observe, reconcile, refu
 from orca.operator.refusals import Refusals
 from orca.operator.resource import BadSpec, read
 from orca.operator.settings import Settings, parse_settings
+from orca.operator.slots_change import slots_that_some_exceed
 from orca.operator.work_queue import WorkQueue
 
 log = logging.getLogger("orca.operator")
@@ -219,7 +220,8 @@ class Operator:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        observed = replace(observed, pool=await look(deployment, observed.pool_secret))
+        larger_than = slots_that_some_exceed(deployment, observed)
+        observed = replace(observed, pool=await look(deployment, observed.pool_secret, larger_than))
         before = body.get("status", {})
         is_moving = await asyncio.to_thread(
             reconcile, self._cluster, self._settings.release, deployment, observed, before, self._refusals

@@ -4,7 +4,7 @@ Fewer slots:
 1. The pool's door is told first, and refuses from then on what needs more.
 2. While a request that was accepted before needs more, the groups that can hold it stay as they are: their schedulers
    are not changed, and no group comes or goes. One that none of them could hold holds nothing up: it waits in the pool
-   for more slots, or for its deadline.
+   for more slots, or for its deadline. It is not counted either, since the pool would look at each request for that.
 3. Then schedulers change as by any edit.
 
 More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told. So it
@@ -56,6 +56,14 @@ def asked_slots(deployment: Deployment) -> int | None:
     """That the spec gives to one request at most. None where it leaves that to the groups' memory."""
     chosen = deployment.spec.scheduler.kv_slots
     return None if chosen is None else _in_blocks(chosen)
+
+
+def slots_that_some_exceed(deployment: Deployment, observed: Observed) -> int | None:
+    """What the spec gives to one request, where some group has more. None where which requests need more decides
+    nothing."""
+    asked = asked_slots(deployment)
+    schedulers = (each for each in observed.of_kind("StatefulSet") if names.MODEL_LABEL in label_map(each))
+    return asked if asked is not None and any(_slots(each) > asked for each in schedulers) else None
 
 
 def _in_blocks(slots: int) -> int:

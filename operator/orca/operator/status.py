@@ -226,9 +226,7 @@ def _schedulers(
         return _missing(
             observed, name, pods, "SchedulersChanging", f"{len(changed)} of {desired} schedulers are as wanted"
         )
-    left = plan.slots.waits_for
-    too_large = f"; {left} requests need up to {plan.slots.largest} slots and wait for more" if left else ""
-    return Condition(name, True, "Formed", f"{len(formed)} groups are formed{too_large}")
+    return Condition(name, True, "Formed", f"{len(formed)} groups are formed")
 
 
 def _why_groups_stay(deployment: Deployment, observed: Observed, plan: Plan) -> str:
