@@ -93,4 +93,7 @@ def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes
     with paper_api() as (paper, cluster):
         assert reconcile(cluster, RELEASE, wanted, observed, {}, Refusals(time.monotonic))
     assert "the pool was not told" in caplog.text
+    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "PoolReady"]
+    assert (told["status"], told["reason"]) == ("False", "PoolNotTold")
+    assert "127.0.0.1" in told["message"]
     assert [path.rpartition("/")[2] for method, path, _ in paper.said if method == "PATCH"] == ["status"]

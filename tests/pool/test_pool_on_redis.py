@@ -93,7 +93,6 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "attach": lambda bed, _s, _o: bed.pool.attach("a", "other"),
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
-    "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
@@ -106,6 +105,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
+    "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),
 }
 
@@ -130,6 +130,13 @@ async def test_what_frees_or_keeps_memory_goes_on_when_it_is_full(own_bed: Redis
     await own_bed.redis.config_set("maxmemory", 1)
     await FREEING[transition](own_bed, scheduler, owned)
     await own_bed.recount()
+
+
+async def test_a_full_memory_takes_another_promise(own_bed: RedisBed) -> None:
+    await started(own_bed, "a")
+    await own_bed.pool.promise_slots(REVISION, 64)
+    await own_bed.redis.config_set("maxmemory", 1)
+    assert await own_bed.pool.set_promise(REVISION, 32, expected=64) == 32
 
 
 async def test_a_full_memory_drains_by_retention(own_bed: RedisBed) -> None:

@@ -74,7 +74,7 @@ def reconcile(
     written = status.status(deployment, observed, decided, before, now, refused)
     _write_status(cluster, deployment.namespace, deployment.name, before, written)
     _tell(cluster, deployment, before, written, now)
-    is_acting = len(refused) < len(decided.actions)
+    is_acting = len(refused) < len(decided.actions) or any(each.is_of_pool for each in refused)
     return is_acting or decided.slots.is_open or status.is_on_the_way(written)
 
 
@@ -102,7 +102,7 @@ def _carry_out(
     """A pool that is not told of its promise is told with the next look, and until then all stays as it is: what comes
     behind a promise relies on it.
 
-    Returns: what the API server refuses, now or not long ago.
+    Returns: what the API server refuses, now or not long ago, or the pool was not told.
     """
     refusals.begin(deployment, decided.actions)
     refused = []
@@ -120,7 +120,7 @@ def _carry_out(
                 refusals.note(deployment, refusal)
             except OrcaError as error:
                 log.warning("the pool was not told: %s", error, extra={"resource": deployment.name})
-                break
+                return [*refused, Refusal(action, str(error))]
         refused.append(refusal)
     return refused
 

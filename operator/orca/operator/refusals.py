@@ -1,7 +1,8 @@
 """What the API server has refused (quota, admission, a patch that makes no sense), and when it is asked again.
 
 It would say the same with the next look, so each refused action waits, longer each time. It is asked at once when the
-spec is another. This is in memory and holds no truth: an operator that starts asks once more.
+spec is another. This is in memory and holds no truth: an operator that starts asks once more. A pool that was not told
+something is told with the next look.
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
@@ -16,7 +17,12 @@ WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
 @dataclass(frozen=True, slots=True)
 class Refusal:
     action: Action
-    message: str  # the API server's
+    message: str  # the API server's; why a pool was not told
+
+    @property
+    def is_of_pool(self) -> bool:
+        """Whether it concerns what the pool is told."""
+        return isinstance(self.action, Promise)
 
     @property
     def is_of_volume(self) -> bool:

@@ -60,7 +60,7 @@ def status(
     Args:
         before: the status as it is: the times of conditions that do not change stay.
         now: RFC 3339.
-        refusals: of the API server, to what the plan wanted.
+        refusals: of the API server, to what the plan wanted; what the pool was not told.
     """
     new = [each for each in plan.groups if each.revision == plan.revision]
     ready = sum(each.is_ready for each in new)
@@ -103,7 +103,7 @@ def _conditions(
     writes = [action for action in plan.actions if action not in refused]
     certificate = _certificate(deployment, observed, writes, now_s)
     seen = [
-        (pool.ROLE, _pool(deployment, observed)),
+        (pool.ROLE, _pool(deployment, observed, refusals)),
         (fetch.ROLE, _model(deployment, observed)),
         (group.STAGE, _workers(deployment, observed, plan, new, certificate)),
         (group.SCHEDULER, _schedulers(deployment, observed, plan, new, certificate)),
@@ -122,7 +122,7 @@ def _conditions(
 
 def _accepted(refusals: Sequence[Refusal]) -> Condition:
     for refusal in refusals:
-        if not refusal.is_of_volume:
+        if not (refusal.is_of_volume or refusal.is_of_pool):
             return Condition("Accepted", False, "Refused", f"{refusal.message}; it is tried again now and then")
     return Condition("Accepted", True, "Valid")
 
@@ -151,7 +151,7 @@ def _role(action: Action) -> str | None:
     return label_map(action.manifest)[names.ROLE_LABEL] if isinstance(action, Apply) else None
 
 
-def _pool(deployment: Deployment, observed: Observed) -> Condition:
+def _pool(deployment: Deployment, observed: Observed, refusals: Sequence[Refusal]) -> Condition:
     name = "PoolReady"
     pods = observed.pods(pool.ROLE)
     if deployment.spec.pool.external is None:
@@ -161,6 +161,10 @@ def _pool(deployment: Deployment, observed: Observed) -> Condition:
             return _missing(observed, name, pods, "PoolStarting", "Redis is replaced")
     if observed.pool.problem is not None:
         return Condition(name, False, "PoolUnreachable", observed.pool.problem)
+    for refusal in refusals:
+        if refusal.is_of_pool:
+            said = f"it is not told what one request may need, and until then all stays as it is: {refusal.message}"
+            return Condition(name, False, "PoolNotTold", said)
     return Condition(name, True, "Serving")
 
 
