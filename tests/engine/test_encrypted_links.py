@@ -140,7 +140,11 @@ class Relay:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        there = await asyncio.open_connection(self._host, self._port)
+        try:
+            there = await asyncio.open_connection(self._host, self._port)
+        except ConnectionRefusedError:  # the stage still starts
+            writer.transport.abort()
+            return
         await asyncio.gather(self._carry(reader, there[1]), self._carry(there[0], writer))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

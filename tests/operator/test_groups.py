@@ -151,6 +151,20 @@ def test_a_group_of_before_comes_back_also_while_another_is_wanted() -> None:
     assert not pauses.read(cluster.objects["StatefulSet", group]).is_on
 
 
+@pytest.mark.parametrize("args", [None, ["worker"], ["sh", "-c", "true", "--stages"], ["worker", "--stages", "two"]])
+def test_a_group_whose_arguments_somebody_wrote_over_stays_away_and_the_wanted_one_comes(
+    args: list[str] | None,
+) -> None:
+    cluster = cluster_of()
+    group = group_of(cluster)
+    pass_time(cluster, 61)
+    cluster.objects["StatefulSet", group]["spec"]["template"]["spec"]["containers"][0]["args"] = args
+    cluster.deployment = deployment(generation=2, startupSeconds=60, parallelism={"stages": 3})
+    pass_time(cluster, 3600)
+    assert replicas(cluster, group)[0] == 0
+    assert len([kind for kind, _ in cluster.objects if kind == "StatefulSet"]) > 2
+
+
 @pytest.mark.parametrize("written", ["x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"reason": "Bored"}'])
 def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
     assert pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()

@@ -107,10 +107,14 @@ def scheduler(
 def come_back(stages: Json, scheduler: Json | None, pause: Pause) -> list[Json]:
     """The StatefulSets of a group that had given way, with pods again.
 
+    None of one in which somebody has written other arguments over ours, so that nobody knows its stages.
+
     Args: stages, scheduler: as they are in the cluster.
     """
-    told = flags_of(stages["spec"]["template"]["spec"]["containers"][0])
-    found = [_resized(stages, int(told["--stages"]), pause.annotations)]
+    count = flags_of(stages["spec"]["template"]["spec"]["containers"][0]).get("--stages", "")
+    if not count.isdecimal():
+        return []
+    found = [_resized(stages, int(count), pause.annotations)]
     return found if scheduler is None else [*found, _resized(scheduler, 1, {})]
 
 
