@@ -24,6 +24,7 @@ class SlotsShop:
         """Args: length: of the model, in slots; None for one that is longer than any memory."""
         self.chance = random.Random(seed)
         self.length = length
+        self.is_one_revision = False  # whatever the spec calls its models, the pool knows one
         self.cluster = FakeCluster(deployment(**spec))
         self.generation = 0  # of the model in force
         self.in_force: str | None = None  # digest of that model
@@ -57,7 +58,8 @@ class SlotsShop:
 
     def _groups_in_force(self) -> tuple[str, ...]:
         living = [each["metadata"]["labels"] for each in self.schedulers() if self._pod(each) is not None]
-        return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] == self.in_force)
+        in_force = {each[names.MODEL_LABEL] for each in living} if self.is_one_revision else {self.in_force}
+        return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] in in_force)
 
     def look(self) -> Plan:
         asked = slots_that_some_exceed(self.cluster.deployment, self.cluster.observed)

@@ -305,6 +305,23 @@ def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
 OTHER = {"model": {"uri": "file:///other"}}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_model_had_stayed(seed: int) -> None:
+    shop = SlotsShop(seed, **given(4096))
+    shop.is_one_revision = True
+    shop.needs = [2000]
+    shop.change(**given(1024, **OTHER))
+    for _ in range(10):
+        shop.restart()
+        shop.look()
+        shop.form()
+    assert shop.promised == 1024
+    assert sorted(shop.slots()) == [1024, 4096]
+    assert 4096 in shop.formed()
+    shop.settle()
+    assert (shop.promised, shop.formed(), shop.lost) == (1024, [1024], 0)
+
+
 def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones_slots() -> None:
     shop = SlotsShop(**given(4096))
     for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024, **OTHER)):

@@ -110,9 +110,16 @@ def look(
 
 
 def _schedulers(observed: Observed, outputs: Outputs) -> list[Json]:
-    """StatefulSets of the schedulers of the wanted model that are not on their way out."""
-    found = (each for each in observed.of_kind("StatefulSet") if not is_going(each))
-    return [each for each in found if label_map(each).get(names.MODEL_LABEL) == outputs.digest]
+    """StatefulSets of the schedulers of the wanted model that are not on their way out.
+
+    To the pool the model before may be the same one, as where an image that holds it is new: then those of both.
+    """
+    labelled = [(each, label_map(each)) for each in observed.of_kind("StatefulSet") if not is_going(each)]
+    found = [(each, labels) for each, labels in labelled if names.MODEL_LABEL in labels]
+    wanted = {labels[names.GROUP_LABEL] for _, labels in found if labels[names.MODEL_LABEL] == outputs.digest}
+    if not wanted.isdisjoint(observed.pool.groups_in_force):
+        wanted |= set(observed.pool.groups_in_force)
+    return [each for each, labels in found if labels[names.GROUP_LABEL] in wanted]
 
 
 def _that_hold_more(
@@ -180,12 +187,11 @@ def _is_another_in_force(
     groups: a group of it tells, also one that cannot form before the promise is another.
     """
     pool, others = observed.pool, dict(known_generations(observed))
+    if any(label_map(each)[names.GROUP_LABEL] in pool.groups_in_force for each in schedulers):
+        return False
     if pool.generation in (None, outputs.generation, others.pop(outputs.digest, None)):
         return False
-    if pool.generation in others.values():
-        return True
-    wanted = {label_map(each)[names.GROUP_LABEL] for each in schedulers}
-    return knows_others and wanted.isdisjoint(pool.groups_in_force)
+    return knows_others or pool.generation in others.values()
 
 
 def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Sequence[Json]) -> bool:
