@@ -94,14 +94,14 @@ def _changed(event: Event) -> str:
     return json.dumps(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(history=histories())
 def test_a_history_that_went_well_has_no_violation_wherever_it_broke(history: list[Record]) -> None:
     verdict = judge(history, decode)
     assert verdict.violations == ()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_single_thing_that_is_spoilt_is_caught(data: st.DataObject) -> None:
     history = data.draw(histories())

@@ -68,14 +68,14 @@ results = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps)
 def test_a_step_comes_back_equal(step: Step) -> None:
     message = pb.StepMessage.FromString(wire.step_to_wire(step).SerializeToString())
     assert wire.step_from_wire(message) == step
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(results)
 def test_a_result_comes_back_equal(result: StepResult) -> None:
     message = pb.ResultMessage.FromString(wire.result_to_wire(result).SerializeToString())

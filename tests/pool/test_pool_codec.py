@@ -36,14 +36,14 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests)
 def test_a_request_survives_its_body(request: Request) -> None:
     body = codec.pack_body(request)
     assert codec.unpack_body(body, arrival=request.arrival, submitted_ms=request.submitted_ms) == request
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.builds(Token, ids, st.none() | logprobs, st.lists(logprobs, max_size=3).map(tuple)))
 def test_a_token_survives_its_bytes_and_fits_its_reservation(token: Token) -> None:
     value = codec.pack_token(token)

@@ -55,7 +55,7 @@ def early_ends(seed: int) -> Callable[[Request, int], bool]:
     return lambda request, index: crc32(f"{seed}/{request.parent}/{index}".encode()) % 5 == 0
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies, seed=st.integers(0, 99), ends=st.booleans())
 def test_every_request_runs_to_its_end_and_no_limit_is_passed(
     requests: list[Request], limits: Limits, policy: Policy, seed: int, ends: bool
@@ -72,7 +72,7 @@ def test_every_request_runs_to_its_end_and_no_limit_is_passed(
     assert sorted(handle for step in steps for handle in step.freed) == sorted(started)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies)
 def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
     requests: list[Request], limits: Limits, policy: Policy
@@ -84,7 +84,7 @@ def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
     assert shape(schedule_all(policy, replace(limits, prefetch=1), requests)) == shape(plain)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), seed=st.integers(0, 99))
 def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
     requests: list[Request], limits: Limits, seed: int
@@ -98,7 +98,7 @@ def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
         assert [runs[handle] for handle in alive] == sorted((runs[handle] for handle in alive), reverse=True)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     requests=some_requests(),
     turns=st.lists(st.integers(0, 20), min_size=9, max_size=9),
@@ -116,7 +116,7 @@ def test_older_requests_that_arrive_late_lead_to_no_deadlock_and_pass_younger_on
     assert all(ages == sorted(ages) for ages in admitted)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(chunks=True))
 def test_chunks_keep_to_the_bound_and_draw_once_at_the_end_of_the_prompt(
     requests: list[Request], limits: Limits
@@ -131,7 +131,7 @@ def test_chunks_keep_to_the_bound_and_draw_once_at_the_end_of_the_prompt(
         assert [row.sample for row in rows] == [False] * (len(rows) - 1) + [True]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies)
 def test_no_step_holds_more_slots_than_the_group_has(requests: list[Request], limits: Limits, policy: Policy) -> None:
     held: dict[int, int] = {}
