@@ -27,7 +27,7 @@ prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)
 # The scenarios run in the network of a cluster of their own, which has no way out of this machine. It is taken away behind
 # them, also when they fail; its logs stay until the next one.
 CLUSTER = PYTHONPATH=e2e .venv/bin/python -m cluster
-e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 20 minutes)
+e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 30 minutes)
 ifneq ($(ORCA_E2E_CONTEXT),)
 # A cluster that somebody has: nothing of our own is started or ended, and nothing needs root (e2e/cluster/README.md).
 	.venv/bin/python -m pytest --timeout 900 $(or $(ARGS),e2e)

@@ -10,7 +10,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-# An example may take as long as a busy machine makes it, and so may its making: what has a bound in time says so itself.
+# Examples may take as long as a busy machine makes them, and so may their making.
 hypothesis.settings.register_profile("orca", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("orca")
 

@@ -89,7 +89,10 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
         ({"operator": {"tolerations": [{"keys": "a"}]}}, "/operator/tolerations/0"),
         ({"images": {"pullPolicy": "Sometimes"}}, "/images/pullPolicy"),
         ({"images": {"registry": "example.com/"}}, "/images/registry"),
+        ({"images": {"registry": "https://example.com/orca"}}, "/images/registry"),
+        ({"images": {"registry": "example.com/Upper"}}, "/images/registry"),
         ({"images": {"worker": ""}}, "/images/worker"),
+        ({"serviceAccount": {"name": "Not_A_Name"}}, "/serviceAccount/name"),
         ({"namespaces": ["Upper"]}, "/namespaces/0"),
         ({"namespaces": ["a", "a"]}, "/namespaces"),
         ({"networkPolicies": {"operatorEgressPorts": [0]}}, "/networkPolicies/operatorEgressPorts/0"),
@@ -100,6 +103,13 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
 def test_a_bad_value_is_refused_with_its_place(values: dict[str, Any], place: str) -> None:
     with pytest.raises(Refused, match=f"'{place}'"):
         render(values)
+
+
+@needs_helm
+@pytest.mark.parametrize("part", ["crds", "images", "operator", "serviceAccount", "monitoring"])
+def test_a_part_that_is_taken_away_is_missed_by_its_name(part: str) -> None:
+    with pytest.raises(Refused, match=f"missing property '{part}'"):
+        render({part: None})
 
 
 @needs_helm
