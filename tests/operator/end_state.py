@@ -47,7 +47,8 @@ def end_state(cluster: Cluster, namespace: str, name: str = "shop") -> State:
     resource = cluster.deployment(namespace, name)
     if resource is not None:
         state["OrcaDeployment"] = {"spec": resource["spec"], "status": _status(resource.get("status", {}))}
-    return dict(json.loads(_without(json.dumps(state), namespace, children)))
+    told = {} if resource is None else resource.get("status", {})
+    return dict(json.loads(_without(json.dumps(state), namespace, children, told)))
 
 
 def is_at_rest(cluster: Cluster, namespace: str, name: str = "shop") -> bool:
@@ -105,7 +106,7 @@ def _status(status: Json) -> Json:
     return {**status, "conditions": conditions}
 
 
-def _without(text: str, namespace: str, children: list[Json]) -> str:
+def _without(text: str, namespace: str, children: list[Json], status: Json) -> str:
     """Without the namespace's name, what is hashed of it (schedule, users, revisions), and the clock's generations."""
     text = text.replace(namespace, "NAMESPACE")
     generations, revisions = set(), {}
@@ -119,6 +120,10 @@ def _without(text: str, namespace: str, children: list[Json]) -> str:
             generations.add(int(labels[names.GENERATION_LABEL]))
         if names.REVISION_LABEL in labels:
             revisions[labels[names.REVISION_LABEL]] = child["metadata"]["creationTimestamp"]
+    # Without groups only the status tells one.
+    for told in ("currentRevision", "updateRevision"):
+        if revision := status.get(told):
+            revisions.setdefault(revision, "later than all that are there")
     for rank, revision in enumerate(sorted(revisions, key=lambda each: revisions[each])):
         text = text.replace(revision, f"REVISION {rank}")
     for rank, generation in enumerate(sorted(generations)):
