@@ -178,7 +178,7 @@ async def test_a_missing_max_tokens_is_cut_to_the_slots_that_are_promised_since_
     async with rig() as one:
         one.scheduler.answer = recording(found)
         await one.chat()
-        await one.pool.set_promise(MODEL.revision, SLOTS // 2)
+        assert await one.pool.set_promise(MODEL.revision, SLOTS // 2, expected=SLOTS) == SLOTS // 2
         await one.chat()
         status, error = await one.error("/v1/completions", prompt="a", max_tokens=SLOTS // 2)
     assert [request.max_total_tokens for request in found] == [SLOTS, SLOTS // 2]

@@ -206,8 +206,8 @@ async def test_limits_tokens_and_readiness_are_those_of_the_model_in_force() -> 
 async def test_the_longest_request_that_fits_is_told_as_it_changes() -> None:
     async with change() as both:
         await both.told(OLD.revision)
-        for slots in (SLOTS // 2, SLOTS * 2):
-            await both.pool.set_promise(OLD.revision, slots)
+        for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS * 2)):
+            assert await both.pool.set_promise(OLD.revision, slots, expected=before) == slots
 
             async def is_told(slots: int = slots) -> bool:
                 return bool((await both.one.client.get("/ready")).json()["max_total_tokens"] == slots)

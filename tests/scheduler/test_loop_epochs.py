@@ -136,7 +136,7 @@ async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_gr
     for name in "AB":
         await world.submit(a_request(name, new=90))
     await tokens_at_least(world, "A.0", 1)
-    assert await world.pool.set_promise(REVISION, 64) == 64
+    assert await world.pool.set_promise(REVISION, 64, expected=128) == 64
     small = world.add_group(a_shape(slots=64, max_model_len=128), name="small", cost=CostModel(step_us=20_000))
     world.start(small)
     with pytest.raises(NeverFits):
