@@ -73,7 +73,7 @@ def test_a_resource_that_is_made_again_takes_the_one_that_was_kept(shop: Shop) -
     shop.create()
     wait_for_groups(shop)
     assert data(shop) == made
-    assert shop.condition("Accepted") == ("True", "Valid")
+    shop.wait_for("Accepted", "True", "Valid")
 
 
 def test_a_named_secret_is_missed_until_it_is_there_and_none_of_our_own_is_made(shop: Shop) -> None:

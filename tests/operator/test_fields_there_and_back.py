@@ -51,7 +51,7 @@ def change(field: Field, value: Any) -> Journey:
 def settle(one: Traveller, journey: Journey) -> State:
     one.make(journey, None, Moment.BEFORE)
     wait_until(one.is_at_rest, WITHIN_S, lambda: f"{journey.name}: {one.state()}")
-    assert one.shop.condition("Accepted") == ("True", "Valid")
+    one.shop.wait_for("Accepted", "True", "Valid")
     return children(one)
 
 
