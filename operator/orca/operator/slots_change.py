@@ -109,21 +109,24 @@ def look(
     )
 
 
-def _schedulers(observed: Observed, outputs: Outputs) -> list[Json]:
-    """StatefulSets of the schedulers of the wanted model that are not on their way out.
+def _schedulers(observed: Observed, outputs: Outputs) -> dict[str, Json]:
+    """StatefulSets of the schedulers of the wanted model that are not on their way out, by group.
 
     To the pool the model before may be the same one, as where an image that holds it is new: then those of both.
     """
-    labelled = [(each, label_map(each)) for each in observed.of_kind("StatefulSet") if not is_going(each)]
-    found = [(each, labels) for each, labels in labelled if names.MODEL_LABEL in labels]
-    wanted = {labels[names.GROUP_LABEL] for _, labels in found if labels[names.MODEL_LABEL] == outputs.digest}
+    found = {
+        label_map(each)[names.GROUP_LABEL]: each
+        for each in observed.of_kind("StatefulSet")
+        if names.MODEL_LABEL in label_map(each) and not is_going(each)
+    }
+    wanted = {name for name, each in found.items() if label_map(each)[names.MODEL_LABEL] == outputs.digest}
     if not wanted.isdisjoint(observed.pool.groups_in_force):
         wanted |= set(observed.pool.groups_in_force)
-    return [each for each, labels in found if labels[names.GROUP_LABEL] in wanted]
+    return {name: each for name, each in found.items() if name in wanted}
 
 
 def _that_hold_more(
-    deployment: Deployment, observed: Observed, schedulers: Sequence[Json], wanted: int, now_s: float
+    deployment: Deployment, observed: Observed, schedulers: Mapping[str, Json], wanted: int, now_s: float
 ) -> Mapping[str, int]:
     """Groups with more slots than wanted that serve, or may do so before long, and the slots of each.
 
@@ -132,10 +135,10 @@ def _that_hold_more(
     if deployment.spec.wanted_groups == 0:
         return {}
     return {
-        label_map(each)[names.GROUP_LABEL]: _slots(each)
-        for each in schedulers
+        name: _slots(each)
+        for name, each in schedulers.items()
         if _slots(each) > wanted
-        and (observed.pool.problem is not None or _may_serve(deployment, observed, each, now_s))
+        and (observed.pool.problem is not None or _may_serve(deployment, observed, name, each, now_s))
     }
 
 
@@ -151,11 +154,11 @@ def _that_can_hold(larger: Mapping[str, int], pool: PoolLook) -> frozenset[str]:
     return frozenset(name for name, slots in larger.items() if fits and slots >= pool.smallest_larger_request)
 
 
-def _may_serve(deployment: Deployment, observed: Observed, scheduler: Json, now_s: float) -> bool:
+def _may_serve(deployment: Deployment, observed: Observed, name: str, scheduler: Json, now_s: float) -> bool:
     """Not a group that has given way, can never serve as it is, or has had the time of a start and has not come up."""
     if not scheduler["spec"]["replicas"]:
         return False
-    pods = observed.pods(group.SCHEDULER, group=label_map(scheduler)[names.GROUP_LABEL])
+    pods = observed.pods(group.SCHEDULER, group=name)
     pool_since_s, late_s = _pool_since_s(deployment, observed), now_s - deployment.spec.startup_seconds
     return not pods or any(_comes_up(pod, pool_since_s, late_s) for pod in pods)
 
@@ -179,7 +182,7 @@ def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
 
 
 def _is_another_in_force(
-    observed: Observed, schedulers: Sequence[Json], outputs: Outputs, *, knows_others: bool
+    observed: Observed, schedulers: Mapping[str, Json], outputs: Outputs, *, knows_others: bool
 ) -> bool:
     """Whether the pool accepts for another model than the wanted one.
 
@@ -187,20 +190,19 @@ def _is_another_in_force(
     groups: a group of it tells, also one that cannot form before the promise is another.
     """
     pool, others = observed.pool, dict(known_generations(observed))
-    if any(label_map(each)[names.GROUP_LABEL] in pool.groups_in_force for each in schedulers):
+    if any(name in pool.groups_in_force for name in schedulers):
         return False
     if pool.generation in (None, outputs.generation, others.pop(outputs.digest, None)):
         return False
     return knows_others or pool.generation in others.values()
 
 
-def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Sequence[Json]) -> bool:
+def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Mapping[str, Json]) -> bool:
     """Whether all groups of the wanted model are formed with the slots that the spec gives, as many as are wanted."""
     ready = {each.name for each in groups if each.is_ready and not each.is_leaving}
     formed = {
         name
-        for each in schedulers
-        if (name := label_map(each)[names.GROUP_LABEL]) in ready
-        and group.slots(each) == deployment.spec.scheduler.kv_slots
+        for name, each in schedulers.items()
+        if name in ready and group.slots(each) == deployment.spec.scheduler.kv_slots
     }
     return len(formed) == len(schedulers) >= max(1, deployment.spec.wanted_groups)
