@@ -131,8 +131,7 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
     if isinstance(action, Apply):
         of = action.manifest
         log.info("apply", extra={"kind": of["kind"], "child": of["metadata"]["name"], **where})
-        written = (cluster.apply_new if action.is_new else cluster.apply)(of)
-        if changed := drift(of, written):
+        if changed := drift(of, _write(cluster, of, is_new=action.is_new)):
             # As an admission webhook does it: once more would be the same again.
             child = f"{of['kind']} {of['metadata']['name']}"
             raise ApiError(409, f"somebody changes {changed} of {child} while it is written")
@@ -140,7 +139,7 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
         name = names.certificates(deployment.name)
         log.info("issue", extra={"kind": "Secret", "child": name, **where})
         secret = finish(deployment, credentials.certificates_secret(deployment, action, time.time()))
-        written = (cluster.apply_new if action.is_new else cluster.apply)(secret)
+        written = _write(cluster, secret, is_new=action.is_new)
         if still := certificates.due_of(deployment, written, time.time()):
             raise ApiError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
     elif isinstance(action, Nudge):
@@ -152,6 +151,11 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
     else:
         log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
         cluster.delete(action.kind, deployment.namespace, action.name, action.uid, is_forced=action.is_forced)
+
+
+def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
+    """Returns: what is there now. Raises: ApiError, also where it is new and somebody else has one of that name."""
+    return (cluster.apply_new if is_new else cluster.apply)(manifest)
 
 
 def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json, now: str) -> None:
