@@ -1,11 +1,9 @@
 """A shop whose model changes, as plain data: a cluster whose parts come up by and by, and what its pool would hold."""
 
-import random
 from collections import Counter
 from typing import Any
 
-from clusters import FakeCluster
-from deployments import deployment
+from planned_shop import PlannedShop
 
 from orca.operator import names
 from orca.operator.observed import PoolLook, is_pod_ready
@@ -15,25 +13,15 @@ from orca.operator.render.known_model import KnownModel, read_back
 from orca.operator.resource import Json
 
 
-class ChangingShop:
+class ChangingShop(PlannedShop):
     """A deployment that serves a model, and its pool: who is in force, and what of which model waits or is kept."""
 
     def __init__(self, seed: int = 0, **spec: Any) -> None:
-        self.chance = random.Random(seed)
-        self.cluster = FakeCluster(deployment(**spec))
+        super().__init__(seed, **spec)
         self.in_force = "", 0  # digest and generation
         self.requests: Counter[str] = Counter()  # by digest
         self.recorded: set[str] = set()
-        self.lost = 0  # requests that nobody would run any more, counted at each look
-        self.pool_problem: str | None = None
         self.settle()
-
-    def change(self, **spec: Any) -> None:
-        self.cluster.deployment = deployment(generation=self.cluster.deployment.generation + 1, **spec)
-
-    def schedulers(self) -> list[Json]:
-        found = [each for (kind, _), each in sorted(self.cluster.objects.items()) if kind == "StatefulSet"]
-        return [each for each in found if names.MODEL_LABEL in each["metadata"]["labels"]]
 
     def digests(self, *, formed: bool = False) -> list[str]:
         """Of the groups that exist, or only of those that serve."""

@@ -1,10 +1,8 @@
 """A shop whose groups get other slots, as plain data: they form one by one, and its pool lets requests in and out."""
 
-import random
 from typing import Any
 
-from clusters import FakeCluster
-from deployments import deployment
+from planned_shop import PlannedShop
 
 from orca.operator import names
 from orca.operator.observed import PoolLook, is_pod_ready
@@ -17,29 +15,19 @@ MEMORY = 4096
 """Slots of a group that takes all that it has."""
 
 
-class SlotsShop:
+class SlotsShop(PlannedShop):
     """A deployment that serves, and its pool: what is promised, and what has not ended."""
 
     def __init__(self, seed: int = 0, *, length: int | None = None, **spec: Any) -> None:
         """Args: length: of the model, in slots; None for one that is longer than any memory."""
-        self.chance = random.Random(seed)
+        super().__init__(seed, **spec)
         self.length = length
         self.is_one_revision = False  # whatever the spec calls its models, the pool knows one
-        self.cluster = FakeCluster(deployment(**spec))
         self.generation = 0  # of the model in force
         self.in_force: str | None = None  # digest of that model
         self.promised: int | None = None
         self.needs: list[int] = []  # of the requests that have not ended, in slots
-        self.lost = 0  # requests that no group would run any more, counted at each look
-        self.pool_problem: str | None = None
         self.settle()
-
-    def change(self, **spec: Any) -> None:
-        self.cluster.deployment = deployment(generation=self.cluster.deployment.generation + 1, **spec)
-
-    def schedulers(self) -> list[Json]:
-        found = [each for (kind, _), each in sorted(self.cluster.objects.items()) if kind == "StatefulSet"]
-        return [each for each in found if each["metadata"]["labels"][names.ROLE_LABEL] == group.SCHEDULER]
 
     def slots(self) -> list[int]:
         """Of each group that exists."""

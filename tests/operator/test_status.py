@@ -48,10 +48,16 @@ def test_no_replicas_is_a_service_that_holds_what_it_accepts() -> None:
     assert condition(told(cluster_of(replicas=0)), "Ready") == ("True", "Holding")
 
 
-def test_a_group_that_forms_is_on_its_way_and_not_degraded() -> None:
-    cluster = cluster_of()
-    scheduler = cluster.names("Pod", "scheduler")[0]
+def forming(**spec: object) -> FakeCluster:
+    """One whose only group has served, and forms anew."""
+    cluster = cluster_of(**spec)
+    [scheduler] = cluster.names("Pod", "scheduler")
     cluster.make_unready(scheduler)
+    return cluster
+
+
+def test_a_group_that_forms_is_on_its_way_and_not_degraded() -> None:
+    cluster = forming()
     found = told(cluster)
     assert condition(found, "SchedulerReady") == ("False", "GroupForming")
     assert condition(found, "Ready") == ("False", "GroupForming")
@@ -59,9 +65,7 @@ def test_a_group_that_forms_is_on_its_way_and_not_degraded() -> None:
 
 
 def test_a_group_that_does_not_form_in_its_startup_time_is_degraded() -> None:
-    cluster = cluster_of(startupSeconds=30)
-    scheduler = cluster.names("Pod", "scheduler")[0]
-    cluster.make_unready(scheduler)
+    cluster = forming(startupSeconds=30)
     assert condition(told(cluster, now="2026-01-01T00:00:30Z"), "Degraded")[0] == "False"
     assert condition(told(cluster, now="2026-01-01T00:00:31Z"), "Degraded") == ("True", "GroupForming")
 
@@ -133,9 +137,7 @@ def test_a_missing_secret_of_keys_is_what_keeps_new_gateways_from_starting() -> 
 
 
 def test_ready_names_what_is_broken_before_what_is_on_its_way() -> None:
-    cluster = cluster_of()
-    scheduler = cluster.names("Pod", "scheduler")[0]
-    cluster.make_unready(scheduler)
+    cluster = forming()
     found = status_without_keys(cluster)
     assert condition(found, "SchedulerReady") == ("False", "GroupForming")
     assert condition(found, "Ready") == ("False", "SecretMissing")
