@@ -345,5 +345,20 @@ def test_of_a_named_secret_only_that_is_read() -> None:
         assert names.certificates("shop") not in str(paper.objects.keys())
 
 
+@pytest.mark.parametrize(
+    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["his", "once ours"]
+)
+def test_a_named_secret_that_is_called_as_our_own_would_be_is_only_read(marks: Json) -> None:
+    of = deployment(certificates={"secretName": "shop-certificates"})
+    with paper_api() as (paper, cluster):
+        there = {**secret(issue()), "metadata": {"name": "shop-certificates", **marks}}
+        paper.objects[f"{SECRETS}/shop-certificates"] = there
+        for _ in range(2):
+            look(cluster, of)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+        assert accepted["status"] == "True"
+
+
 def look(cluster: Cluster, of: Deployment) -> None:
     reconcile(cluster, RELEASE, of, observe(cluster, of, frozenset()), {}, Refusals(time.monotonic))

@@ -52,9 +52,9 @@ def server_name(deployment: Deployment) -> str:
 
 def due(deployment: Deployment, observed: Observed, now_s: float) -> Issue | None:
     """None while the operator's own certificate is as it should be, and where nobody needs it: the resource names
-    another, and no group of before is left."""
-    name = names.certificates(deployment.name)
-    if deployment.spec.certificates.secret_name is not None and not _is_mounted(observed, name):
+    another, which may be called as our own would be, and no group of before is left."""
+    name, named = names.certificates(deployment.name), deployment.spec.certificates.secret_name
+    if named == name or (named is not None and not _is_mounted(observed, name)):
         return None
     secret = observed.get("Secret", name)
     return Issue("it is missing", None, is_new=True) if secret is None else due_of(deployment, secret, now_s)
