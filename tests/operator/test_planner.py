@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from clusters import BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.operator import names
 from orca.operator.actions import Apply, Delete, Nudge
 from orca.operator.children import drift
+from orca.operator.observed import PoolLook
 from orca.operator.plan import Plan
 from orca.operator.resource import Deployment, Json
 
@@ -225,6 +227,23 @@ def test_a_model_that_is_wanted_again_becomes_the_newest_again() -> None:
     cluster.now_s += 10
     cluster.settle()
     assert generation(cluster, first) == newest
+
+
+@pytest.mark.parametrize("problem", [None, "no answer"], ids=["at once", "when the pool answers"])
+def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_group_is_left(
+    problem: str | None,
+) -> None:
+    cluster = FakeCluster(deployment())
+    in_force = int(cluster.now_s) + 1000
+    cluster.pool = PoolLook(problem=problem, generation=None if problem else in_force)
+    cluster.look()
+    cluster.pool = PoolLook(generation=in_force)
+    cluster.look()
+    [group] = cluster.names("StatefulSet", "stage")
+    assert generation(cluster, group) == in_force + 1
+    cluster.now_s += 10
+    cluster.settle()
+    assert generation(cluster, group) == in_force + 1
 
 
 def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:

@@ -172,7 +172,7 @@ def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, 
     """The wanted model with a generation above that of every other model which is still there.
 
     It stays as it is while that holds, so that no scheduler restarts for it. A new one is the clock's: it rises also
-    where a resource is made again over a pool that was kept.
+    where a resource is made again over a pool that was kept. A clock that went back since is told by the pool.
     """
     digest = model.outputs_digest(deployment.spec.model, images.worker)
     others = dict(model_change.known_generations(observed))
@@ -180,9 +180,9 @@ def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, 
     in_force = observed.pool.generation
     # A model that never came into force is left behind as if it had not been asked for.
     served = [each for each in others.values() if in_force is None or each <= in_force]
-    if same > max(served, default=0):
+    if same >= (in_force or 0) and same > max(served, default=0):
         return Outputs(digest, same)
-    return Outputs(digest, max([int(now_s), *(each + 1 for each in others.values())]))
+    return Outputs(digest, max([int(now_s), *(each + 1 for each in (in_force or 0, *others.values()))]))
 
 
 def keys_secret(deployment: Deployment) -> SecretKey | None:
