@@ -136,3 +136,13 @@ async def test_an_offer_of_a_holder_before_is_not_taken_for_one_of_a_release_tha
     seat = redis_bed.keys.named("seat", scheduler.caller.group)
     await redis_bed.redis.hset(seat, "holder", "of-the-release-before")
     assert (await redis_bed.pool.stats()).offered_slots is None
+
+
+async def test_an_offer_of_the_release_before_is_none_as_memory_may_have_decided_it(redis_bed: RedisBed) -> None:
+    await redis_bed.pool.set_revision(REVISION, 1)
+    scheduler = Scheduler(redis_bed)
+    await scheduler.enter()
+    await scheduler.heartbeat()
+    seat = redis_bed.keys.named("seat", scheduler.caller.group)
+    await redis_bed.redis.hset(seat, "offer", f"{scheduler.caller.process} 64")
+    assert (await redis_bed.pool.stats()).offered_slots is None

@@ -48,8 +48,8 @@ req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, ne
 par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
     calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer
-    ("<blocked 0|1> <waiting> <id> <number> ..."); unformed (the holder, while it says that it does not serve); offer
-    ("<holder> <slots>" that one request may need at most, while it serves and says so; empty else).
+    ("<blocked 0|1> <waiting> <id> <number> ..."); unformed (the holder, while it says that it does not serve);
+    lasting_offer ("<holder> <slots>" that one request may need at most, while it serves and says so; empty else).
 
 Weight, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
 takes 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a

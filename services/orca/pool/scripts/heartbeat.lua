@@ -8,7 +8,7 @@ call('ZADD', SEATS, awake + ARGV[3], group)
 local is_formed, slots = ARGV[4] == '1', ARGV[5]
 call(
   'HSET', seat_key(group), 'unformed', is_formed and '' or process,
-  'offer', is_formed and slots ~= '' and process .. ' ' .. slots or ''
+  'lasting_offer', is_formed and slots ~= '' and process .. ' ' .. slots or ''
 )
 local answer = call('HGETALL', own_key(group))
 table.insert(answer, 1, 'seated')

@@ -31,8 +31,9 @@ end
 local groups, formed, in_force = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}, {}
 local offered, is_told = math.huge, true
 for _, group in ipairs(groups) do
-  -- A holder of the release before says nothing, and most of its time it serves.
-  local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'offer')
+  -- A holder of a release before says nothing, and most of its time it serves. One that says `offer` tells what memory
+  -- was free too, which it may not have when it forms again.
+  local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'lasting_offer')
   if seat[3] == revision then in_force[#in_force + 1] = group end
   if seat[1] ~= seat[2] then
     formed[#formed + 1] = group
