@@ -171,6 +171,17 @@ async def test_a_model_that_can_never_be_served_is_exit_status_2(tmp_path: Path)
     assert f"the gateway cannot serve: {tmp_path} has no config.json".encode() in told
 
 
+async def test_a_file_of_keys_that_cannot_be_used_is_exit_status_2(tmp_path: Path) -> None:
+    (keys := tmp_path / "keys").write_text("a-key-as-it-is\n")
+    command = [sys.executable, "-m", "orca.gateway.service", "--model", str(MODEL), "--port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--api-keys-file", str(keys), stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == 2
+    assert f"setting api_keys_file: {keys}: line 1: ".encode() in told
+
+
 async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ("--port", "0", "--metrics-port", str(taken.getsockname()[1]), "--pool", f"unix://{tmp_path}/no.sock")

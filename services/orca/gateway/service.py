@@ -52,12 +52,13 @@ async def _serve(settings: Settings, pool_settings: PoolSettings, sockets: list[
     try:
         models = Models(load_newest(settings), load_others(settings))
         pool = RedisPool(settings.pool, settings.deployment, pool_settings)
-    except (ModelError, ValueError) as error:
+        app = create_app(pool, models, settings)
+    except (ModelError, SettingError, ValueError) as error:
         log.error("the gateway cannot serve: %s", error)
         return 2
     try:
         await pool.check_server_if_there()
-        server = make_server(create_app(pool, models, settings), settings)
+        server = make_server(app, settings)
         await server.serve(sockets)
         return 0 if server.started else 1
     except (ModelError, SettingError) as error:
