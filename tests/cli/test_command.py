@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -110,6 +111,39 @@ def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: 
 def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "")
     assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not words, parted by commas"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("abc", "setting ORCA_POOL_MAX_QUEUED: 'abc' is not a number"),
+        ("0", "pool setting max_queued must be at least 1"),
+    ],
+)
+def test_a_bad_variable_of_the_pool_is_refused_before_anything_is_made(
+    refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
+) -> None:
+    monkeypatch.setenv("ORCA_POOL_MAX_QUEUED", value)
+    assert refused() == said
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: None, "No such file or directory"),  # noqa: ARG005 - it is not there
+        (Path.mkdir, "Is a directory"),
+        (lambda file: file.write_bytes(b"\xff"), "is not text in UTF-8"),
+        (lambda file: file.write_text("a-key"), "line 1: is not `name: sha256:<64 hex digits> [limit=N ..]`"),
+    ],
+    ids=["missing", "unreadable", "binary", "no hash"],
+)
+def test_a_file_of_keys_that_cannot_be_used_is_refused_before_anything_is_made(
+    refused, tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    spoil(file := tmp_path / "keys")
+    assert refused("--api-keys-file", str(file)) == f"setting api_keys_file: {file}: {said}"
+    assert not (tmp_path / "data").exists()
 
 
 def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,8 @@ from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.errors import PoolUnavailable, SettingError
 from orca.core.model import ModelInfo, load_model_info, tokenizer_file
+from orca.gateway.key_ring import KeyRing
+from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
     Raises: SettingError, ModelError before anything has started.
     """
     settings = parse_settings(argv)
+    _check_parts(settings)
     folder, name = find_model(str(small_model_folder()) if settings.model is None else settings.model)
     model = load_model_info(folder, name=settings.served_name or name, dtype=settings.dtype)
     tokenizer_file(model.folder)
@@ -70,6 +73,12 @@ def main(argv: Sequence[str]) -> int:
         except SystemFailed as failure:
             display.tell(f"orca up: {failure}")
             return failure.exit_code
+
+
+def _check_parts(settings: UpSettings) -> None:
+    """Read what the parts will read, before there are any. Raises: SettingError for what they would refuse."""
+    parse_pool_settings(os.environ)
+    KeyRing(GatewaySettings(model="", api_keys=settings.api_keys, api_keys_file=settings.api_keys_file))
 
 
 async def _check_redis(url: str) -> None:
