@@ -90,6 +90,7 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
         (["--served-name", ""], "setting --served-name: '' is not a name"),
         (["--stages", "two"], "setting --stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
+        (["--tensor", "7"], "--tensor 7 is more than the model's 6 attention heads"),
         (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),

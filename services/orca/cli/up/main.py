@@ -38,6 +38,7 @@ from orca.gateway.key_ring import KeyRing
 from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import parse_pool_settings
+from orca.worker.config import load_config
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
     tokenizer_file(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
+    heads = load_config(model.folder).num_heads
+    if settings.tensor > heads:
+        raise SettingError(f"--tensor {settings.tensor} is more than the model's {heads} attention heads")
     gpus = places.visible_gpus() if settings.device == "cuda" else ()
     if settings.device == "cuda" and len(gpus) < settings.tensor:
         raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
