@@ -57,6 +57,14 @@ async def test_a_chat_goes_through_the_template() -> None:
         assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_every_role_that_openai_knows_reaches_the_template() -> None:
+    async with rig(schedules=False) as one:
+        roles = ("system", "developer", "user", "assistant", "tool", "function")
+        found = (await one.post("/tokenize", messages=[{"role": role, "content": "x"} for role in roles])).json()
+        prompt = tokenizer().decode(found["tokens"], skip_special_tokens=False)
+        assert prompt == "".join(f"<|user|>{role}: x\n" for role in roles) + "assistant:"
+
+
 async def test_a_stream_of_a_completion() -> None:
     async with rig() as one:
         found = await streamed(one, **STREAM)

@@ -89,6 +89,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [*USER, {"role": "wizard", "content": "hi"}]}, "messages[1].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [*USER, {"role": "user", "content": None}]}, "messages[1].content"),
     ({"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
@@ -244,7 +246,11 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": []}, "messages: must not be empty"),
     (CHAT, {"messages": "hi"}, "messages: must be a list"),
     (CHAT, {"messages": ["hi"]}, "messages[0]: must be an object"),
-    (CHAT, {"messages": [{"role": "a" * 65}]}, "messages[0].role: must have at most 64 characters"),
+    (
+        CHAT,
+        {"messages": [*USER, {"role": "wizard", "content": "hi"}]},
+        "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
+    ),
     (CHAT, {"messages": USER, "n": 1000}, "n = 1000 is more than the 128 choices of one call"),
 ]
 

@@ -119,7 +119,9 @@ class CompletionBody(GenerationBody):
 class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: str = Field(min_length=1, max_length=64, description="As the model's chat template knows them.")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
+        description="Which of them the model knows is its chat template's to say."
+    )
     content: Content = None
 
 

@@ -213,8 +213,6 @@ _WORDS = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must have at most {max_length} characters",
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
