@@ -104,6 +104,19 @@ def test_the_old_group_stays_for_its_requests_and_the_status_counts_them() -> No
     assert len(shop.digests()) == 1
 
 
+def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request() -> None:
+    cluster = FakeCluster(deployment(model=A, replicas=2, scheduler={"kvSlots": 4096}))
+    cluster.settle()
+    smaller, larger = cluster.names("StatefulSet", "scheduler")
+    args = cluster.objects["StatefulSet", smaller]["spec"]["template"]["spec"]["containers"][0]["args"]
+    args[args.index("--slots") + 1] = (
+        "1024"  # as while a lower kvSlots waits for a request that only the other can hold
+    )
+    cluster.pool = PoolLook(generation=int(BORN_S) + 1)
+    cluster.deployment = deployment(model=B, replicas=2, scheduler={"kvSlots": 1024}, generation=2)
+    assert cluster.look().change.kept == {larger.removesuffix("-scheduler")}
+
+
 def test_gateways_lose_the_old_model_when_its_last_answer_is_forgotten() -> None:
     shop = begun()
     for happens in (shop.gateways, shop.group, shop.end, shop.look, shop.look, shop.gateways):

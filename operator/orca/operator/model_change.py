@@ -11,6 +11,7 @@ leaves ends as `model_replaced`: the status says so. Nothing is remembered: what
 what is in force and what still runs from the pool.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -150,10 +151,16 @@ def _needed(
         return {}
     digests, generations = _digests(observed), known_generations(observed)
     needed = {digest for digest in generations if _has_requests(observed, digest, outputs)}
-    # Last those that serve, and of these the oldest name.
-    present = [each for each in groups if not each.is_leaving]
-    by_use = sorted(present, key=lambda each: (each.is_ready, -each.ordinal))
-    return {digests[each.name]: each.name for each in by_use if digests.get(each.name) in needed}
+    old = [each for each in groups if not each.is_leaving and digests.get(each.name) in needed]
+    # Last those that serve, of these the one with most room for a request, and the oldest name.
+    by_use = sorted(old, key=lambda each: (each.is_ready, _room(observed, each), -each.ordinal))
+    return {digests[each.name]: each.name for each in by_use}
+
+
+def _room(observed: Observed, of: Group) -> float:
+    """Slots of a group, which differ between groups of a model while an edit of them is on its way."""
+    chosen = group.slots(observed.children["StatefulSet", names.scheduler(of.name)])
+    return math.inf if chosen is None else chosen
 
 
 def _is_in_the_way(
