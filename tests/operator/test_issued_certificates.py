@@ -336,6 +336,21 @@ def test_one_that_somebody_changes_while_it_is_written_is_not_drawn_anew_with_ea
     )
 
 
+def test_one_that_somebody_spoils_after_each_write_is_not_drawn_anew_with_each_look() -> None:
+    path, now_s, drawn_at = f"{SECRETS}/shop-certificates", 0.0, []
+    with paper_api() as (paper, cluster):
+        refusals = Refusals(lambda: now_s)
+        for now_s in range(0, 40, 2):
+            before = paper.calls("PATCH", "secrets/shop-certificates")
+            reconcile(cluster, RELEASE, SHOP, observe(cluster, SHOP, frozenset()), {}, refusals)
+            if paper.calls("PATCH", "secrets/shop-certificates") > before:
+                drawn_at.append(now_s)
+                paper.objects[path] |= {"data": {}}
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert drawn_at == [0, 6, 16, 36]
+    assert accepted["message"].startswith("somebody has changed the Secret shop-certificates since it was written")
+
+
 def test_of_a_named_secret_only_that_is_read() -> None:
     with paper_api() as (paper, cluster):
         paper.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}

@@ -111,6 +111,10 @@ def _carry_out(
         if refusal is None:
             try:
                 _act(cluster, deployment, observed, action)
+                if isinstance(action, Issue):
+                    # Due again with the next look it has been spoiled since, and each write draws another one.
+                    said = f"somebody has changed the Secret {names.certificates(deployment.name)} since it was written"
+                    refusals.note(deployment, Refusal(action, said))
                 continue
             except ApiError as error:
                 if not error.is_answer:

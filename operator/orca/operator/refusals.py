@@ -1,8 +1,8 @@
 """What the API server has refused (quota, admission, a patch that makes no sense), and when it is asked again.
 
 It would say the same with the next look, so each refused action waits, longer each time. It is asked at once when the
-spec is another. This is in memory and holds no truth: an operator that starts asks once more. A pool that was not told
-something is told with the next look.
+spec is another. So does a certificate that is to be drawn again right after it was written. This is in memory and holds
+no truth: an operator that starts asks once more. A pool that was not told something is told with the next look.
 """
 
 from collections.abc import Callable, Hashable, Sequence, Set
