@@ -228,6 +228,22 @@ def test_more_slots_are_promised_when_all_groups_have_them() -> None:
     assert shop.promised == 2048
 
 
+def test_a_scheduler_that_has_not_yet_ended_for_its_new_slots_has_not_formed_with_them() -> None:
+    cluster = FakeCluster(deployment(**given(1024, replicas=2)))
+    cluster.settle()
+    in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
+    cluster.deployment = deployment(generation=2, **given(2048, replicas=2))
+    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=1024)
+    cluster.look()
+    cluster.start()
+    cluster.look()
+    # What the pool says of the first one, asked when the second had given its seat back.
+    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=2048)
+    assert promises(cluster.look()) == []
+    cluster.start()
+    assert promises(cluster.look()) == [2048]
+
+
 def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
     cluster = FakeCluster(deployment(**given(4096)))
     cluster.settle()

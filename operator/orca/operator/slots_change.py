@@ -27,6 +27,7 @@ from orca.operator.observed import (
     condition_of,
     is_going,
     is_pod_ready,
+    is_rolled_out,
     label_map,
     seconds,
     since,
@@ -198,11 +199,14 @@ def _is_another_in_force(
 
 
 def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Mapping[str, Json]) -> bool:
-    """Whether all groups of the wanted model are formed with the slots that the spec gives, as many as are wanted."""
+    """Whether all groups of the wanted model are formed with the slots that the spec gives, as many as are wanted.
+
+    One whose scheduler is still the one before is ready too, for a moment, and offers nothing any more in the next.
+    """
     ready = {each.name for each in groups if each.is_ready and not each.is_leaving}
     formed = {
         name
         for name, each in schedulers.items()
-        if name in ready and group.slots(each) == deployment.spec.scheduler.kv_slots
+        if name in ready and is_rolled_out(each) and group.slots(each) == deployment.spec.scheduler.kv_slots
     }
     return len(formed) == len(schedulers) >= max(1, deployment.spec.wanted_groups)
