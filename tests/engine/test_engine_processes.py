@@ -1,6 +1,7 @@
 """Real controllers and ranks as processes on loopback: the tokens of the in-process engine, epoch after epoch."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -152,6 +153,36 @@ async def test_a_killed_rank_is_an_engine_error_at_once_and_its_peers_live_on(
     await engine.form(epoch)  # waits until the new rank has loaded
     assert group.rank_pids(1) == [survivor]
     assert await generate(engine, epoch, requests()[:2], WANTED[:2], stages=2)
+
+
+async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
+    tiny_model: Path, tmp_path: Path, start_engine: StartEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--log-level", "info", "--log-format", "json")
+    group = Stages(tiny_model, stages=2, tensor=1, log_folder=tmp_path, flags=flags)
+    engine = start_engine(group.addresses)
+    epoch = group.next_epoch()
+    await engine.form(epoch)
+    [victim] = group.rank_pids(0)
+    os.kill(victim, signal.SIGSTOP)  # its neighbour is to wait for it
+    new = new_request(1, (3,), 1)
+    await engine.submit(Step(epoch=epoch, number=1, new=(new,), rows=(Row(handle=1, start=0, count=1, sample=True),)))
+    await until(lambda: _is_waiting(group.addresses[1]))
+    os.kill(victim, signal.SIGKILL)
+    await error_of(next_result(engine))
+    await asyncio.to_thread(group.stop)
+    logged = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    [said] = [line for line in logged if line["service"] == "worker-1-rank-0" and line["level"] != "info"]
+    assert (said["level"], said["message"]) == ("warning", "another rank is gone, the group forms anew")
+    assert said["doing"] == "step 1: waits for activations"
+    assert "\n" not in said["reason"]
+
+
+async def _is_waiting(address: str) -> bool:
+    """Whether the only rank of the stage at an address waits for the rank before it, within its first step."""
+    async with links.open_channel(address) as channel:
+        status = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
+    return "step 1: waits for activations" in status.detail
 
 
 async def test_a_frozen_rank_ends_the_epoch_before_any_bound_of_a_step_and_is_replaced(

@@ -201,9 +201,15 @@ class Rank:
         epoch = self._epoch
         is_wanted = self._is_leaving
         doing, is_link = self._progress.doing, self._progress.is_waiting
+        reason = f"{type(error).__name__}: {error}"
+        # In an epoch that is not formed yet the reason may be this rank's own: an address, or memory for its slots.
+        is_peers = is_link and self._steps is not None
+        if is_peers and not is_wanted:
+            fields = {"epoch": epoch, "doing": doing, "reason": reason.partition("\n")[0]}
+            log.warning("another rank is gone, the group forms anew", extra=fields)
         # Frames of the traceback hold tensors and works of the dead groups.
         log.log(
-            logging.DEBUG if is_wanted else logging.ERROR,
+            logging.DEBUG if is_wanted or is_peers else logging.ERROR,
             "the epoch broke",
             extra={"epoch": epoch, "doing": doing, "exception_text": traceback.format_exc()},
         )
@@ -211,7 +217,7 @@ class Rank:
         self._leave()
         self._progress.at("broken", is_waiting=True)
         if not is_wanted:
-            self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {type(error).__name__}: {error}", is_link=is_link)
+            self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {reason}", is_link=is_link)
 
     def _read(self) -> None:
         """Reader thread: frames into the inbox; what cannot wait for the main thread is done here."""
