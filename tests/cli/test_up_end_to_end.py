@@ -168,6 +168,14 @@ def test_ready_again_after_both_stages_died_at_once(up: Up) -> None:
     up.family()
 
 
+def test_ready_again_after_a_rank_died_whom_its_controller_started_again(up: Up) -> None:
+    told = up.output.count("ready again after")
+    find_parts(up.process.pid)["rank-0.1.0"].kill()
+    up.wait_until(lambda: up.output.count("ready again after") == told + 1)
+    completion(up)
+    up.family()
+
+
 def test_ready_again_after_a_scheduler_died_waits_for_the_new_epoch(up: Up) -> None:
     told = up.output.count("ready again after")
     [pid] = re.findall(r"^  scheduler-0 +(\d+) ", up.output, re.MULTILINE)

@@ -153,13 +153,13 @@ async def test_errors_of_all_logs_are_told_under_their_names(tmp_path: Path) -> 
 
 
 async def test_the_reason_why_a_group_does_not_form_is_noted(tmp_path: Path) -> None:
-    noted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    noted: asyncio.Queue[tuple[str, int, str]] = asyncio.Queue()
     log = tmp_path / "scheduler-0.log"
-    note = lambda name, reason: noted.put_nowait((name, reason))  # noqa: E731
+    note = lambda *broken: noted.put_nowait(broken)  # noqa: E731
     following = asyncio.create_task(follow_errors([("scheduler-0", log)], lambda _: None, note))
     await asyncio.sleep(0)
-    log.write_text('{"level": "warning", "message": "epoch over", "reason": "too few slots"}\n')
-    assert await asyncio.wait_for(noted.get(), 60) == ("scheduler-0", "too few slots")
+    log.write_text('{"level": "warning", "message": "epoch over", "epoch": 3, "reason": "too few slots"}\n')
+    assert await asyncio.wait_for(noted.get(), 60) == ("scheduler-0", 3, "too few slots")
     following.cancel()
 
 

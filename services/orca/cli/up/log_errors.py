@@ -23,13 +23,14 @@ INSIDE_TRACEBACK = re.compile(
 
 
 async def follow_errors(
-    logs: Sequence[tuple[str, Path]], tell: Callable[[str], None], note_reason: Callable[[str, str], object]
+    logs: Sequence[tuple[str, Path]], tell: Callable[[str], None], note_break: Callable[[str, int, str], object]
 ) -> None:
     """Read what is written to the (name, log file) pairs from now on. Runs until cancelled.
 
     Args:
         tell: gets each error as a sentence.
-        note_reason: gets the name of a scheduler, and why its group broke up or did not form.
+        note_break: gets the name of a scheduler, the number of an epoch that is over, and why its group broke up or did
+            not form.
     """
     followers = [(name, Follower(path)) for name, path in logs]
     while True:
@@ -37,8 +38,8 @@ async def follow_errors(
             for line in follower.new_lines():
                 if message := error_message(line):
                     tell(f"{name}: {message}")
-                if reason := break_reason(line):
-                    note_reason(name, reason)
+                if broken := broken_epoch(line):
+                    note_break(name, *broken)
         await asyncio.sleep(POLL_S)
 
 
@@ -51,12 +52,12 @@ def error_message(line: bytes | str) -> str | None:
     return f"{record.get('message', '')}{f' ({exception})' if exception else ''}"
 
 
-def break_reason(line: bytes | str) -> str | None:
-    """Why an epoch ended, from the scheduler's line that says so; None for all other lines."""
+def broken_epoch(line: bytes | str) -> tuple[int, str] | None:
+    """The number of an epoch and why it ended, from the scheduler's line that says so; None for all other lines."""
     record = _record(line)
     if record is None or record.get("message") != "epoch over":
         return None
-    return str(record.get("reason"))
+    return int(record["epoch"]), str(record.get("reason"))
 
 
 def readable(line: str) -> str | None:

@@ -122,10 +122,15 @@ async def _serve(
     supervisor = Supervisor(children, tell=display.report, on_death=recovery.note_death)
     reasons: dict[str, str] = {}
 
+    def note_break(scheduler: str, epoch: int, reason: str) -> None:
+        reasons[scheduler] = reason
+        if supervisor.was_up:
+            recovery.note_break(scheduler, epoch)
+
     stopping = _signals_end(supervisor, display)
     running = asyncio.create_task(supervisor.run())
     logs = [(spec.name, spec.log) for spec in specs]
-    watching = asyncio.create_task(follow_errors(logs, display.report, reasons.__setitem__))
+    watching = asyncio.create_task(follow_errors(logs, display.report, note_break))
     recovering = asyncio.create_task(recovery.run())
     probe = Probe(children, period_s=settings.probe_s, tell=display.report)
     probing = asyncio.create_task(probe.run())
