@@ -155,6 +155,8 @@ def test_a_killed_stage_is_restarted_and_the_same_prompt_gets_the_same_answer(up
     up.wait_until(lambda: "worker-0.1 was killed by SIGKILL" in up.output)
     assert completion(up) == before
     up.wait_until(lambda: re.search(r"^\S+Z ready again after \d", up.output, re.MULTILINE))
+    [new] = re.findall(r" ready again after \S+ s, worker-0\.1 is pid (\d+)$", up.output, re.MULTILINE)
+    assert int(new) == find_parts(up.process.pid)["worker-0.1"].pid
     up.family()
 
 

@@ -18,12 +18,14 @@ class Recovery:
         self._tell = tell
         self._began = 0.0
         self._is_needed = asyncio.Event()
+        self._dead: set[str] = set()  # names of processes that died
         # The stages that lived on say for a moment that they are joined, to the epoch that broke.
         self._broken_epochs: dict[str, int] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     def note_death(self, spec: ProcessSpec) -> None:
         """To be called at once, before the process is started again."""
+        self._dead.add(spec.name)
         self._begin()
         # Now: by the time that an earlier death is dealt with the next epoch may have been formed.
         self._ask(self._note_epochs_of(spec.name if spec.role is Role.SCHEDULER else spec.scheduler))
@@ -39,7 +41,10 @@ class Recovery:
             await self._recover()
             self._is_needed.clear()
             self._broken_epochs.clear()
-            self._tell(f"ready again after {time.monotonic() - self._began:.1f} s")
+            restarted = [child for child in self._children if child.spec.name in self._dead]
+            self._dead.clear()
+            pids = "".join(f", {child.spec.name} is pid {child.pid}" for child in restarted)
+            self._tell(f"ready again after {time.monotonic() - self._began:.1f} s{pids}")
 
     def _begin(self) -> None:
         if not self._is_needed.is_set():
