@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from answering_stage import ask, serving
 from certificates import Authority
 from engine_builders import Stages, generate, new_request, next_result
 from grpc import StatusCode, aio, ssl_channel_credentials
 
 from handshake import shown_certificate
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc, links
+from orca.core import links
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, SettingError
 from orca.core.step import Step
@@ -24,11 +24,6 @@ from orca.worker.settings import parse_settings as parse_worker
 
 StartEngine = Callable[..., GrpcEngine]
 NAME = "shop.default.svc"
-
-
-class Answering(engine_pb2_grpc.StageServicer):
-    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802, ARG002
-        return pb.StatusReply(process="here")
 
 
 def certificates(authority: Authority, name: str) -> Certificates:
@@ -47,28 +42,11 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "authority")
 
 
-@contextlib.asynccontextmanager
-async def serving(shown: Certificates) -> AsyncIterator[str]:
-    """Address of a stage."""
-    server = links.new_server()
-    links.serve_stage(server, Answering())
-    port = links.listen(server, "127.0.0.1:0", shown)
-    await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
-
-
 @pytest.fixture
 async def address(authority: Authority) -> AsyncIterator[str]:
     """Of a stage that shows and wants certificates of the authority."""
     async with serving(certificates(authority, "stage")) as address:
         yield address
-
-
-async def ask(channel: aio.Channel) -> str:
-    async with channel:
-        reply = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10, wait_for_ready=False)
-        return str(reply.process)
 
 
 async def test_a_stage_answers_who_shows_a_certificate_of_the_ca(address: str, authority: Authority) -> None:

@@ -2,10 +2,10 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import answering_stage
 from clusters import BORN_S
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc, links
+from orca.core import links
 from orca.core.certificates import Certificates
 from orca.operator import authority
 from orca.operator.certificates import CA, CERTIFICATE, FILES, KEY
@@ -96,19 +95,7 @@ def shown(files: Files, folder: Path) -> Certificates:
     return Certificates(here / CA, here / CERTIFICATE, here / KEY, NAME)
 
 
-class Answering(engine_pb2_grpc.StageServicer):
-    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802, ARG002
-        return pb.StatusReply(process="here")
-
-
 async def ask(server: Certificates, client: Certificates) -> str:
     """Returns: "here". Raises: AioRpcError when one of the two refuses the other."""
-    async with AsyncExitStack() as stack:
-        stage = links.new_server()
-        links.serve_stage(stage, Answering())
-        port = links.listen(stage, "127.0.0.1:0", server)
-        await stage.start()
-        stack.push_async_callback(stage.stop, None)
-        channel = await stack.enter_async_context(links.open_channel(f"127.0.0.1:{port}", client))
-        reply = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=30)
-        return str(reply.process)
+    async with answering_stage.serving(server) as address:
+        return await answering_stage.ask(links.open_channel(address, client), limit_s=30)
