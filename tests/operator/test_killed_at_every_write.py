@@ -8,7 +8,7 @@ point; numbers rise until no journey has one.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice, product
@@ -88,24 +88,29 @@ def test_it_ends_where_an_operator_ends_that_was_left_alone(
         with begin(f"{chain}-{moment.value}-{number or 'alone'}") as one:
             return [_point(one, journey, number, moment) for journey in journeys]
 
-    def travel_to(journey: str, what: str, moment: Moment) -> list[Point]:
+    undisturbed = travel(None, Moment.BEFORE)
+
+    def die(number: int, moment: Moment) -> list[Point]:
+        return _checked(undisturbed, travel(number, moment))
+
+    def die_in(journey: str, what: str, moment: Moment) -> list[Point]:
         """The order of writes is not always the same, so some have to be waited for by name."""
         with begin(f"{chain}-{moment.value}-{_word(journey, what)}") as one:
-            return [_point(one, each, what if each.name == journey else None, moment) for each in journeys]
+            points = [_point(one, each, what if each.name == journey else None, moment) for each in journeys]
+        return _checked(undisturbed, points)
 
-    undisturbed = travel(None, Moment.BEFORE)
-    deaths: set[Death] = set()
-    for points in _chains(travel, numbers):
-        deaths |= _deaths(undisturbed, points)
+    deaths = {death for points in _chains(die, numbers) for death in _deaths(points)}
     if numbers is EVERY:
-        missed = {
+        wanted = {
             (each.journey.name, call.what, moment) for each in undisturbed for call in each.writes for moment in Moment
         }
         with ThreadPoolExecutor(AT_A_TIME) as threads:
-            for points in threads.map(lambda death: travel_to(*death), sorted(missed - deaths, key=str)):
-                deaths |= _deaths(undisturbed, points)
-        assert missed <= deaths, f"nobody died at {missed - deaths}"
-        print(f"different writes covered before and after {len(missed & deaths)}/{len(missed)}")
+            missed = [threads.submit(die_in, *death) for death in sorted(wanted - deaths, key=str)]
+        chains, failures = _ended(missed)
+        deaths |= {death for points in chains for death in _deaths(points)}
+        print(f"different writes covered before and after {len(wanted & deaths)}/{len(wanted)}")
+        _raise_all(failures)
+        assert wanted <= deaths, f"nobody died at {wanted - deaths}"
 
 
 @pytest.mark.parametrize("numbers", [pytest.param([7], id="sample"), pytest.param(EVERY, id="all", marks=ALL)])
@@ -154,17 +159,39 @@ def _word(*names: str) -> str:
 
 
 def _chains(travel: Callable[[int, Moment], list[Point]], numbers: Iterable[int]) -> Iterator[list[Point]]:
-    """Some at a time, until a number was too high for any point. Prints how many points there were."""
+    """Some at a time, until a number was too high for any point. Prints how many points there were.
+
+    Raises: ExceptionGroup in the end, of all chains that failed: one does not keep the others from being seen.
+    """
     count = 0
+    failures: list[Exception] = []
     rest = iter(numbers)
     with ThreadPoolExecutor(AT_A_TIME) as threads:
         while some := list(islice(rest, AT_A_TIME // len(Moment))):
-            chains = list(threads.map(lambda chain: travel(*chain), product(some, Moment)))
+            chains, failed = _ended([threads.submit(travel, *chain) for chain in product(some, Moment)])
             yield from chains
+            failures += failed
             count += sum(point.fatal is not None for points in chains for point in points)
-            if not all(any(point.fatal for point in points) for points in chains):
+            if not chains or not all(any(point.fatal for point in points) for points in chains):
                 break
     print(f"points covered {count}/{count}")
+    _raise_all(failures)
+
+
+def _ended(futures: Iterable[Future[list[Point]]]) -> tuple[list[list[Point]], list[Exception]]:
+    """What they came to, once all are over."""
+    chains, failures = [], []
+    for future in futures:
+        try:
+            chains.append(future.result())
+        except Exception as failure:  # whatever it was, the other chains are seen first
+            failures.append(failure)
+    return chains, failures
+
+
+def _raise_all(failures: Sequence[Exception]) -> None:
+    if failures:
+        raise ExceptionGroup("chains that did not end as an undisturbed one does", failures)
 
 
 def _point(one: Traveller, journey: Journey, at: At | None, moment: Moment) -> Point:
@@ -176,14 +203,16 @@ def _point(one: Traveller, journey: Journey, at: At | None, moment: Moment) -> P
     return Point(journey, moment, fatal, writes, one.state())
 
 
-def _deaths(undisturbed: Sequence[Point], points: Sequence[Point]) -> set[Death]:
-    """Raises: AssertionError with the first point that ends elsewhere, and how."""
-    deaths = set()
+def _checked(undisturbed: Sequence[Point], points: list[Point]) -> list[Point]:
+    """Those points. Raises: AssertionError with the first one that ends elsewhere, and how."""
     for wanted, found in zip(undisturbed, points, strict=True):
         story = f"{found.journey.name}: killed {found.moment.value} {found.fatal}"
         differs = difference(wanted.state, found.state)
         assert not differs, f"{story}\n{differs}"
         if found.fatal is not None:
             print(story)
-            deaths.add((found.journey.name, found.fatal.what, found.moment))
-    return deaths
+    return points
+
+
+def _deaths(points: Sequence[Point]) -> Iterator[Death]:
+    return ((each.journey.name, each.fatal.what, each.moment) for each in points if each.fatal is not None)
