@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e images cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e images cluster-ready cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,13 @@ else
 	$(CLUSTER) up
 	@$(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 $(or $(ARGS),e2e); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
 endif
+
+cluster-ready: .venv/.installed-dev  ## build all that `make e2e` needs, and see that a cluster starts
+	$(CLUSTER) binaries
+	$(CLUSTER) images
+	$(CLUSTER) keep
+	$(CLUSTER) up
+	$(CLUSTER) down
 
 images: .venv/.installed-dev  ## build the images of services/Containerfile as localhost/orca-ROLE:dev
 	$(CLUSTER) images $(ARGS)

@@ -51,6 +51,8 @@ def _do(arguments: argparse.Namespace) -> int:
             keep(arguments.images or [image_of(role, TAG) for role in ROLES], _tell)
         case "can-start":
             check_machine(Layout(state))
+            if arguments.once_built:
+                return 0
             missing = [program.name for program in (*OF_THE_CLUSTER, HELM) if not program.folder.exists()]
             if missing:
                 raise ClusterError(f"not in the cache yet: {', '.join(missing)}")
@@ -101,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--keep-logs", action="store_true", help="the audit log and the components' stay in its folder")
     commands.add_parser("status", help="which components run; 1 when one does not")
     commands.add_parser("kubeconfig", help="the administrator's file, for what runs inside the cluster's network")
-    commands.add_parser("can-start", help="0 when a cluster could be up within a minute, with nothing to build first")
+    add = commands.add_parser("can-start", help="0 when a cluster could be up within a minute")
+    add.add_argument("--once-built", action="store_true", help="0 also when there is something to build first")
     add = commands.add_parser("load", help="put images of docker's or buildah's store into the nodes")
     add.add_argument("images", nargs="*", metavar="IMAGE", help="without any, those that `images` builds")
     add.add_argument("--node", type=int, help="only into this one")

@@ -134,6 +134,8 @@ def go_environment(tell: Callable[[str], None]) -> dict[str, str]:
     """Static binaries of exactly the pinned modules, by the Go that is here or else by one from PyPI."""
     environment = {
         "CGO_ENABLED": "0",
+        # Memory for time: a sixth less of the processors.
+        "GOGC": "400",
         "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
