@@ -26,7 +26,7 @@ def test_without_a_cluster_a_sentence_says_so(
 def test_nothing_can_start_at_once_without_its_programs(
     state: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cluster.__main__.check_machine", lambda layout: None)
+    monkeypatch.setattr("cluster.__main__.check_machine", lambda _: None)
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path))
     assert main([*state, "can-start"]) == 1
     assert capsys.readouterr().err.startswith("cluster: not in the cache yet: kubernetes, etcd, ")
