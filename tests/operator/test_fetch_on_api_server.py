@@ -71,6 +71,27 @@ def test_what_reads_a_model_comes_when_its_fetch_has_ended(shop: Shop, nodes: Pa
     shop.wait_for("Ready", "True", "Serving")
 
 
+def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_suspended(
+    shop: Shop, nodes: PaperNodes, on_paper: Json
+) -> None:
+    fetches_say(nodes, None)
+    shop.create()
+    shop.wait_for("Ready", "True", "Serving")
+    [before] = shop.apps.list_namespaced_deployment(shop.namespace).items
+    shop.edit(model=on_paper, suspend=True)
+    shop.wait_for("GatewayReady", "False", "Suspended")
+
+    def gateways() -> tuple[int, Any]:
+        [found] = shop.apps.list_namespaced_deployment(shop.namespace).items
+        return found.spec.replicas, found.spec.template.spec.containers[0].args
+
+    wait_until(lambda: gateways()[0] == 0, WITHIN_S)
+    assert gateways() == (0, before.spec.template.spec.containers[0].args)
+    wait_until(lambda: shop.groups() == [], WITHIN_S)
+    shop.edit(model={"uri": "file:///m", "cache": None}, suspend=False)
+    shop.wait_for("Ready", "True", "Serving")
+
+
 def test_a_fetch_that_can_never_work_ends_with_its_reason(
     shop: Shop, nodes: PaperNodes, on_paper: Json, server: ApiServer
 ) -> None:

@@ -12,7 +12,7 @@ from deployments import deployment
 from orca.core.fetch_report import Figures
 from orca.operator import fetch_look, names, status
 from orca.operator.actions import Delete
-from orca.operator.observed import Observed
+from orca.operator.observed import Observed, PoolLook
 from orca.operator.plan import Plan
 from orca.operator.resource import Json
 
@@ -86,11 +86,26 @@ def test_the_claim_of_a_model_that_nobody_reads_goes_by_the_deletion_policy(poli
     assert (len(cluster.names("Job")), len(claims(cluster))) == (1, kept)
 
 
-def test_suspend_takes_everything_away_also_in_the_middle_of_a_fetch() -> None:
+def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() -> None:
     cluster = settled()
-    change(cluster, model=NEWER, suspend=True).look()
-    cluster.look()
-    assert (cluster.names("StatefulSet"), cluster.names("Deployment")) == (["shop-pool"], [])
+    change(cluster, model=NEWER, suspend=True)
+    while cluster.look().actions:
+        pass
+    assert cluster.names("StatefulSet") == ["shop-pool"]
+    assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 0
+
+
+def test_a_model_that_was_replaced_while_nothing_ran_is_still_given_to_gateways_to_read_its_answers() -> None:
+    cluster = settled()
+    [before] = claims(cluster)
+    cluster.pool = PoolLook(generation=int(BORN_S), revision="r1")
+    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").look()
+    for pod in cluster.names("Pod", "gateway"):
+        del cluster.objects["Pod", pod]
+    cluster.settle()
+    change(cluster, model=NEWER).settle()
+    assert before in json.dumps(cluster.objects["Deployment", "shop-gateway"])
+    assert before in claims(cluster)
 
 
 def test_a_fetch_that_runs_is_made_anew_when_it_would_be_another() -> None:

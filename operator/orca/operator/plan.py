@@ -98,6 +98,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
         *_promises(observed, slots),
         *_issues(deployment, observed, now_s),
         *_applies(deployment, observed, wanted),
+        *_suspensions(deployment, observed, held),
         *_nudges(observed, hash_of(deployment, schedule)),
         *_leftovers(observed, kept, {each.name for each in groups}, fetch.leaving),
         *_unread_claims(deployment, observed, fetch.unread_claims),
@@ -163,9 +164,9 @@ def _only_to_none(deployment: Deployment, next_step: Step) -> Step:
 
 
 def _held_gateways(deployment: Deployment, observed: Observed) -> set[tuple[str, str]]:
-    """Meanwhile the gateways stay too; without any, or suspended, there are none: new ones would find no tokenizer."""
+    """Meanwhile the gateways stay too; where there are none, none come: new ones would find no tokenizer."""
     key = "Deployment", names.gateway(deployment.name)
-    return set() if deployment.spec.suspend or observed.get(*key) is None else {key}
+    return set() if observed.get(*key) is None else {key}
 
 
 def wanted_outputs(deployment: Deployment, observed: Observed, images: Release, now_s: float) -> Outputs:
@@ -312,6 +313,17 @@ def _returns(
             scheduler = observed.get("StatefulSet", names.scheduler(each.name))
             for manifest in group.come_back(stages, scheduler, pause.ended):
                 yield Apply(manifest, "its group comes back")
+
+
+def _suspensions(deployment: Deployment, observed: Observed, held: Set[tuple[str, str]]) -> Iterable[Apply]:
+    """Gateways that stay as they are have no pods while the resource is suspended. Which models they were given is read
+    from them later, so they are not deleted."""
+    key = "Deployment", names.gateway(deployment.name)
+    if not deployment.spec.suspend or key not in held:
+        return
+    there = observed.children[key]
+    if there["spec"]["replicas"] and not is_going(there):
+        yield Apply(group.resized(there, 0, {}), "the resource is suspended")
 
 
 def _nudges(observed: Observed, schedule: str) -> Iterable[Nudge]:

@@ -114,15 +114,16 @@ def come_back(stages: Json, scheduler: Json | None, pause: Pause) -> list[Json]:
     count = flags_of(stages["spec"]["template"]["spec"]["containers"][0]).get("--stages", "")
     if not count.isdecimal():
         return []
-    found = [_resized(stages, int(count), pause.annotations)]
-    return found if scheduler is None else [*found, _resized(scheduler, 1, {})]
+    found = [resized(stages, int(count), pause.annotations)]
+    return found if scheduler is None else [*found, resized(scheduler, 1, {})]
 
 
-def _resized(stateful_set: Json, replicas: int, annotations: dict[str, str]) -> Json:
-    kept = {key: stateful_set["metadata"].get(key) for key in ("name", "namespace", "labels", "ownerReferences")}
+def resized(there: Json, replicas: int, annotations: dict[str, str]) -> Json:
+    """A StatefulSet or Deployment as it is in the cluster, with another number of pods."""
+    kept = {key: there["metadata"].get(key) for key in ("name", "namespace", "labels", "ownerReferences")}
     marks = {key: value for key, value in kept.items() if value is not None} | {"annotations": annotations}
-    whole = {key: stateful_set[key] for key in ("apiVersion", "kind", "spec")}
-    return {**whole, "metadata": marks, "spec": stateful_set["spec"] | {"replicas": replicas}}
+    whole = {key: there[key] for key in ("apiVersion", "kind", "spec")}
+    return {**whole, "metadata": marks, "spec": there["spec"] | {"replicas": replicas}}
 
 
 def slots(scheduler: Json) -> int | None:
