@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,7 @@ from api_server import ApiServer
 from orca.operator.cluster import KINDS
 
 _PATH = re.compile(r"/(?:api|apis/[^/]+)/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<what>[^?]+)")
+_REVISION = re.compile(r"-([0-9a-f]{8})(?=-\d)")
 _LAST_OF_A_LOOK = list(KINDS.values())[-1].plural
 """What the operator lists last when it looks at a resource."""
 _NOT_RELAYED = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
@@ -86,6 +87,7 @@ class RecordingProxy:
         self._lock = threading.Lock()
         self._upstreams: set[HTTPSConnection] = set()
         self._strike: tuple[At, Moment, Strike] | None = None
+        self._revisions: dict[str, int] = {}
         self.record = Record()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
@@ -130,6 +132,7 @@ class RecordingProxy:
     def note(self, call: Call) -> tuple[Moment, Strike] | None:
         """Returns: what happens at this call; None for nothing."""
         with self._lock:
+            call = self._ranked(call)
             self.record.calls.append(call)
             if not call.is_write:
                 self.record.looks_at_rest += _LAST_OF_A_LOOK in call.path
@@ -142,6 +145,15 @@ class RecordingProxy:
                 return None
             self.record.struck = call
             return moment, strike
+
+
+    def _ranked(self, call: Call) -> Call:
+        """With revisions, which are hashed of the namespace too, as numbers in the order in which they come up."""
+
+        def rank(found: re.Match[str]) -> str:
+            return f"-revision{self._revisions.setdefault(found[1], len(self._revisions))}"
+
+        return replace(call, path=_REVISION.sub(rank, call.path))
 
 
 class _Server(ThreadingHTTPServer):
