@@ -297,3 +297,14 @@ def test_network_policies_come_and_go_with_the_operators_setting() -> None:
     assert cluster.names("NetworkPolicy") == ["shop-gateway", "shop-pool", "shop-scheduler", "shop-stage"]
     cluster.settle()
     assert cluster.names("NetworkPolicy") == []
+
+
+def test_policies_let_groups_of_before_work_until_they_are_gone_from_the_network_of_their_nodes() -> None:
+    cluster = FakeCluster(deployment(worker={"hostNetwork": True}))
+    with_policies = replace(RELEASE, has_network_policies=True)
+    cluster.settle(with_policies)
+    before = cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"]
+    change(cluster, worker={"hostNetwork": False}).look(with_policies)
+    assert cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"] == before
+    cluster.settle(with_policies)
+    assert cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"] != before

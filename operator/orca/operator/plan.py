@@ -87,7 +87,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
         *_pool_manifests(deployment, observed, images.pool),
         *fetch.manifests,
         *(each for each in gateways if can_start or each["kind"] != "Deployment"),
-        *(network.policies(deployment) if images.has_network_policies else []),
+        *(network.policies(deployment, _stage_pods(observed)) if images.has_network_policies else []),
         schedule,
         *chain.from_iterable(stages),
         *chain.from_iterable(schedulers.values()),
@@ -154,6 +154,12 @@ def _pool_manifests(deployment: Deployment, observed: Observed, image: str) -> l
         return []
     claim = observed.get("PersistentVolumeClaim", names.pool(deployment.name))
     return pool.managed(deployment, image, observed.pool_secret, claim)
+
+
+def _stage_pods(observed: Observed) -> list[Json]:
+    """Specs of those that the groups which are there make."""
+    stages = [each for each in observed.of_kind("StatefulSet") if label_map(each).get(names.ROLE_LABEL) == group.STAGE]
+    return [each["spec"]["template"]["spec"] for each in stages]
 
 
 def _only_to_none(deployment: Deployment, next_step: Step) -> Step:

@@ -12,7 +12,7 @@ them. Schedulers then let anybody to their rendezvous and call any address at th
 between the nodes that has to be closed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from orca.operator import names
 from orca.operator.render import fetch, gateway, group, pool
@@ -24,10 +24,14 @@ _DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TC
 _OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "orca-operator"}}}
 
 
-def policies(deployment: Deployment) -> list[Json]:
-    """One for each role whose pods can be selected."""
+def policies(deployment: Deployment, stages: Iterable[Json] = ()) -> list[Json]:
+    """One for each role whose pods can be selected.
+
+    Args: stages: specs of the stage pods that are there, of which those of before may be in the other network.
+    """
     scheduler, gateways = (_pods(deployment, role) for role in (group.SCHEDULER, gateway.ROLE))
-    is_on_nodes = deployment.spec.worker.host_network
+    networks = {deployment.spec.worker.host_network, *(bool(each.get("hostNetwork")) for each in stages)}
+    is_on_nodes = True in networks
     stage = _ANYBODY if is_on_nodes else _pods(deployment, group.STAGE)
     redis = _pods(deployment, pool.ROLE)
     to_pool = _to_pool(deployment, redis)
@@ -45,9 +49,9 @@ def policies(deployment: Deployment) -> list[Json]:
             egress=[to_pool, _rule("to", stage, group.STAGE_PORT if is_on_nodes else None)],
         ),
     ]
-    if not is_on_nodes:
+    if False in networks:
         # Ranks meet at ports that the system gives them.
-        peers = (stage, scheduler)
+        peers = (_pods(deployment, group.STAGE), scheduler)
         met = [[_rule(direction, peer) for peer in peers] for direction in ("from", "to")]
         found.append(_policy(deployment, group.STAGE, ingress=met[0], egress=met[1]))
     if deployment.spec.model.is_fetched:
