@@ -86,6 +86,12 @@ def test_a_group_that_gave_way_comes_back_and_waits_longer_each_time() -> None:
     assert 120 <= waits[2] <= 241
 
 
+def test_a_group_that_gave_way_by_a_clock_that_was_ahead_comes_back_when_that_is_set() -> None:
+    pause = Pause(times=1, begun_s=int(BORN_S), reason="NoCapacity")
+    for now_s, is_on in ((BORN_S, True), (BORN_S + 29, True), (BORN_S - 3600, False)):
+        assert pauses.following(pause, "g", is_ready=False, trouble=None, now_s=now_s).is_on == is_on
+
+
 def test_a_scheduler_that_is_still_called_ready_keeps_no_group_from_giving_way() -> None:
     found = pauses.following(Pause(), "g", is_ready=True, trouble="NoCapacity", now_s=BORN_S)
     assert (found.is_on, found.times) == (True, 1)

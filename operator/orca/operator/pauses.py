@@ -52,6 +52,11 @@ class Pause:
         digest = hashlib.sha256(f"{group} {self.begun_s}".encode()).digest()
         return self.begun_s + wait_s + wait_s * digest[0] // 256
 
+    def is_over(self, group: str, now_s: float) -> bool:
+        """Of one that is on. A clock that went back since ends it: how long it has been is not known any more."""
+        assert self.begun_s is not None
+        return not self.begun_s <= now_s < self.ends_s(group)
+
 
 def read(stages: Mapping[str, Any]) -> Pause:
     """From the StatefulSet of a group's stages. What another release or a person wrote there counts as nothing."""
@@ -71,7 +76,7 @@ def following(pause: Pause, group: str, *, is_ready: bool, trouble: str | None, 
     Args: trouble: why it has to give way; None when it has not to.
     """
     if pause.is_on:
-        return pause.ended if now_s >= pause.ends_s(group) else pause
+        return pause.ended if pause.is_over(group, now_s) else pause
     # A scheduler may be called ready for a moment longer than its stages are there.
     if trouble is not None:
         return Pause(times=pause.times + 1, begun_s=int(now_s), reason=trouble)

@@ -315,7 +315,7 @@ def _returns(
         if stages is None or each.revision == revision or each.name in remove or each.is_leaving:
             continue
         pause = pauses.read(stages)
-        if pause.is_on and now_s >= pause.ends_s(each.name):
+        if pause.is_on and pause.is_over(each.name, now_s):
             scheduler = observed.get("StatefulSet", names.scheduler(each.name))
             for manifest in group.come_back(stages, scheduler, pause.ended):
                 yield Apply(manifest, "its group comes back")
