@@ -87,3 +87,12 @@ def test_another_ca_whose_key_is_lost_too_gives_way_to_a_third() -> None:
     third = carried_out(due(lost, now_s), now_s)
     assert third[CA].endswith(first[CA])
     assert third[CA].count("BEGIN") == 2
+
+
+def test_a_comment_in_another_encoding_does_not_stop_every_look() -> None:
+    there = secret({key: text for key, text in issue().items() if key != CA_KEY})
+    content = base64.b64decode(there["data"][CERTIFICATE])
+    there["data"][CERTIFICATE] = base64.b64encode("friendlyName: Müller\n".encode("latin-1") + content).decode()
+    found = certificates.due_of(SHOP, there, NOW_S + 60 * DAY_S)
+    assert found is not None
+    assert found.kept[CERTIFICATE].endswith(content.decode())

@@ -87,7 +87,8 @@ def due_of(deployment: Deployment, secret: Json, now_s: float) -> Issue | None:
     before = authority.public_bytes(Encoding.PEM).decode()
     known = next((each for each in _certificates(data, CA) if _is_of(each, signer)), None)
     if known is None:
-        kept = {key: base64.b64decode(data[key]).decode() for key in (CERTIFICATE, KEY)}
+        # PEM is ASCII; around it, tools write names in any encoding.
+        kept = {key: base64.b64decode(data[key]).decode("ascii", "ignore") for key in (CERTIFICATE, KEY)}
         reason += ", and the key of its CA is lost: another CA is made known"
         return Issue(reason, signer, trusted=before, kept=kept)
     if now_s < known.not_valid_before_utc.timestamp() + SKEW_S + KNOWN_AFTER_S:
