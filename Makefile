@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e images cluster-ready cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -146,7 +146,6 @@ class RecordingProxy:
             self.record.struck = call
             return moment, strike
 
-
     def _ranked(self, call: Call) -> Call:
         """With revisions, which are hashed of the namespace too, as numbers in the order in which they come up."""
 
