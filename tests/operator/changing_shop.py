@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from clusters import BORN
 from planned_shop import PlannedShop
 
 from orca.operator import names
@@ -21,6 +22,8 @@ class ChangingShop(PlannedShop):
         self.in_force = "", 0  # digest and generation
         self.requests: Counter[str] = Counter()  # by digest
         self.recorded: set[str] = set()
+        self.ending: dict[str, Json] = {}  # labels of schedulers that were told to end, and have not yet
+        self.late_share = 0.5  # of them form their group before they end
         self.settle()
 
     def digests(self, *, formed: bool = False) -> list[str]:
@@ -48,7 +51,9 @@ class ChangingShop(PlannedShop):
             replaced_unfinished=old.total(),
             replaced_revisions=tuple(sorted(self.recorded - {digest})),
         )
+        before = {each["metadata"]["name"]: each for each in self.schedulers() if each["spec"]["replicas"]}
         decided = self.cluster.look()
+        self._let_linger(before)
         self._start("shop-pool")
         for job in self.cluster.names("Job"):
             self.cluster.end_job(job, "Complete")
@@ -57,7 +62,7 @@ class ChangingShop(PlannedShop):
 
     def move(self) -> None:
         """Something happens: most often a call comes, or one ends."""
-        kind = self.chance.choice(["call", "call", "end", "end", "end", "gateways", "group", "retention"])
+        kind = self.chance.choice(["call", "call", "end", "end", "end", "gateways", "group", "retention", "linger"])
         getattr(self, kind)()
 
     def call(self) -> None:
@@ -80,16 +85,41 @@ class ChangingShop(PlannedShop):
 
     def group(self) -> None:
         """One more is formed, or anew by a changed scheduler; the newest of them is in force."""
-        waiting = [each for each in self.schedulers() if not self.is_started(each)]
+        waiting = [each for each in self.schedulers() if not self.is_started(each) and self._has_place(each)]
         for each in waiting[:1]:
             name = each["metadata"]["name"]
             assert self.is_known_everywhere(name.removesuffix("-scheduler")), "a group came before gateways knew it"
             self._start(name.removesuffix("-scheduler"))
             self._start(name)
-            labels = each["metadata"]["labels"]
-            self.in_force = max(
-                self.in_force, (labels[names.MODEL_LABEL], int(labels[names.GENERATION_LABEL])), key=lambda one: one[1]
-            )
+            self._form(each["metadata"]["labels"])
+
+    def linger(self) -> None:
+        """A scheduler ends at last; it may have formed its group before, for a SIGTERM is lost on one that starts."""
+        if not self.ending:
+            return
+        name = self.chance.choice(sorted(self.ending))
+        labels = self.ending.pop(name)
+        if self.chance.random() < self.late_share:
+            self._form(labels)
+        del self.cluster.objects["Pod", f"{name}-0"]
+        there = self.cluster.objects.get(("StatefulSet", name))
+        if there is not None:
+            there["status"] = {"observedGeneration": there["metadata"]["generation"]}
+
+    def _form(self, labels: Json) -> None:
+        formed = labels[names.MODEL_LABEL], int(labels[names.GENERATION_LABEL])
+        self.in_force = max(self.in_force, formed, key=lambda one: one[1])
+
+    def _let_linger(self, before: dict[str, Json]) -> None:
+        """Args: before: the schedulers that were there, by name."""
+        left = {each["metadata"]["name"] for each in self.schedulers() if each["spec"]["replicas"]}
+        for name in before.keys() - left:
+            self.ending[name] = before[name]["spec"]["template"]["metadata"]["labels"]
+            self.cluster.add_pod(f"{name}-0", self.ending[name])
+            self.cluster.objects["Pod", f"{name}-0"]["metadata"]["deletionTimestamp"] = BORN
+
+    def _has_place(self, scheduler: Json) -> bool:
+        return scheduler["spec"]["replicas"] > 0 and scheduler["metadata"]["name"] not in self.ending
 
     def is_started(self, scheduler: Json) -> bool:
         """Whether its pod is there, and of the newest template."""
@@ -121,4 +151,7 @@ class ChangingShop(PlannedShop):
         is_rolled = all(each.revision == decided.revision and each.is_ready for each in decided.groups)
         has_groups = len(decided.groups) == self.cluster.deployment.spec.replicas
         wanted = [known_model.wanted(self.cluster.deployment)]
-        return is_rolled and has_groups and bool(self.known()) and all(each == wanted for each in self.known())
+        is_done = all(digest == self.in_force[0] for digest in +self.requests)
+        return (
+            is_done and is_rolled and has_groups and bool(self.known()) and all(each == wanted for each in self.known())
+        )

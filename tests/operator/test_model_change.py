@@ -38,7 +38,7 @@ def test_from_one_model_to_another_nothing_is_lost(seed: int, spec: Json) -> Non
     assert shop.known()[0][0].name == "b, the newer"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(24))
 def test_through_a_third_model_or_back_in_the_middle_nothing_is_lost(seed: int) -> None:
     shop = ChangingShop(seed, model=A)
     for model in (B, C, A, B, A):
@@ -119,7 +119,7 @@ def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request()
 
 def test_gateways_lose_the_old_model_when_its_last_answer_is_forgotten() -> None:
     shop = begun()
-    for happens in (shop.gateways, shop.group, shop.end, shop.look, shop.look, shop.gateways):
+    for happens in (shop.gateways, shop.group, shop.end, shop.look, shop.linger, shop.look, shop.gateways):
         shop.look()
         happens()
     assert len(shop.digests()) == 1
@@ -260,8 +260,43 @@ def test_back_from_a_model_that_never_formed_restarts_nothing() -> None:
     before = [each["metadata"]["labels"][names.GENERATION_LABEL] for each in shop.schedulers()]
     assert len(before) == 2
     shop.change(model=A)
+    shop.late_share = 0.0
     shop.settle()
     assert [each["metadata"]["labels"][names.GENERATION_LABEL] for each in shop.schedulers()] == [min(before)]
+
+
+def given_up() -> tuple[ChangingShop, str]:
+    """B is given up before it came into force. Returns: also the name of its scheduler, which was told to end."""
+    shop = begun()
+    for happens in (shop.gateways, shop.look):
+        shop.look()
+        happens()
+    shop.change(model=A)
+    shop.look()
+    [scheduler] = shop.ending
+    return shop, scheduler
+
+
+def test_a_model_that_was_given_up_goes_when_its_scheduler_has_ended_and_the_pool_does_not_know_it() -> None:
+    shop, scheduler = given_up()
+    shop.late_share = 0.0
+    for _ in range(3):
+        assert not shop.look().actions, "its scheduler still runs"
+    shop.linger()
+    shop.look()
+    assert ("StatefulSet", scheduler) not in shop.cluster.objects
+
+
+def test_a_model_that_was_given_up_and_comes_into_force_all_the_same_serves_what_was_accepted() -> None:
+    shop, scheduler = given_up()
+    shop.late_share = 1.0
+    shop.linger()
+    shop.call()
+    shop.look()
+    assert shop.cluster.objects["StatefulSet", scheduler]["spec"]["replicas"] == 1
+    shop.settle()
+    assert shop.lost == 0
+    assert [each.folder for each in shop.known()[0]] == ["a"]
 
 
 def test_the_volume_of_a_fetched_model_stays_while_a_gateway_reads_it() -> None:

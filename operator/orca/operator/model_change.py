@@ -6,6 +6,9 @@
    What has not ended drainSeconds later the pool ends as `model_replaced`.
 3. When nobody can ask for an answer of the models before any more, the gateways lose them.
 
+A model that is given up before it came into force may come into force for as long as a scheduler of it runs, also one
+that is told to end: the pool is asked again when none does, and a group of it comes back for what was accepted.
+
 With no room for groups of both models (maxSurge 0 with one replica, no free node) the old one goes first, and what it
 leaves ends as `model_replaced`: the status says so. Nothing is remembered: what gateways have is read from the cluster,
 what is in force and what still runs from the pool.
@@ -189,9 +192,8 @@ def _has_requests(observed: Observed, digest: str, outputs: Outputs) -> bool:
     pool, generation = observed.pool, known_generations(observed)[digest]
     if digest == outputs.digest:
         return False
-    if pool.problem is not None or generation == pool.generation:
-        return True
-    return generation < (pool.generation or 0) and pool.replaced_unfinished > 0
+    # A generation above the one in force may be of a model that was in force before, by a lower one.
+    return pool.problem is not None or generation == pool.generation or pool.replaced_unfinished > 0
 
 
 def _is_overdue(deployment: Deployment, observed: Observed, outputs: Outputs, now_s: float) -> bool:
@@ -207,6 +209,15 @@ def _is_overdue(deployment: Deployment, observed: Observed, outputs: Outputs, no
 def _is_in_force(observed: Observed, outputs: Outputs) -> bool:
     """By generations: one that was in force before and is wanted again has a new one, and comes into force anew."""
     return (observed.pool.generation or 0) >= outputs.generation
+
+
+def may_come_into_force(observed: Observed, of: Json, outputs: Outputs) -> bool:
+    """Whether the pool would take the model of a scheduler for the newest, though another one is wanted.
+
+    Args: of: the scheduler's StatefulSet.
+    """
+    digest = label_map(of)[names.MODEL_LABEL]
+    return digest != outputs.digest and known_generations(observed)[digest] > (observed.pool.generation or 0)
 
 
 def _digests(observed: Observed) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from orca.operator.actions import Action, Apply, Delete, Issue, Nudge, Promise
 from orca.operator.children import KEPT_KINDS, drift, finish, hash_of
 from orca.operator.groups import find_groups, following_pauses
 from orca.operator.model_change import Change
-from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, label_map, seconds
+from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, is_rolled_out, label_map, seconds
 from orca.operator.pauses import Pause
 from orca.operator.render import account, gateway, group, model, network, pool
 from orca.operator.render.group import Outputs
@@ -102,8 +102,8 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
         *_nudges(observed, hash_of(deployment, schedule)),
         *_leftovers(observed, kept, {each.name for each in groups}, fetch.leaving),
         *_unread_claims(deployment, observed, fetch.unread_claims),
-        *_removals(observed, groups, next_step.remove),
-        *_returns(observed, groups, revision, next_step.remove, now_s),
+        *_removals(observed, groups, next_step.remove, outputs),
+        *_returns(observed, groups, revision, next_step.remove, change.kept, now_s),
         *_lost_pods(observed, now_s),
     )
     return Plan(
@@ -289,36 +289,51 @@ def _unread_claims(deployment: Deployment, observed: Observed, claims: Sequence[
             yield _delete(claim, "nobody reads its model any more")
 
 
-def _removals(observed: Observed, groups: Sequence[Group], remove: Sequence[str]) -> Iterable[Delete]:
+def _removals(
+    observed: Observed, groups: Sequence[Group], remove: Sequence[str], outputs: Outputs
+) -> Iterable[Apply | Delete]:
     """The scheduler first: it gives its requests back while its stages still answer. Then the stages, then the rest.
 
     Nothing remembers that a group leaves. One without its scheduler does not serve, so each later step chooses it
-    first; and if it is wanted again meanwhile, it gets a new scheduler.
+    first; and if it is wanted again meanwhile, it gets a new scheduler. Only where its model may still come into force
+    a scheduler is ended before it is deleted, for then its group comes back.
     """
     for each in groups:
         if each.name not in remove:
             continue
         scheduler = observed.get("StatefulSet", names.scheduler(each.name))
-        if scheduler is not None:
+        if scheduler is not None and model_change.may_come_into_force(observed, scheduler, outputs):
+            if scheduler["spec"]["replicas"]:
+                yield Apply(group.resized(scheduler, 0, {}), "its group leaves")
+            elif is_rolled_out(scheduler) and not observed.pods("scheduler", group=each.name):
+                yield _delete(scheduler, "its group leaves")
+        elif scheduler is not None:
             yield _delete(scheduler, "its group leaves")
         elif not observed.pods("scheduler", group=each.name):
             yield _delete(observed.children["StatefulSet", each.name], "its group leaves")
 
 
 def _returns(
-    observed: Observed, groups: Sequence[Group], revision: str, remove: Sequence[str], now_s: float
+    observed: Observed, groups: Sequence[Group], revision: str, remove: Sequence[str], kept: Set[str], now_s: float
 ) -> Iterable[Apply]:
     """Groups of another revision that have given way come back as well while they are there: the wanted one may take
-    long. The spec tells of them no more, so they are written as they are."""
+    long. So do those that were ended, and whose model came into force. The spec tells of them no more, so they are
+    written as they are.
+
+    Args: kept: names of groups whose models have requests.
+    """
     for each in groups:
         stages = observed.get("StatefulSet", each.name)
         if stages is None or each.revision == revision or each.name in remove or each.is_leaving:
             continue
         pause = pauses.read(stages)
+        scheduler = observed.get("StatefulSet", names.scheduler(each.name))
         if pause.is_on and pause.is_over(each.name, now_s):
-            scheduler = observed.get("StatefulSet", names.scheduler(each.name))
             for manifest in group.come_back(stages, scheduler, pause.ended):
                 yield Apply(manifest, "its group comes back")
+        is_needed = each.name in kept and observed.pool.problem is None
+        if is_needed and not pause.is_on and scheduler is not None and not scheduler["spec"]["replicas"]:
+            yield Apply(group.resized(scheduler, 1, {}), "its model came into force")
 
 
 def _suspensions(deployment: Deployment, observed: Observed, held: Set[tuple[str, str]]) -> Iterable[Apply]:
