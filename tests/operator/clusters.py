@@ -88,6 +88,8 @@ class FakeCluster:
                 replicas = child["spec"]["replicas"]
                 counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
                 child["status"] = {"observedGeneration": child["metadata"]["generation"], **counts}
+                if replicas == 0:
+                    self._end_pods(name)
                 for index in range(replicas):
                     template = child["spec"]["template"]
                     if ("Pod", f"{name}-{index}") in self.objects:
@@ -127,9 +129,12 @@ class FakeCluster:
         gone = self.objects.pop((action.kind, action.name), None)
         assert gone is None or gone["metadata"]["uid"] == action.uid
         if action.kind in ("StatefulSet", "Deployment"):
-            for kind, name in list(self.objects):
-                if kind == "Pod" and name.rpartition("-")[0] == action.name:
-                    del self.objects[kind, name]
+            self._end_pods(action.name)
+
+    def _end_pods(self, controller: str) -> None:
+        for kind, name in list(self.objects):
+            if kind == "Pod" and name.rpartition("-")[0] == controller:
+                del self.objects[kind, name]
 
 
 _SIGNER = ec.generate_private_key(ec.SECP256R1())

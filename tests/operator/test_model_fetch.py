@@ -88,6 +88,7 @@ def test_the_claim_of_a_model_that_nobody_reads_goes_by_the_deletion_policy(poli
 
 def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() -> None:
     cluster = settled()
+    cluster.pool = PoolLook(generation=int(BORN_S) + 1)
     change(cluster, model=NEWER, suspend=True)
     while cluster.look().actions:
         pass
