@@ -27,7 +27,11 @@ server-side apply, and deletes what is no longer wanted.
   resources: [events]
   verbs: [create]
 - apiGroups: [apps]
-  resources: [deployments, statefulsets]
+  # Of gateways: without pods it still tells which models they were given.
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [apps]
+  resources: [statefulsets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
