@@ -109,9 +109,8 @@ def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request()
     cluster.settle()
     smaller, larger = cluster.names("StatefulSet", "scheduler")
     args = cluster.objects["StatefulSet", smaller]["spec"]["template"]["spec"]["containers"][0]["args"]
-    args[args.index("--slots") + 1] = (
-        "1024"  # as while a lower kvSlots waits for a request that only the other can hold
-    )
+    # As while a lower kvSlots waits for a request that only the other can hold.
+    args[args.index("--slots") + 1] = "1024"
     cluster.pool = PoolLook(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model=B, replicas=2, scheduler={"kvSlots": 1024}, generation=2)
     assert cluster.look().change.kept == {larger.removesuffix("-scheduler")}

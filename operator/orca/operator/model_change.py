@@ -94,9 +94,8 @@ def _others(deployment: Deployment, observed: Observed, outputs: Outputs) -> tup
 
 
 def _of_groups(observed: Observed) -> Iterable[KnownModel]:
-    for child in observed.of_kind("StatefulSet"):
-        if label_map(child).get(names.ROLE_LABEL) == group.STAGE:
-            yield from known_model.read_back(child["spec"]["template"]["spec"], group.STAGE)
+    for spec in observed.pod_specs(group.STAGE):
+        yield from known_model.read_back(spec, group.STAGE)
 
 
 def _of_gateways(deployment: Deployment, observed: Observed) -> Iterable[KnownModel]:

@@ -54,6 +54,11 @@ class Observed:
         wanted = {names.ROLE_LABEL: role} | {f"{names.GROUP}/{key}": value for key, value in labels.items()}
         return [pod for pod in self.of_kind("Pod") if wanted.items() <= label_map(pod).items()]
 
+    def pod_specs(self, role: str) -> list[Json]:
+        """Of the pods that StatefulSets of a role make."""
+        found = (each for each in self.of_kind("StatefulSet") if label_map(each).get(names.ROLE_LABEL) == role)
+        return [each["spec"]["template"]["spec"] for each in found]
+
 
 def by_name(objects: Iterable[Json]) -> dict[tuple[str, str], Json]:
     return {(each["kind"], each["metadata"]["name"]): each for each in objects}

@@ -87,7 +87,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
         *_pool_manifests(deployment, observed, images.pool),
         *fetch.manifests,
         *(each for each in gateways if can_start or each["kind"] != "Deployment"),
-        *(network.policies(deployment, _stage_pods(observed)) if images.has_network_policies else []),
+        *(network.policies(deployment, observed.pod_specs(group.STAGE)) if images.has_network_policies else []),
         schedule,
         *chain.from_iterable(stages),
         *chain.from_iterable(schedulers.values()),
@@ -154,12 +154,6 @@ def _pool_manifests(deployment: Deployment, observed: Observed, image: str) -> l
         return []
     claim = observed.get("PersistentVolumeClaim", names.pool(deployment.name))
     return pool.managed(deployment, image, observed.pool_secret, claim)
-
-
-def _stage_pods(observed: Observed) -> list[Json]:
-    """Specs of those that the groups which are there make."""
-    stages = [each for each in observed.of_kind("StatefulSet") if label_map(each).get(names.ROLE_LABEL) == group.STAGE]
-    return [each["spec"]["template"]["spec"] for each in stages]
 
 
 def _only_to_none(deployment: Deployment, next_step: Step) -> Step:
@@ -302,15 +296,16 @@ def _removals(
         if each.name not in remove:
             continue
         scheduler = observed.get("StatefulSet", names.scheduler(each.name))
-        if scheduler is not None and model_change.may_come_into_force(observed, scheduler, outputs):
-            if scheduler["spec"]["replicas"]:
-                yield Apply(group.resized(scheduler, 0, {}), "its group leaves")
-            elif is_rolled_out(scheduler) and not observed.pods("scheduler", group=each.name):
-                yield _delete(scheduler, "its group leaves")
-        elif scheduler is not None:
+        has_pods = bool(observed.pods("scheduler", group=each.name))
+        if scheduler is None:
+            if not has_pods:
+                yield _delete(observed.children["StatefulSet", each.name], "its group leaves")
+        elif not model_change.may_come_into_force(observed, scheduler, outputs):
             yield _delete(scheduler, "its group leaves")
-        elif not observed.pods("scheduler", group=each.name):
-            yield _delete(observed.children["StatefulSet", each.name], "its group leaves")
+        elif scheduler["spec"]["replicas"]:
+            yield Apply(group.resized(scheduler, 0, {}), "its group leaves")
+        elif is_rolled_out(scheduler) and not has_pods:
+            yield _delete(scheduler, "its group leaves")
 
 
 def _returns(
