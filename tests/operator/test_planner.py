@@ -154,6 +154,31 @@ def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() ->
     assert action.reason == "somebody has changed spec.replicas"
 
 
+@pytest.mark.parametrize("part", ["stage", "scheduler"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {names.REVISION_LABEL: None},
+        {names.MODEL_LABEL: None},
+        {names.GENERATION_LABEL: "not"},
+        {names.GROUP_LABEL: None, names.REVISION_LABEL: None, names.ROLE_LABEL: None, names.HASH_LABEL: None},
+    ],
+    ids=["revision lost", "model lost", "no number", "many lost"],
+)
+def test_labels_that_somebody_has_edited_cost_no_group(part: str, edit: dict[str, str | None]) -> None:
+    cluster = settled(deployment(replicas=2))
+    name, _ = cluster.names("StatefulSet", part)
+    labels = cluster.objects["StatefulSet", name]["metadata"]["labels"]
+    for label in edit.keys() & labels.keys():
+        before = labels.pop(label)
+        if edit[label] is not None:
+            labels[label] = f"{edit[label]}-{before}"
+    groups = cluster.names("StatefulSet")
+    plans = cluster.settle()
+    assert not [gone for decided in plans for gone in deleted(decided)]
+    assert cluster.names("StatefulSet") == groups
+
+
 def test_redis_starts_anew_when_its_users_have_another_password() -> None:
     cluster = settled(deployment())
     cluster.pool_secret = {"data": {"users.acl": "b3RoZXI="}}

@@ -229,7 +229,7 @@ def known_generations(observed: Observed) -> Mapping[str, int]:
     """The highest that schedulers of each outputs digest were given."""
     found: dict[str, int] = {}
     for labels in map(label_map, observed.of_kind("StatefulSet")):
-        if names.GENERATION_LABEL in labels:
+        if names.MODEL_LABEL in labels:
             digest, generation = labels[names.MODEL_LABEL], int(labels[names.GENERATION_LABEL])
             found[digest] = max(generation, found.get(digest, 0))
     return found

@@ -65,7 +65,10 @@ def by_name(objects: Iterable[Json]) -> dict[tuple[str, str], Json]:
 
 
 def label_map(child: Mapping[str, Any]) -> dict[str, str]:
-    return dict(child["metadata"].get("labels") or {})
+    """Labels of an object. Those that it gives to its pods count first: nobody edits them in passing, and what makes
+    pods carries the same ones."""
+    template = child.get("spec", {}).get("template", {}).get("metadata") or {}
+    return {**(child["metadata"].get("labels") or {}), **(template.get("labels") or {})}
 
 
 def controllers(child: Mapping[str, Any]) -> set[str]:
