@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -40,10 +40,19 @@ from orca.scheduler.settings import Settings, parse_settings
 log = logging.getLogger("orca.scheduler")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+MakeEngine = Callable[[ModelInfo, Settings], Engine]
+
+
+def real_stages(model: ModelInfo, settings: Settings) -> Engine:
+    return StagesOfRevision(model.revision, settings)
+
+
+def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = real_stages) -> int:
     """Schedule one group until SIGTERM or SIGINT: the first drains, the second ends at once.
 
-    Args: argv: flags without the program's name; those of the process when None.
+    Args:
+        argv: flags without the program's name; those of the process when None.
+        make_engine: what it is the master of.
     Returns: exit status; 0 after a drain, 1 when pool or group cannot be used, 2 for a bad setting or a model that can
         never be served.
     """
@@ -56,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(
         f"scheduler-{settings.group}", fmt=cast(Format, settings.log_format), level=settings.log_level.upper()
     )
-    return uvloop.run(_serve(settings, pool_settings))
+    return uvloop.run(_serve(settings, pool_settings, make_engine))
 
 
-async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
+async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: MakeEngine) -> int:
     try:
         model = load_model_info(settings.model, dtype=settings.dtype)
         tokenizer = Tokenizer.from_folder(settings.model)
@@ -67,7 +76,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings) -> int:
     except (ModelError, ValueError) as error:
         log.error("the scheduler cannot serve: %s", error)
         return 2
-    engine = StagesOfRevision(model.revision, settings)
+    engine = make_engine(model, settings)
     status = 1
     try:
         await pool.check_server_if_there()

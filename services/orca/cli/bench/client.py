@@ -7,7 +7,7 @@ httpx takes for a token. Open loop: a request leaves when the trace says so, wha
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -55,7 +55,8 @@ async def run_trace(target: Target, trace: Trace) -> list[Outcome]:
 
 def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
     """A call of the trace as it goes over the wire."""
-    body = orjson.dumps(
+    return post_bytes(
+        target,
         {
             "model": target.model,
             "prompt": trace.prompt(request.index, target.vocab_size),
@@ -65,8 +66,13 @@ def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-        }
+        },
     )
+
+
+def post_bytes(target: Target, content: Mapping[str, object]) -> bytes:
+    """Any call of the completions API, for a stream of events on a connection of its own."""
+    body = orjson.dumps(content)
     path = urlsplit(target.url).path.rstrip("/").removesuffix("/v1") + "/v1/completions"
     head = [
         f"POST {path} HTTP/1.1",

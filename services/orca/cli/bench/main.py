@@ -6,6 +6,7 @@
     homogeneous   the same with requests that are all alike (Figure 11)
     engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
     peers         beside Hugging Face transformers, in one run on this machine
+    host          scheduler, pool and gateway in front of an engine that computes nothing
 
 What follows `--` goes to `orca up`.
 """
@@ -118,6 +119,17 @@ def _parser() -> Parser:
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
     add_trace_options(peers, preset="small", requests=128)
     add_output_options(peers, can_plot=False)
+
+    host = actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
+    add = host.add_argument
+    sizes = listed(positive(int))
+    add("--batch-sizes", type=sizes, default=(16, 64, 256, 512), metavar="N,M", help="a run each (16,64,256,512)")
+    add("--step-us", type=int, default=0, metavar="N", help="time of a step of any size (%(default)s)")
+    add("--tokens", type=positive(int), default=100_000, metavar="N", help="of a run, at least (%(default)s)")
+    add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
+    add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
+    add("--only", choices=("commits", "events"), help="one of the two parts")
+    add_output_options(host, can_plot=False)
     return parser
 
 
@@ -274,6 +286,23 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         write_json(options.json, compare.to_json(contest, standings))
 
 
+def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    from orca.cli.bench.host import run  # Redis and tokenizers: only here
+
+    _refuse(up_options)
+    plan = run.Plan(
+        batch_sizes=() if options.only == "events" else options.batch_sizes,
+        step_us=options.step_us,
+        tokens=options.tokens,
+        streams=() if options.only == "commits" else options.streams,
+        tokens_per_s=options.rate,
+    )
+    with TemporaryDirectory(prefix="orca-host-") as folder:
+        figures = run.measure(plan, Path(_small_model()), Path(folder), _progress)
+    print("\n".join(run.lines(figures)))
+    write_json(options.json, run.to_json(figures))
+
+
 def _refuse(up_options: Sequence[str]) -> None:
     if up_options:
         raise SettingError(f"nothing is started here that could take {' '.join(up_options)}")
@@ -290,4 +319,5 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "homogeneous": _homogeneous,
     "engine": _engine,
     "peers": _peers,
+    "host": _host,
 }

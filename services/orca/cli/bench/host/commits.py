@@ -1,0 +1,146 @@
+"""How many tokens one scheduler brings into the log, and what each costs: a pool filled beforehand, the null engine.
+
+Before a figure is given every log is read back: it must hold what the engine drew for it, in order, and end once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+from orca.cli.bench.host.null_engine import drawn
+from orca.cli.bench.host.parts import (
+    DEPLOYMENT,
+    HostFailed,
+    NullScheduler,
+    PoolServer,
+    processor_s,
+    running_redis,
+    running_scheduler,
+)
+from orca.cli.bench.trace import Range
+from orca.core.batches import batches
+from orca.core.model import ModelInfo
+from orca.core.request import End, FinishReason, Request, SamplingParams, Token
+from orca.pool.api import OnDisconnect, Submission
+from orca.pool.redis_pool import RedisPool, open_redis_pool
+from orca.pool.settings import parse_pool_settings
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+SUBMITTED_AT_ONCE = 32
+LOOK_S = 0.05
+"""Between two looks at whether all is done; a look costs Redis some 0.1 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a scheduler is given to do."""
+
+    batch_size: int
+    tokens: int  # at least so many are generated, of whole requests and of two full batches at least
+    new_tokens: Range
+    prompt_tokens: int
+    step_us: int
+    seed: int = 0
+
+    def requests(self, revision: str) -> list[Request]:
+        found: list[Request] = []
+        chance, tokens = Random(self.seed), 0
+        while tokens < self.tokens or len(found) < 2 * self.batch_size:
+            new_tokens = chance.randint(self.new_tokens.low, self.new_tokens.high)
+            found.append(
+                Request(
+                    parent=f"cmpl-{len(found):032x}",
+                    choice=0,
+                    revision=revision,
+                    prompt=(1,) * self.prompt_tokens,
+                    max_new_tokens=new_tokens,
+                    sampling=GREEDY,
+                )
+            )
+            tokens += new_tokens
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What it took, from the forming of the group to the last end."""
+
+    batch_size: int
+    step_us: int
+    requests: int
+    tokens: int
+    steps: int
+    seconds: float
+    scheduler_s: float  # processor time, as the others
+    redis_s: float
+
+
+async def measure_commits(model: ModelInfo, load: Load, folder: Path) -> Committed:
+    """Raises: HostFailed."""
+    with running_redis(folder) as server:
+        pool = await open_redis_pool(server.redis.url, DEPLOYMENT, parse_pool_settings(server.environment))
+        try:
+            await pool.set_revision(model.revision, 0)
+            requests = load.requests(model.revision)
+            await _submit(pool, requests)
+            figures = await _run(pool, server, model, load, requests, folder)
+            await _check(pool, requests, model.vocab_size)
+        finally:
+            await pool.close()
+    return figures
+
+
+async def _submit(pool: RedisPool, requests: Sequence[Request]) -> None:
+    for some in batches(list(requests), SUBMITTED_AT_ONCE):
+        await asyncio.gather(
+            *(
+                pool.submit(
+                    Submission(parent=request.parent, requests=(request,), reader="r", on_disconnect=OnDisconnect.KEEP)
+                )
+                for request in some
+            )
+        )
+
+
+async def _run(
+    pool: RedisPool, server: PoolServer, model: ModelInfo, load: Load, requests: Sequence[Request], folder: Path
+) -> Committed:
+    sizes = {"batch_size": load.batch_size, "step_us": load.step_us}
+    with running_scheduler(server, model, folder, **sizes) as scheduler:
+        await scheduler.until_seated()
+        pids = scheduler.pid, server.redis.pid
+        start_s, before = perf_counter(), [processor_s(pid) for pid in pids]
+        scheduler.go()
+        await _until_ended(pool, scheduler, len(requests))
+        seconds = perf_counter() - start_s
+        scheduler_s, redis_s = (processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
+        return Committed(
+            **sizes,
+            requests=len(requests),
+            tokens=sum(request.max_new_tokens for request in requests),
+            steps=await asyncio.to_thread(scheduler.drain),
+            seconds=seconds,
+            scheduler_s=scheduler_s,
+            redis_s=redis_s,
+        )
+
+
+async def _until_ended(pool: RedisPool, scheduler: NullScheduler, requests: int) -> None:
+    while (await pool.stats()).ended_ever < requests:
+        scheduler.check()
+        await asyncio.sleep(LOOK_S)
+
+
+async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int) -> None:
+    """Raises: HostFailed when a log is not what was drawn."""
+    for request in requests:
+        count = request.max_new_tokens
+        log = await pool.read(request.id, 0, limit=count + 1)
+        wanted = tuple(Token(drawn(request.id, index, vocab_size)) for index in range(count))
+        if log.tokens != wanted or log.end != End(FinishReason.LENGTH, count):
+            raise HostFailed(f"the log of {request.id} does not hold the {count} tokens that were drawn for it")
+    if (ends := (await pool.stats()).ended_ever) != len(requests):
+        raise HostFailed(f"{len(requests)} requests ended {ends} times")

@@ -1,0 +1,85 @@
+"""An engine without a model: it answers each step after a fixed time, with tokens out of a counter.
+
+What is left is the host path: scheduler, pool and gateway. It checks nothing of what it is sent (the simulated engine
+does), since all of its time is counted as the scheduler's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from zlib import crc32
+
+from orca.core.engine import EngineShape
+from orca.core.request import Token
+from orca.core.step import Epoch, Sampled, Step, StepResult
+
+STRIDE = 7919
+"""Between two tokens of a request: a prime, so that a token lost, repeated or of another request is seen."""
+
+
+def drawn(request_id: str, index: int, vocab_size: int) -> int:
+    """The token with this index of a request, in every epoch the same."""
+    return (crc32(request_id.encode()) + index * STRIDE) % vocab_size
+
+
+class NullEngine:
+    """One stage that computes nothing.
+
+    Args:
+        step_us: from the start of a step to its result; a step starts when the one before it has ended. 0 answers in
+            the loop's next turn.
+        may_form: awaited before the first epoch is formed.
+    """
+
+    def __init__(
+        self,
+        shape: EngineShape,
+        *,
+        vocab_size: int,
+        step_us: int = 0,
+        may_form: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._shape = shape
+        self._vocab_size = vocab_size
+        self._step_s = step_us / 1e6
+        self._may_form = may_form
+        self._results: asyncio.Queue[StepResult] = asyncio.Queue()
+        self._next: dict[int, tuple[int, int]] = {}  # handle -> index and unreduced value of its next token
+        self._free_s = 0.0  # when the stage has done all its work, on the loop's clock
+        self.steps = 0  # with rows, over all epochs
+
+    async def form(self, epoch: Epoch) -> EngineShape:  # noqa: ARG002 - the seam's signature
+        if self._may_form is not None:
+            may_form, self._may_form = self._may_form, None
+            await may_form()
+        self._results, self._next = asyncio.Queue(), {}
+        return self._shape
+
+    async def submit(self, step: Step) -> None:
+        for handle in step.freed:
+            del self._next[handle]
+        for new in step.new:
+            index = len(new.tokens) - new.prompt_length
+            self._next[new.handle] = index, drawn(new.request_id, index, self._vocab_size)
+        sampled = tuple(self._sample(row.handle) for row in step.rows if row.sample)
+        self._answer(StepResult(epoch=step.epoch, number=step.number, sampled=sampled))
+        self.steps += bool(step.rows)
+
+    async def results(self) -> AsyncIterator[StepResult]:
+        while True:
+            yield await self._results.get()
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+    def _sample(self, handle: int) -> Sampled:
+        index, value = self._next[handle]
+        self._next[handle] = index + 1, value + STRIDE
+        return Sampled(handle, index, Token(value % self._vocab_size))
+
+    def _answer(self, result: StepResult) -> None:
+        loop, results = asyncio.get_running_loop(), self._results
+        if not self._step_s:
+            loop.call_soon(results.put_nowait, result)
+            return
+        self._free_s = max(self._free_s, loop.time()) + self._step_s
+        loop.call_at(self._free_s, results.put_nowait, result)

@@ -1,0 +1,130 @@
+"""The host path in figures: what one scheduler commits and what one gateway streams, per second of its processor.
+
+    commits   requests wait in the pool, and one scheduler runs them all on the null engine
+    events    many streams are open, and tokens come at a given rate, each of which the gateway turns into an event
+
+Each run has a Redis, a scheduler and a gateway of its own. Seconds of the wall's clock say what this machine did, with
+all processes on its processors; processor time says what a process could do with one for itself.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orca.cli.bench.host.commits import Committed, Load, measure_commits
+from orca.cli.bench.host.events import Streamed, Streams, measure_events
+from orca.cli.bench.host.parts import HostFailed
+from orca.cli.bench.trace import Range
+from orca.core.model import load_model_info
+
+PROMPT_TOKENS = 32
+NEW_TOKENS = Range(128, 384)
+"""Of a request: ends are spread over the steps, and a stream of the gateway has their mean."""
+
+LIMIT_S = 300.0
+"""Of one run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured; nothing where there are no sizes."""
+
+    batch_sizes: Sequence[int]
+    step_us: int
+    tokens: int
+    streams: Sequence[int]
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    commits: Sequence[Committed]
+    events: Sequence[Streamed]
+
+
+def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[str], None]) -> Figures:
+    """All runs of a plan, one after the other.
+
+    Args: model_folder: whose tokenizer and sizes are used; its weights are not.
+    Raises: HostFailed.
+    """
+    model = load_model_info(model_folder)
+
+    def place(name: str) -> Path:
+        progress(name)
+        made = folder / name
+        made.mkdir()
+        return made
+
+    async def run() -> Figures:
+        commits, events = [], []
+        for size in plan.batch_sizes:
+            load = Load(
+                batch_size=size,
+                tokens=plan.tokens,
+                new_tokens=NEW_TOKENS,
+                prompt_tokens=PROMPT_TOKENS,
+                step_us=plan.step_us,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                commits.append(await measure_commits(model, load, place(f"batch-{size}")))
+        for size in plan.streams:
+            asked = Streams(
+                streams=size,
+                tokens_per_s=plan.tokens_per_s,
+                new_tokens=(NEW_TOKENS.low + NEW_TOKENS.high) // 2,
+                prompt_tokens=PROMPT_TOKENS,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                events.append(await measure_events(model, asked, place(f"streams-{size}")))
+        return Figures(commits, events)
+
+    try:
+        return asyncio.run(run())
+    except TimeoutError as error:
+        raise HostFailed(f"a run did not end within {LIMIT_S:g} s") from error
+
+
+def lines(figures: Figures) -> list[str]:
+    """The figures as tables for a terminal."""
+    return [*_lines_of_commits(figures.commits), *_lines_of_events(figures.events)]
+
+
+def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
+    if not runs:
+        return []
+    head = f"{'batch':>7}{'steps/s':>9}{'tokens/s':>10}{'scheduler us/token':>20}{'alone/s':>9}"
+    head += f"{'Redis us/token':>16}{'alone/s':>9}"
+    rows = [
+        f"{run.batch_size:>7}{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
+        f"{1e6 * run.scheduler_s / run.tokens:>20.1f}{run.tokens / run.scheduler_s:>9.0f}"
+        f"{1e6 * run.redis_s / run.tokens:>16.1f}{run.tokens / run.redis_s:>9.0f}"
+        for run in runs
+    ]
+    return [
+        "Committed: every log holds what was drawn, in order, and ended once. alone: a processor each.",
+        head,
+        *rows,
+    ]
+
+
+def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
+    if not runs:
+        return []
+    head = f"{'streams':>7}{'asked/s':>9}{'events/s':>10}{'gateway us/event':>20}{'alone/s':>9}"
+    head += f"{'Redis us/event':>16}{'scheduler':>11}{'reads/event':>13}"
+    rows = [
+        f"{run.streams:>7}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
+        f"{1e6 * run.gateway_s / run.events:>20.1f}{run.events / run.gateway_s:>9.0f}"
+        f"{1e6 * run.redis_s / run.events:>16.1f}{1e6 * run.scheduler_s / run.events:>11.1f}"
+        f"{run.pieces / run.events:>13.2f}"
+        for run in runs
+    ]
+    return ["Streamed: every stream has each event once, in order, with the text that was drawn.", head, *rows]
+
+
+def to_json(figures: Figures) -> dict[str, Any]:
+    """The same as plain data."""
+    return asdict(figures)

@@ -1,0 +1,103 @@
+"""The host path without a model: what is measured is first proven."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from orca.cli.bench.host.commits import Load
+from orca.cli.bench.host.null_engine import NullEngine, drawn
+from orca.cli.bench.main import main as bench
+from orca.cli.bench.trace import Range
+from orca.core.engine import EngineShape
+from orca.core.request import SamplingParams, Token
+from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+
+SHAPE = EngineShape(stages=1, slots=4096, block_tokens=16, max_model_len=512)
+EPOCH = Epoch(1, "p")
+VOCAB = 2048
+
+
+def a_step(number: int, *, logged: int | None = None) -> Step:
+    """A step of one request; `logged` tokens of its log come with the step that brings it."""
+    new = ()
+    if logged is not None:
+        new = (
+            NewRequest(
+                handle=1,
+                request_id="r.0",
+                claim=Claim(1, "p/1"),
+                tokens=(5,) * (3 + logged),
+                prompt_length=3,
+                max_total_tokens=16,
+                sampling=SamplingParams(),
+            ),
+        )
+    return Step(epoch=EPOCH, number=number, new=new, rows=(Row(handle=1, start=0, count=1, sample=True),))
+
+
+async def test_the_null_engine_draws_by_request_and_index_also_behind_a_log() -> None:
+    engine = NullEngine(SHAPE, vocab_size=VOCAB)
+    await engine.form(EPOCH)
+    await engine.submit(a_step(1, logged=4))
+    await engine.submit(a_step(2))
+    results = engine.results()
+    sampled = [(await anext(results)).sampled for _ in range(2)]
+    assert sampled == [(Sampled(1, index, Token(drawn("r.0", index, VOCAB))),) for index in (4, 5)]
+    assert len({drawn("r.0", index, VOCAB) for index in range(VOCAB)}) == VOCAB, "neighbours differ for a whole round"
+
+
+async def test_the_null_engine_never_answers_in_the_turn_that_asks() -> None:
+    engine = NullEngine(SHAPE, vocab_size=VOCAB)
+    await engine.form(EPOCH)
+    answer = asyncio.ensure_future(anext(engine.results()))
+    await asyncio.sleep(0)
+    await engine.submit(a_step(1, logged=0))
+    assert not answer.done()
+    assert (await answer).number == 1
+
+
+async def test_steps_of_the_null_engine_take_their_time_one_after_the_other() -> None:
+    engine = NullEngine(SHAPE, vocab_size=VOCAB, step_us=20_000)
+    await engine.form(EPOCH)
+    start_s = asyncio.get_running_loop().time()
+    await engine.submit(a_step(1, logged=0))
+    await engine.submit(a_step(2))
+    results = engine.results()
+    assert [(await anext(results)).number for _ in range(2)] == [1, 2]
+    assert asyncio.get_running_loop().time() - start_s >= 0.04
+
+
+async def test_the_null_engine_forms_when_it_is_told_to() -> None:
+    may_form = asyncio.Event()
+
+    async def told() -> None:
+        await may_form.wait()
+
+    engine = NullEngine(SHAPE, vocab_size=VOCAB, may_form=told)
+    forming = asyncio.ensure_future(engine.form(EPOCH))
+    await asyncio.sleep(0)
+    assert not forming.done()
+    may_form.set()
+    assert await forming == SHAPE
+
+
+def test_a_load_fills_at_least_two_batches() -> None:
+    load = Load(batch_size=8, tokens=1, new_tokens=Range(2, 4), prompt_tokens=3, step_us=0)
+    requests = load.requests("r1")
+    assert len(requests) == 16
+    assert all(2 <= request.max_new_tokens <= 4 for request in requests)
+
+
+def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    sizes = ["--batch-sizes", "4", "--tokens", "1500", "--streams", "2", "--rate", "1000"]
+    assert bench(["host", *sizes, "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    [committed], [streamed] = figures["commits"], figures["events"]
+    assert committed["tokens"] >= 1500
+    assert committed["steps"] >= committed["tokens"] / 4
+    assert streamed["events"] == 2 * 256
+    assert streamed["gateway_s"] > 0
+    assert "every log holds what was drawn" in capsys.readouterr().out
