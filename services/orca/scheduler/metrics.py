@@ -14,7 +14,6 @@ from orca.core.request import FinishReason, Request
 from orca.core.step import Epoch
 from orca.pool.api import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Load, Observer
-from orca.scheduler.state import Phase
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -47,12 +46,14 @@ class Metrics(Observer):
         self._success = Counter(
             "orca_scheduler_request_success", "Ends decided here.", ["group", "finished_reason"], registry=self.registry
         )
-        self._answers = Counter(
+        answers = Counter(
             "orca_commit_answers",
             "What the pool said to commits, one answer per request: refusals are of claims that are over.",
             ["group", "answer"],
             registry=self.registry,
         )
+        # Looked up once: there is an answer for each token.
+        self._answers = {answer: answers.labels(group, answer.value) for answer in CommitAnswer}
         self._epochs = counter("orca_epochs", "Epochs formed.")
         self._broken = counter("orca_epochs_broken", "Epochs that ended before the scheduler was stopped.")
         self._failures = counter("orca_request_failures", "Requests blamed for an engine that failed from inside.")
@@ -110,20 +111,20 @@ class Metrics(Observer):
         self._poisoned.inc(len(poisoned))
 
     def iterated(self, record: IterationRecord) -> None:
-        if not record.batch.picks:
+        picks = record.batch.picks
+        if not picks:
             return
-        rows = record.rows
         self._tokens.observe(record.tokens)
-        self._size.observe(len(rows))
+        self._size.observe(len(picks))
         self._time.observe((record.returned_ns - record.submitted_ns) / 1e9)
-        self._prompt.inc(sum(row.count for row in rows if row.phase is Phase.INITIATION))
-        self._generated.inc(sum(pick.sample for pick in record.batch.picks))
+        self._prompt.inc(sum(pick.count for pick in picks if pick.is_of_prompt))
+        self._generated.inc(sum(pick.sample for pick in picks))
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
         self._success.labels(self._group, reason.value).inc()
 
     def answered(self, answer: CommitAnswer) -> None:
-        self._answers.labels(self._group, answer.value).inc()
+        self._answers[answer].inc()
 
 
 def _usage(load: Load) -> float:

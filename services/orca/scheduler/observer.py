@@ -183,5 +183,5 @@ class Observers(Observer):
 
 
 def _row(pick: Pick) -> RowRecord:
-    phase = Phase.INITIATION if pick.start < len(pick.request.known) else Phase.INCREMENT
+    phase = Phase.INITIATION if pick.is_of_prompt else Phase.INCREMENT
     return RowRecord(pick.request.request.id, phase, pick.start, pick.count)

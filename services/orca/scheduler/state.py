@@ -86,6 +86,11 @@ class Pick:
     count: int
     sample: bool
 
+    @property
+    def is_of_prompt(self) -> bool:
+        """Does it run tokens of the initiation phase, those of an earlier claim's log among them?"""
+        return self.start < len(self.request.known)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
