@@ -86,6 +86,19 @@ async def test_a_scheduler_finds_what_woke_it(bed: Bed) -> None:
     assert list(await scheduler.take()) == ["a.0"]
 
 
+async def test_who_waits_for_work_alone_remembers_no_logs(redis_bed: RedisBed) -> None:
+    """Each token of the deployment is told of, and a scheduler reads none of them."""
+    _, owned = await started(redis_bed, "a")
+    await redis_bed.pool.wait_for_work(REVISION, LONG_S)  # the subscription's confirmation wakes everybody
+    await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    waiter = asyncio.create_task(redis_bed.pool.wait_for_work(REVISION, LONG_S))
+    await asyncio.sleep(0)
+    await redis_bed.pool.submit(submission("b"))
+    async with asyncio.timeout(10):
+        await waiter
+    assert redis_bed.pool._hints._known == {}
+
+
 async def test_a_returned_request_wakes_an_idle_scheduler(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     await listening(bed)
@@ -130,7 +143,7 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
         asyncio.timeout(40),
     ):
         subscription = Subscription(client, "news", hints, quiet_s=1.0)
-        subscription.start()
+        subscription.start(for_logs=True)
         await hints.wait({"a.0": 0}, LONG_S)
         silence()
         await hints.wait({"a.0": 0}, LONG_S)  # woken by the new subscription: no news are on their way
@@ -147,7 +160,7 @@ async def test_a_quiet_link_that_answers_stays_as_it_is(own_redis: EmbeddedRedis
     hints = Hints(poll_s=LONG_S)
     async with Redis.from_url(own_redis.url) as client, Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
         subscription = Subscription(client, "news", hints, quiet_s=1.0)
-        subscription.start()
+        subscription.start(for_logs=True)
         await hints.wait({"a.0": 0}, LONG_S)
         [before] = await direct.client_list("pubsub")
         await direct.config_resetstat()
@@ -240,7 +253,7 @@ class Deaf:
 async def test_it_stops_whatever_the_library_makes_of_the_cancellation() -> None:
     client = Deaf()
     subscription = Subscription(client, "news", Hints(1.0))  # type: ignore[arg-type]
-    subscription.start()
+    subscription.start(for_logs=True)
     await client.waits.wait()
     async with asyncio.timeout(10):
         await subscription.stop()

@@ -85,10 +85,16 @@ class Subscription:
         self._is_away = False
         self._channel = channel
         self._hints = hints
+        self._heeds_logs = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to listen, in the running loop; harmless when already begun."""
+    def start(self, *, for_logs: bool) -> None:
+        """Begin to listen, in the running loop; harmless when already begun.
+
+        Args: for_logs: heed what is told of logs too, from now on. Schedulers wait for work alone, and each token of
+            the deployment is told of.
+        """
+        self._heeds_logs = self._heeds_logs or for_logs
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="pool-news")
 
@@ -136,8 +142,9 @@ class Subscription:
 
     def _take(self, data: bytes) -> None:
         for line in data.decode().splitlines():
-            name, _, entries = line.partition(" ")
-            self._hints.tell(name, int(entries or 0))
+            if self._heeds_logs or line.startswith("+"):
+                name, _, entries = line.partition(" ")
+                self._hints.tell(name, int(entries or 0))
 
 
 def _wake(woken: "asyncio.Future[None]") -> None:

@@ -165,11 +165,11 @@ class RedisPool(Pool):
         return {asked[which][0]: replies.read_slice(asked[which][1], found) for which, *found in answers}
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
-        self._subscription.start()
+        self._subscription.start(for_logs=True)
         return await self._hints.wait(versions, timeout_s)
 
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
-        self._subscription.start()
+        self._subscription.start(for_logs=False)
         await self._hints.wait({f"+{revision}": 0}, timeout_s)
 
     async def status(self, request_id: str) -> RequestStatus:
