@@ -82,8 +82,13 @@ def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
     )
 
 
+def is_plain(token: Token) -> bool:
+    """Is it its id and nothing else?"""
+    return token.logprob is None and not token.prompt_logprobs
+
+
 def pack_token(token: Token) -> bytes:
-    if token.logprob is None and not token.prompt_logprobs:
+    if is_plain(token):
         return b"%d" % token.id
     own = b"\0" if token.logprob is None else b"\1" + _pack_logprob(token.logprob)
     prompt = b"".join(map(_pack_logprob, token.prompt_logprobs))

@@ -7,12 +7,11 @@ are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import Request
 from orca.core.step import Claim, Epoch
-from orca.pool import codec, replies
+from orca.pool import replies
 from orca.pool.api import (
     NOBODY,
     Caller,
@@ -30,13 +29,13 @@ from orca.pool.api import (
     Submission,
     Wait,
 )
+from orca.pool.commit_words import commit_words
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
     READ_BYTES_MAX,
     READ_TOKENS_MAX,
     WANTED_FOR_MS,
-    check_entry,
     check_submission,
     refusal,
     stored,
@@ -54,10 +53,10 @@ from orca.pool.submit_words import submit_words
 log = logging.getLogger(__name__)
 
 _COMMIT_ANSWERS = {
-    1: CommitAnswer.APPLIED,
-    2: CommitAnswer.ALREADY_THERE,
-    3: CommitAnswer.ENDED,
-    4: CommitAnswer.NOT_YOURS,
+    ord("1"): CommitAnswer.APPLIED,
+    ord("2"): CommitAnswer.ALREADY_THERE,
+    ord("3"): CommitAnswer.ENDED,
+    ord("4"): CommitAnswer.NOT_YOURS,
 }
 _SWEEP_MOST = 100  # of each kind in one script: some milliseconds of Redis
 _SWEEP_CALLS_MAX = 40
@@ -279,15 +278,7 @@ class RedisPool(Pool):
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         if not entries:
             return []
-        args: list[Any] = []
-        for entry in entries:
-            check_entry(entry)
-            claim, reason = entry.claim, "-" if entry.end is None else entry.end.reason.value
-            args.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {len(entry.tokens)} {reason}")
-            args += map(codec.pack_token, entry.tokens)
-            if entry.end is not None:
-                args.append(codec.pack_stop(entry.end))
-        answers = await self._link.run("commit", *args, survives=Fault.KILL)
+        answers: bytes = await self._link.run("commit", *commit_words(entries), survives=Fault.KILL)
         return [_COMMIT_ANSWERS[answer] for answer in answers]
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:

@@ -1,7 +1,7 @@
 -- commit: the tokens of a step and the ends it brought, each request checked by itself.
--- ARGV per entry: "<request> <claim number> <claim call> <index> <n> <reason or ->", n tokens; with a reason: stop or ''.
--- One word instead of six arguments, since a step has hundreds of entries and each argument is packed by the caller.
--- Answers per entry: 1 applied, 2 already there, 3 ended, 4 not yours.
+-- ARGV[1]: a line per entry: "<request> <claim number> <claim call> <index> <reason or -> <n> <token> ...". The n tokens
+-- that are not plain ids are the next n arguments instead; with a reason: one more, stop or ''.
+-- Answers a digit per entry: 1 applied, 2 already there, 3 ended, 4 not yours.
 begin(true)
 local APPLIED, ALREADY_THERE, ENDED_NOW, NOT_YOURS = 1, 2, 3, 4
 
@@ -33,7 +33,7 @@ end
 
 local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   -- Only these five, which stand first in the record: the rest is needed when a request ends or goes back.
-  local r = call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
+  local log, r = log_key(id), call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
   local state = r[2]
   if not is_known(r[1]) then return NOT_YOURS end
   if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then
@@ -43,7 +43,7 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
     return reason ~= '' and is_there(id, index, tokens, reason, stop) and ALREADY_THERE or ENDED_NOW
   end
   -- No entry is ever taken out of a log by itself and ids have no gaps, so the length says that the last id is `i-0`.
-  local length = call('XLEN', log_key(id))
+  local length = call('XLEN', log)
   if index ~= length then
     if index < length and reason == '' and is_there(id, index, tokens, reason, stop) then return ALREADY_THERE end
     -- A gap, or another value at an index already there: owner and log disagree, whoever takes it next starts anew.
@@ -51,7 +51,7 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
     return NOT_YOURS
   end
   for i, token in ipairs(tokens) do
-    append(id, r[1], number, index + i, 'token', token)
+    append_token(log, r[1], number, index + i, token)
   end
   if index == 0 and #tokens > 0 then note_first_token(id) end
   -- The first commit of a claim acquits: the request has run, and did the group no harm.
@@ -64,13 +64,16 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   return APPLIED
 end
 
-local answers, at = {}, 1
-while at <= #ARGV do
-  local id, number, claim_call, index, size, reason =
-    string.match(ARGV[at], '^(%S+) (%d+) (%S*) (%d+) (%d+) (%S+)$')
+local answers, at = {}, 2
+for line in string.gmatch(ARGV[1], '[^\n]+') do
+  local id, number, claim_call, index, reason, packed, ids =
+    string.match(line, '^(%S+) (%d+) (%S*) (%d+) (%S+) (%d+)(.*)$')
   local tokens, stop = {}, nil
-  for i = 1, tonumber(size) do tokens[i] = ARGV[at + i] end
-  at = at + 1 + size
+  for token in string.gmatch(ids, '%d+') do tokens[#tokens + 1] = token end
+  for _ = 1, tonumber(packed) do
+    tokens[#tokens + 1] = ARGV[at]
+    at = at + 1
+  end
   if reason == '-' then
     reason = ''
   else
@@ -80,4 +83,4 @@ while at <= #ARGV do
   answers[#answers + 1] = commit_entry(id, number, claim_call, tonumber(index), tokens, reason, stop)
 end
 publish()
-return answers
+return table.concat(answers)

@@ -88,20 +88,27 @@ local function is_alone(failures) return failures >= FAILURES_IN_COMPANY end
 -- Entry `place` (from 1) of a log. From schema 2 on it holds the number of the claim that wrote it, an end that the pool
 -- itself decides the number by then: nothing here reads it, but along a log it never falls, and who looks from outside
 -- can tell.
-local function append(id, record_schema, number, place, ...)
-  local fields = { ... }
+local function append_token(log, record_schema, number, place, token)
   if tonumber(record_schema) >= 2 then
-    fields[#fields + 1] = 'claim'
-    fields[#fields + 1] = number
+    call('XADD', log, place .. '-0', 'token', token, 'claim', number)
+  else
+    call('XADD', log, place .. '-0', 'token', token)
   end
-  call('XADD', log_key(id), place .. '-0', unpack(fields))
+end
+
+local function append_end(log, record_schema, number, place, reason, stop)
+  if tonumber(record_schema) >= 2 then
+    call('XADD', log, place .. '-0', 'end', reason, 'count', place - 1, 'stop', stop, 'claim', number)
+  else
+    call('XADD', log, place .. '-0', 'end', reason, 'count', place - 1, 'stop', stop)
+  end
 end
 
 -- END: the last entry of the log, out of queue and group, and the bytes that it will not use given back.
 -- Number and call stay, so that the commit that brought the end can be told from others when it is repeated.
 local function end_request(r, reason, stop)
   local length = call('XLEN', log_key(r.id))
-  append(r.id, r.schema, r.number, length + 1, 'end', reason, 'count', length, 'stop', stop or '')
+  append_end(log_key(r.id), r.schema, r.number, length + 1, reason, stop or '')
   if r.state == 'queued' then
     call('ZREM', q_key(r.revision), r.id)
     count('queued', -1)
