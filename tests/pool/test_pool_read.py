@@ -5,7 +5,7 @@ from pool_beds import Bed, started
 from pool_kinds import KINDS
 
 from orca.core.request import End, FinishReason, Logprob, Token
-from orca.pool.api import CommitEntry
+from orca.pool.api import CommitEntry, LogSlice
 from orca.pool.contract import READ_BYTES_MAX, READ_TOKENS_MAX
 
 pytestmark = pytest.mark.parametrize("make_bed", KINDS, indirect=True)
@@ -54,3 +54,22 @@ async def test_tokens_of_many_bytes_use_the_room_up_sooner_and_one_is_always_rea
     found = await bed.pool.read_many({"a.0": 0, "b.0": 0, "c.0": 0})
     assert [len(log.tokens) for log in found.values()] == [2, 1, 0]
     assert [log.is_cut for log in found.values()] == [False, True, True]
+
+
+async def test_logs_of_ids_alone_and_others_come_out_of_one_read_in_the_order_asked(bed: Bed) -> None:
+    _, owned = await started(bed, "a", "b", "c", "d")
+    scored = Token(7, Logprob(7, -0.5, ((7, -0.5), (8, -1.5))))
+    logs = {"a.0": (Token(3), Token(4)), "b.0": (scored, Token(12)), "c.0": (Token(5),), "d.0": (Token(0),)}
+    ends = {"c.0": End(FinishReason.LENGTH, 1)}
+    for name, tokens in logs.items():
+        claim, end = owned[name].claim, ends.get(name)
+        await bed.pool.commit([CommitEntry(request_id=name, claim=claim, index=0, tokens=tokens, end=end)])
+    found = await bed.pool.read_many({"c.0": 0, "x.0": 0, "b.0": 0, "a.0": 1, "d.0": 0})
+    assert list(found) == ["c.0", "x.0", "b.0", "a.0", "d.0"]
+    assert found == {
+        "c.0": LogSlice(0, logs["c.0"], ends["c.0"]),
+        "x.0": None,
+        "b.0": LogSlice(0, logs["b.0"], None),
+        "a.0": LogSlice(1, logs["a.0"][1:], None),
+        "d.0": LogSlice(0, logs["d.0"], None),
+    }

@@ -156,12 +156,13 @@ class RedisPool(Pool):
         if not starts:
             return {}
         asked = list(starts.items())
-        words = [word for log in asked for word in log]
+        logs = "\n".join([f"{request_id} {start}" for request_id, start in asked])
         purpose = Purpose.ALL if for_all else Purpose.READING
         answers = await self._link.run(
-            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, *words, purpose=purpose, survives=Fault.FAIL_OVER
+            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, logs, purpose=purpose, survives=Fault.FAIL_OVER
         )
-        return {asked[which][0]: replies.read_slice(asked[which][1], found) for which, *found in answers}
+        found = dict(replies.read_slices(asked, *answers))
+        return {request_id: found[request_id] for request_id in starts if request_id in found}
 
     async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
         self._subscription.start(for_logs=True)

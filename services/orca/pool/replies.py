@@ -1,9 +1,9 @@
 """What Redis answers, as the pool's own types, and claims as scripts take them. The scripts tell the shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orca.core.request import End, Request
+from orca.core.request import End, Request, Token
 from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import Claimed, LogSlice
@@ -42,13 +42,24 @@ def read_end(fields: Mapping[bytes, bytes]) -> End:
     return codec.unpack_end(fields[b"end"], fields[b"count"], fields.get(b"stop", b""))
 
 
-def read_slice(start: int, found: list[Any]) -> LogSlice | None:
-    """Out of what the script finds of a log: is it cut, its tokens, and behind them the end as a list of its fields.
+def read_slices(
+    asked: Sequence[tuple[str, int]], plain: bytes, *others: list[Any]
+) -> Iterator[tuple[str, LogSlice | None]]:
+    """What the script found of the logs that it was asked for, by request.
 
-    Nothing at all means that there is no such request.
+    Args: asked: request and start of each; plain, others: as the script says.
     """
-    if not found:
-        return None
-    is_cut, *entries = found
+    for line in plain.splitlines():
+        which, is_cut, *ids = map(int, line.split())
+        request_id, start = asked[which]
+        yield request_id, LogSlice(start, tuple(map(Token, ids)), None, is_cut=bool(is_cut))
+    for which, *found in others:
+        request_id, start = asked[which]
+        yield request_id, _read_slice(start, *found) if found else None
+
+
+def _read_slice(start: int, is_cut: int, *found: Any) -> LogSlice:
+    """Args: found: the log's tokens, and behind them the end as a list of its fields."""
+    entries = list(found)
     end = codec.unpack_end(*entries.pop()) if entries and isinstance(entries[-1], list) else None
     return LogSlice(start, tuple(map(codec.unpack_token, entries)), end, is_cut=bool(is_cut))

@@ -1,7 +1,10 @@
 -- read: many logs, each from an index on. Writes nothing, so it also runs when memory is full.
--- ARGV: limit, tokens_max, bytes_max, then per log: request, start. The limit is each log's, the others are shared.
--- Answers per log that has anything there: {which (from 0), cut 0|1, token, ..., and behind them
---         {reason, count, stop or ''}}; {which} alone when there is no such request.
+-- ARGV: limit, tokens_max, bytes_max, and a line per log: "<request> <start>". The limit is each log's, the others are
+-- shared.
+-- Answers of the logs that have anything there. First a line for each that is read no further than to plain ids:
+--     "<which (from 0)> <cut 0|1> <token> ..."
+-- then, for each other: {which, cut 0|1, token, ..., and behind them {reason, count, stop or ''}}; {which} alone when
+-- there is no such request. A reader takes each element of an answer apart by itself, and these are hundreds at a step.
 local limit, tokens_left, bytes_left = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local PIECE = 256 -- entries at a time: how many bytes they have shows only behind the call
 
@@ -28,15 +31,22 @@ local function read_log(id, start, found)
   end
 end
 
-local answer = {}
-for i = 4, #ARGV, 2 do
-  local log = { i / 2 - 2, 0 }
-  local is_cut = read_log(ARGV[i], tonumber(ARGV[i + 1]), log)
+local answer, lines, which = { '' }, {}, 0
+for id, start in string.gmatch(ARGV[4], '(%S+) (%d+)') do
+  local log = { which, 0 }
+  local is_cut = read_log(id, tonumber(start), log)
   if is_cut then log[2] = 1 end
   if is_cut or #log > 2 then
-    answer[#answer + 1] = log
-  elseif call('EXISTS', req_key(ARGV[i])) == 0 then
-    answer[#answer + 1] = { i / 2 - 2 }
+    local line = type(log[#log]) ~= 'table' and table.concat(log, ' ')
+    if line and not string.find(line, '[^%d ]') then
+      lines[#lines + 1] = line
+    else
+      answer[#answer + 1] = log
+    end
+  elseif call('EXISTS', req_key(id)) == 0 then
+    answer[#answer + 1] = { which }
   end
+  which = which + 1
 end
+answer[1] = table.concat(lines, '\n')
 return answer
