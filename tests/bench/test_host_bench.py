@@ -92,10 +92,12 @@ def test_a_load_fills_at_least_two_batches() -> None:
 
 def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
-    sizes = ["--batch-sizes", "4", "--tokens", "1500", "--streams", "2", "--rate", "1000"]
+    sizes = ["--batch-sizes", "4", "--tokens", "1500", "--waiting", "0,300", "--streams", "2", "--rate", "1000"]
     assert bench(["host", *sizes, "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
-    [committed], [streamed] = figures["commits"], figures["events"]
+    [committed, crowded], [streamed] = figures["commits"], figures["events"]
+    assert (committed["waiting_bytes"], crowded["waiting"]) == (None, 300)
+    assert crowded["waiting_bytes"] > 0
     assert committed["tokens"] >= 1500
     assert committed["steps"] >= committed["tokens"] / 4
     assert streamed["events"] == 2 * 256

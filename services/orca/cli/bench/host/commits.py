@@ -4,8 +4,9 @@ Before a figure is given every log is read back: it must hold what the engine dr
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -17,6 +18,7 @@ from orca.cli.bench.host.parts import (
     NullScheduler,
     PoolServer,
     processor_s,
+    resident_bytes,
     running_redis,
     running_scheduler,
 )
@@ -30,6 +32,9 @@ from orca.pool.settings import parse_pool_settings
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SUBMITTED_AT_ONCE = 32
+CHOICES = 128
+"""Of a parent of the crowd: a call submits so many at once."""
+
 LOOK_S = 0.05
 """Between two looks at whether all is done; a look costs Redis some 0.1 ms."""
 
@@ -43,25 +48,34 @@ class Load:
     new_tokens: Range
     prompt_tokens: int
     step_us: int
+    waiting: int = 0  # requests behind those that are looked at: they take the places that become free, and wait
     seed: int = 0
 
     def requests(self, revision: str) -> list[Request]:
+        """Those whose ends are waited for, and whose logs are checked."""
         found: list[Request] = []
         chance, tokens = Random(self.seed), 0
         while tokens < self.tokens or len(found) < 2 * self.batch_size:
             new_tokens = chance.randint(self.new_tokens.low, self.new_tokens.high)
-            found.append(
-                Request(
-                    parent=f"cmpl-{len(found):032x}",
-                    choice=0,
-                    revision=revision,
-                    prompt=(1,) * self.prompt_tokens,
-                    max_new_tokens=new_tokens,
-                    sampling=GREEDY,
-                )
-            )
+            found.append(self._request(revision, f"cmpl-{len(found):032x}", 0, new_tokens))
             tokens += new_tokens
         return found
+
+    def crowd(self, revision: str) -> Iterator[tuple[Request, ...]]:
+        """Those that wait behind them, a parent at a time."""
+        for number, choices in enumerate(batches(range(self.waiting), CHOICES)):
+            parent = f"crowd-{number:032x}"
+            yield tuple(self._request(revision, parent, choice, self.new_tokens.high) for choice in range(len(choices)))
+
+    def _request(self, revision: str, parent: str, choice: int, new_tokens: int) -> Request:
+        return Request(
+            parent=parent,
+            choice=choice,
+            revision=revision,
+            prompt=(1,) * self.prompt_tokens,
+            max_new_tokens=new_tokens,
+            sampling=GREEDY,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +90,8 @@ class Committed:
     seconds: float
     scheduler_s: float  # processor time, as the others
     redis_s: float
+    waiting: int
+    waiting_bytes: int | None  # of Redis' memory for each request that waits; None where none do
 
 
 async def measure_commits(model: ModelInfo, load: Load, folder: Path) -> Committed:
@@ -85,24 +101,25 @@ async def measure_commits(model: ModelInfo, load: Load, folder: Path) -> Committ
         try:
             await pool.set_revision(model.revision, 0)
             requests = load.requests(model.revision)
-            await _submit(pool, requests)
+            await _submit(pool, ((request,) for request in requests))
+            before = resident_bytes(server.redis.pid)
+            await _submit(pool, load.crowd(model.revision))
+            crowd_bytes = resident_bytes(server.redis.pid) - before
             figures = await _run(pool, server, model, load, requests, folder)
-            await _check(pool, requests, model.vocab_size)
+            await _check(pool, requests, model.vocab_size, has_crowd=load.waiting > 0)
         finally:
             await pool.close()
-    return figures
+    return replace(figures, waiting_bytes=crowd_bytes // load.waiting) if load.waiting else figures
 
 
-async def _submit(pool: RedisPool, requests: Sequence[Request]) -> None:
-    for some in batches(list(requests), SUBMITTED_AT_ONCE):
-        await asyncio.gather(
-            *(
-                pool.submit(
-                    Submission(parent=request.parent, requests=(request,), reader="r", on_disconnect=OnDisconnect.KEEP)
-                )
-                for request in some
-            )
-        )
+async def _submit(pool: RedisPool, parents: Iterable[tuple[Request, ...]]) -> None:
+    waiting = iter(parents)
+    while some := list(islice(waiting, SUBMITTED_AT_ONCE)):
+        submissions = [
+            Submission(parent=choices[0].parent, requests=choices, reader="r", on_disconnect=OnDisconnect.KEEP)
+            for choices in some
+        ]
+        await asyncio.gather(*map(pool.submit, submissions))
 
 
 async def _run(
@@ -117,11 +134,14 @@ async def _run(
         await _until_ended(pool, scheduler, len(requests))
         seconds = perf_counter() - start_s
         scheduler_s, redis_s = (processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
+        steps, tokens = await asyncio.to_thread(scheduler.drain)
         return Committed(
             **sizes,
+            waiting=load.waiting,
+            waiting_bytes=None,
             requests=len(requests),
-            tokens=sum(request.max_new_tokens for request in requests),
-            steps=await asyncio.to_thread(scheduler.drain),
+            tokens=tokens,
+            steps=steps,
             seconds=seconds,
             scheduler_s=scheduler_s,
             redis_s=redis_s,
@@ -134,7 +154,7 @@ async def _until_ended(pool: RedisPool, scheduler: NullScheduler, requests: int)
         await asyncio.sleep(LOOK_S)
 
 
-async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int) -> None:
+async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int, *, has_crowd: bool) -> None:
     """Raises: HostFailed when a log is not what was drawn."""
     for request in requests:
         count = request.max_new_tokens
@@ -142,5 +162,6 @@ async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int) 
         wanted = tuple(Token(drawn(request.id, index, vocab_size)) for index in range(count))
         if log.tokens != wanted or log.end != End(FinishReason.LENGTH, count):
             raise HostFailed(f"the log of {request.id} does not hold the {count} tokens that were drawn for it")
-    if (ends := (await pool.stats()).ended_ever) != len(requests):
+    # Of a crowd some may have ended too.
+    if (ends := (await pool.stats()).ended_ever) != len(requests) and not has_crowd:
         raise HostFailed(f"{len(requests)} requests ended {ends} times")

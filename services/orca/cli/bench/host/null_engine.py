@@ -45,7 +45,7 @@ class NullEngine:
         self._results: asyncio.Queue[StepResult] = asyncio.Queue()
         self._next: dict[int, tuple[int, int]] = {}  # handle -> index and unreduced value of its next token
         self._free_s = 0.0  # when the stage has done all its work, on the loop's clock
-        self.steps = 0  # with rows, over all epochs
+        self.steps = self.tokens = 0  # steps with rows, and what they drew, over all epochs
 
     async def form(self, epoch: Epoch) -> EngineShape:  # noqa: ARG002 - the seam's signature
         if self._may_form is not None:
@@ -63,6 +63,7 @@ class NullEngine:
         sampled = tuple(self._sample(row.handle) for row in step.rows if row.sample)
         self._answer(StepResult(epoch=step.epoch, number=step.number, sampled=sampled))
         self.steps += bool(step.rows)
+        self.tokens += len(sampled)
 
     async def results(self) -> AsyncIterator[StepResult]:
         while True:

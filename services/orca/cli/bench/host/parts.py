@@ -25,7 +25,11 @@ DEPLOYMENT = "host"
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 15.0
 
-POOL_SETTINGS = {"ORCA_POOL_MAX_QUEUED": "10000000", "ORCA_POOL_BYTES_MAX": str(1 << 40)}
+POOL_SETTINGS = {
+    "ORCA_POOL_MAX_QUEUED": str(1 << 30),
+    "ORCA_POOL_MAX_QUEUED_PROMPT_TOKENS": str(1 << 40),
+    "ORCA_POOL_BYTES_MAX": str(1 << 44),
+}
 """The door's bounds are not what is measured."""
 
 
@@ -37,6 +41,11 @@ def processor_s(pid: int) -> float:
     """Seconds of processor time that a process has used, all its threads together, to a hundredth."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +87,14 @@ class NullScheduler:
         if self._process.poll() is not None:
             raise HostFailed(f"the scheduler ended with {self._process.returncode}; see its log")
 
-    def drain(self) -> int:
-        """End it in order. Returns: the steps that its engine ran."""
+    def drain(self) -> tuple[int, int]:
+        """End it in order. Returns: the steps that its engine ran, and the tokens it drew. Raises: HostFailed."""
         assert self._process.stdout is not None
         self._process.send_signal(signal.SIGTERM)
-        return int(self._process.stdout.readline() or 0)
+        words = self._process.stdout.readline().split()
+        if len(words) != 2:
+            raise HostFailed("the scheduler did not drain; see its log")
+        return int(words[0]), int(words[1])
 
 
 @contextmanager

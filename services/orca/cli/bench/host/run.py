@@ -10,6 +10,7 @@ all processes on its processors; processor time says what a process could do wit
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)
 """Of a request: ends are spread over the steps, and a stream of the gateway has their mean."""
 
-LIMIT_S = 300.0
-"""Of one run."""
+LIMIT_S = 1200.0
+"""Of one run: a million requests are submitted in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Plan:
 
     batch_sizes: Sequence[int]
     step_us: int
+    waiting: Sequence[int]
     tokens: int
     streams: Sequence[int]
     tokens_per_s: float
@@ -60,16 +62,17 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
 
     async def run() -> Figures:
         commits, events = [], []
-        for size in plan.batch_sizes:
+        for size, waiting in product(plan.batch_sizes, plan.waiting):
             load = Load(
                 batch_size=size,
+                waiting=waiting,
                 tokens=plan.tokens,
                 new_tokens=NEW_TOKENS,
                 prompt_tokens=PROMPT_TOKENS,
                 step_us=plan.step_us,
             )
             async with asyncio.timeout(LIMIT_S):
-                commits.append(await measure_commits(model, load, place(f"batch-{size}")))
+                commits.append(await measure_commits(model, load, place(f"batch-{size}-waiting-{waiting}")))
         for size in plan.streams:
             asked = Streams(
                 streams=size,
@@ -95,12 +98,13 @@ def lines(figures: Figures) -> list[str]:
 def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
     if not runs:
         return []
-    head = f"{'batch':>7}{'steps/s':>9}{'tokens/s':>10}{'scheduler us/token':>20}{'alone/s':>9}"
-    head += f"{'Redis us/token':>16}{'alone/s':>9}"
+    head = f"{'batch':>7}{'waiting':>9}{'steps/s':>9}{'tokens/s':>10}{'scheduler us/token':>20}{'alone/s':>9}"
+    head += f"{'Redis us/token':>16}{'alone/s':>9}{'bytes waiting':>15}"
     rows = [
-        f"{run.batch_size:>7}{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
+        f"{run.batch_size:>7}{run.waiting:>9}{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
         f"{1e6 * run.scheduler_s / run.tokens:>20.1f}{run.tokens / run.scheduler_s:>9.0f}"
         f"{1e6 * run.redis_s / run.tokens:>16.1f}{run.tokens / run.redis_s:>9.0f}"
+        f"{run.waiting_bytes or '-':>15}"
         for run in runs
     ]
     return [

@@ -3,7 +3,7 @@
     python -m orca.cli.bench.host.scheduler_process STEP_US SCHEDULER FLAGS ...
 
 It says `ready` on standard output once it holds the group's seat, and forms its group when a line comes in, so that
-what it costs to start is not measured. Its last word is how many steps its engine has run.
+what it costs to start is not measured. Its last words are how many steps its engine has run, and the tokens drawn.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         return engines[0]
 
     status = service.main(flags, make_engine)
-    print(sum(engine.steps for engine in engines))
+    print(*(f"{engine.steps} {engine.tokens}" for engine in engines))
     return status
 
 
