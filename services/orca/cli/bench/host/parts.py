@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from orca.cli.bench.client import Target, get_json
 from orca.core.errors import OrcaError
 from orca.core.leash import leashed
@@ -53,7 +55,18 @@ class PoolServer:
     """A Redis of our own, and what a process must be told to use it."""
 
     redis: EmbeddedRedis
+    access: LocalAccess
     environment: Mapping[str, str]
+
+    async def until_quiet(self) -> None:
+        """Wait while it writes its append-only file anew, as it does behind many submits: that costs it a fork, and a
+        copy of each page that is changed meanwhile."""
+        client = Redis.from_url(self.redis.url, username=LOCAL_USER, password=self.access.password)
+        try:
+            while (await client.info("persistence"))["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - asked, not told
+                await asyncio.sleep(0.2)
+        finally:
+            await client.aclose()
 
 
 @contextmanager
@@ -61,7 +74,7 @@ def running_redis(folder: Path) -> Iterator[PoolServer]:
     access = LocalAccess.prepare(folder, DEPLOYMENT)
     login = {"ORCA_POOL_USER": LOCAL_USER, "ORCA_POOL_PASSWORD_FILE": str(access.password_file)}
     with EmbeddedRedis(folder / "redis", access=access) as redis:
-        yield PoolServer(redis, {**login, **POOL_SETTINGS})
+        yield PoolServer(redis, access, {**login, **POOL_SETTINGS})
 
 
 class NullScheduler:
