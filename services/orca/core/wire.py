@@ -161,12 +161,19 @@ def _sampled_to_wire(sampled: Sampled) -> pb.Sampled:
 
 
 def _sampled_from_wire(message: pb.Sampled) -> Sampled:
-    token = Token(
+    return Sampled(message.handle, message.index, _token_from_wire(message))
+
+
+def _token_from_wire(message: pb.Sampled) -> Token:
+    has_logprob = message.HasField("logprob")
+    if not has_logprob and not message.prompt_logprobs:
+        # Nearly all of them, and there is one for each row of a step.
+        return Token(message.token)
+    return Token(
         id=message.token,
-        logprob=_logprob_from_wire(message.logprob) if message.HasField("logprob") else None,
-        prompt_logprobs=tuple(_logprob_from_wire(logprob) for logprob in message.prompt_logprobs),
+        logprob=_logprob_from_wire(message.logprob) if has_logprob else None,
+        prompt_logprobs=tuple(map(_logprob_from_wire, message.prompt_logprobs)),
     )
-    return Sampled(message.handle, message.index, token)
 
 
 def _logprob_to_wire(logprob: Logprob) -> pb.Logprob:
