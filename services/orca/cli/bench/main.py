@@ -125,7 +125,7 @@ def _parser() -> Parser:
     sizes = listed(positive(int))
     add("--batch-sizes", type=sizes, default=(16, 64, 256, 512), metavar="N,M", help="a run each (16,64,256,512)")
     add("--step-us", type=int, default=0, metavar="N", help="time of a step of any size (%(default)s)")
-    add("--waiting", type=listed(int), default=(0,), metavar="N,M", help="requests behind them, a run each (0)")
+    add("--waiting", type=listed(int), default=(1000,), metavar="N,M", help="requests behind them, a run each (1000)")
     add("--tokens", type=positive(int), default=100_000, metavar="N", help="of a run, at least (%(default)s)")
     add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")

@@ -35,6 +35,9 @@ SUBMITTED_AT_ONCE = 32
 CHOICES = 128
 """Of a parent of the crowd: a call submits so many at once."""
 
+CROWD = 10_000
+"""Requests that take more memory together than Redis takes for itself meanwhile."""
+
 LOOK_S = 0.05
 """Between two looks at whether all is done; a look costs Redis some 0.1 ms."""
 
@@ -91,7 +94,7 @@ class Committed:
     scheduler_s: float  # processor time, as the others
     redis_s: float
     waiting: int
-    waiting_bytes: int | None  # of Redis' memory for each request that waits; None where none do
+    waiting_bytes: int | None  # of Redis' memory for each request that waits; None where too few do to tell
 
 
 async def measure_commits(model: ModelInfo, load: Load, folder: Path) -> Committed:
@@ -111,7 +114,7 @@ async def measure_commits(model: ModelInfo, load: Load, folder: Path) -> Committ
             await _check(pool, requests, model.vocab_size, has_crowd=load.waiting > 0)
         finally:
             await pool.close()
-    return replace(figures, waiting_bytes=crowd_bytes // load.waiting) if load.waiting else figures
+    return replace(figures, waiting_bytes=crowd_bytes // load.waiting) if load.waiting >= CROWD else figures
 
 
 async def _submit(pool: RedisPool, parents: Iterable[tuple[Request, ...]]) -> None:
