@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orca.kernels.paged import Places
 from orca.kernels.reference import ContextRow
+
+BLOCK_TOKENS = 4
 
 
 def random_step(
@@ -14,14 +17,16 @@ def random_step(
     """A step of rows (context, count) over scattered slots; every slot that no row owns holds NaN."""
     generator = torch.Generator().manual_seed(3)
     used = sum(context for context, _ in shapes)
-    shuffled = torch.randperm(used + 7, generator=generator)
+    blocks = used // BLOCK_TOKENS + 2
+    shuffled = torch.randperm(blocks * BLOCK_TOKENS, generator=generator)
     qkv = torch.randn(sum(count for _, count in shapes), heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
-    cache = torch.full((used + 7, 2 * kv_heads, head_dim), float("nan"), dtype=dtype)
+    cache = torch.full((blocks, 2 * kv_heads, BLOCK_TOKENS, head_dim), float("nan"), dtype=dtype)
     rows, first, taken = [], 0, 0
     for context, count in shapes:
         slots = shuffled[taken : taken + context]
-        cache[slots] = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
-        cache[slots[-count:]] = qkv[first : first + count, heads:]
+        kv = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
+        kv[-count:] = qkv[first : first + count, heads:]
+        Places.of(slots, BLOCK_TOKENS).write(cache, kv)
         rows.append(ContextRow(first, count, slots))
         first, taken = first + count, taken + context
     return qkv, cache, rows
@@ -31,6 +36,7 @@ STEPS = {
     "one-row": [(1, 1)],
     "long-row": [(300, 1)],
     "decode": [(5, 1), (17, 1), (1, 1), (16, 1)],
+    "very-unlike": [(2, 1), (900, 1), (3, 1), (700, 1), (40, 1), (1, 1)],
     "prefill": [(6, 6), (2, 2)],
     "chunk": [(9, 4), (20, 3)],
     "mixed": [(7, 7), (12, 1), (30, 5), (1, 1), (40, 1)],

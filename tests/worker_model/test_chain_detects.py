@@ -14,6 +14,7 @@ from checker.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracle import expected_tokens
 from orca.core.request import SamplingParams
 from orca.core.step import Sampled, Step
+from orca.kernels.paged import Places
 from orca.worker.stage import Plan, Stage
 
 VOCAB, PROMPT_LENGTH, NEW_TOKENS = 1000, 9, 25
@@ -43,10 +44,11 @@ class FaultyChain(Chain):
         """Change what a rank keeps of some positions: `change` works on [positions, keys then values, head_dim]."""
         cache = self.stages[stage][rank].cache
         slots = torch.from_numpy(cache.extend(handle, max(positions) + 1))[positions]
+        places = Places.of(slots, cache.block_tokens)
         for layer in cache.layers:
-            kept = layer[slots]
+            kept = places.read(layer)
             change(kept)
-            layer[slots] = kept
+            places.write(layer, kept)
 
 
 class CrossedRows:
@@ -148,9 +150,12 @@ def test_two_requests_whose_blocks_are_exchanged_on_one_stage_are_both_wrong(
 ) -> None:
     def exchange(chain: FaultyChain) -> None:
         cache = chain.stages[stage][0].cache
-        one, other = (torch.from_numpy(cache.extend(handle, 8))[4:8] for handle in (0, 1))
+        slots = (torch.from_numpy(cache.extend(handle, 8))[4:8] for handle in (0, 1))
+        one, other = (Places.of(each, cache.block_tokens) for each in slots)
         for layer in cache.layers:
-            layer[one], layer[other] = layer[other].clone(), layer[one].clone()
+            of_one, of_other = one.read(layer), other.read(layer)
+            one.write(layer, of_other)
+            other.write(layer, of_one)
 
     asks = some_asks(2)
     run(FaultyChain(folder, at_the_faulty_step(exchange), stages=3), asks)

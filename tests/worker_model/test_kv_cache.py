@@ -121,10 +121,10 @@ def test_memory_is_taken_only_for_slots_that_were_written() -> None:
     )
     assert kv.bytes == 256 << 20
     assert resident_bytes() - before < 16 << 20
-    assert not kv.layers[1][::64].any()  # reads a slot of every page
+    assert not kv.layers[1].flatten()[::512].any()  # reads of every page
     assert resident_bytes() - before < 16 << 20
     for layer in kv.layers:
-        layer[: 1 << 17] = 1.0  # half of it
+        layer[: len(layer) // 2] = 1.0
     assert 120 << 20 < resident_bytes() - before < 144 << 20
     del kv, layer
     assert resident_bytes() - before < 16 << 20
@@ -134,4 +134,4 @@ def test_memory_is_taken_only_for_slots_that_were_written() -> None:
 def test_a_new_cache_is_all_zeros_of_its_type(dtype: torch.dtype) -> None:
     kv = KVCache(num_layers=1, slots=8, block_tokens=4, kv_heads=1, head_dim=3, dtype=dtype, device=torch.device("cpu"))
     [layer] = kv.layers
-    assert torch.equal(layer, torch.zeros(8, 2, 3, dtype=dtype))
+    assert torch.equal(layer, torch.zeros(2, 2, 4, 3, dtype=dtype))

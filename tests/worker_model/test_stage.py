@@ -1,6 +1,7 @@
 """Stage: state of requests over steps, log probabilities, fed tokens, seeds, and what breaks an epoch."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from orca.core.step import Claim, NewRequest, Row, Step
 from orca.worker.linear import OneDnnLinear
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import load_stage
+from orca.worker.shard import Shard
 from orca.worker.stage import Stage
 
 VOCAB = 199
@@ -134,6 +136,44 @@ def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Pat
     plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
     assert len(stage.sample(plan, stage.forward(plan))[0].token.prompt_logprobs) == 57
     assert (max(rows), sum(rows)) == (5, 58)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_last_layer_ends_with_the_rows_whose_logits_are_wanted(folder: Path, stages: int) -> None:
+    shard = Shard(stage=stages - 1, stages=stages)
+    model = load_stage(folder, shard)
+    rows: list[list[int]] = []
+    model.layers[:] = [watched_rows(layer, rows) for layer in model.layers]
+    stage = Stage(model, slots=256, block_tokens=4, eos_token_ids=(), feeds_tokens=False)
+
+    def run(*bring: NewRequest, parts: list[Row]) -> list[int]:
+        rows.append([])
+        plan = stage.begin(step(new=bring, rows=tuple(parts)))
+        hidden = None if shard.is_first else torch.zeros(plan.tokens, model.config.hidden_size)
+        stage.forward(plan, hidden)
+        return rows[-1]
+
+    asking = replace(GREEDY, prompt_logprobs=1)
+    prompt = tuple(range(2, 22))
+    before = [20] * (len(model.layers) - 1)
+    # Of a whole prompt, the last token; of one that comes in chunks too, beside it.
+    assert run(new(0, prompt), parts=[Row(handle=0, start=0, count=20, sample=True)]) == [*before, 1]
+    chunks = [Row(handle=0, start=20, count=1, sample=True, token=9), Row(handle=1, start=0, count=19, sample=False)]
+    assert run(new(1, prompt), parts=chunks) == [*before, 1]
+    # All of them where nothing is drawn, or the prompt is told of.
+    assert run(new(2, prompt), parts=[Row(handle=2, start=0, count=20, sample=False)]) == [*before, 20]
+    assert run(new(3, prompt, asking), parts=[Row(handle=3, start=0, count=20, sample=True)]) == [*before, 20]
+
+
+def watched_rows(
+    layer: Callable[[Tensor, StepContext], Tensor], rows: list[list[int]]
+) -> Callable[[Tensor, StepContext], Tensor]:
+    def watched(hidden: Tensor, context: StepContext) -> Tensor:
+        output = layer(hidden, context)
+        rows[-1].append(len(output))
+        return output
+
+    return watched
 
 
 def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:

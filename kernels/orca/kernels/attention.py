@@ -5,15 +5,17 @@ every one with a context of its own length, scattered over the slots of a paged 
 computed together, without padding and without a loop over requests; initiation-phase rows run one by one, since each
 is a large operation of its own.
 
-Increment phase on a CPU in float32. With S the summed context lengths, H the query heads and B the rows:
+Increment phase on a CPU in float32, for B rows of like length L (longest) and H query heads:
 
-    scores  [H x S]   a sparse H*B by slots*2*kv_heads matrix product evaluated only where a row has a position
-                      (torch.sparse.sampled_addmm): reads each key where it lies, copies none
-    softmax [H x S]   over the segments of the rows
-    output  [H x B]   embedding_bag over the cache, weighted by the softmax: reads each value where it lies
+    scores  [H x B x L]  a sparse H*B by (lines of the cache) matrix product evaluated only where a row has a position
+                         (torch.sparse.sampled_addmm): reads each key where it lies, copies none
+    weights [H x B x L]  exp(score - largest score), 0 for the padding behind shorter rows
+    output  [H x B]      embedding_bag over the cache, weighted: reads each value where it lies; over the sum of weights
 
-So a step reads S * 2 * kv_heads * head_dim elements and writes little else. Gathering padded keys and values first, the
-usual way, took 10 times as long on contexts of 20 to 190 tokens. Other devices and dtypes gather S rows (no padding).
+Padding costs little: it reads one line, which stays in the processor's cache. Rows of very different lengths are
+computed in groups (`_alike`). So a step reads 2 x (sum of contexts) x kv_heads x head_dim elements and writes little
+else; what it takes is the memory's time. Gathering padded keys and values first, the usual way, took 10 times as long
+on contexts of 20 to 190 tokens. Other devices and dtypes gather all positions, laid end to end (no padding).
 """
 
 import warnings
@@ -22,8 +24,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from orca.kernels.paged import Places
 from orca.kernels.reference import ContextRow
+
+_PADDING_FREE = 512
+"""Positions of padding that a group of rows may have though they are more than its own positions."""
 
 
 class RaggedAttention:
@@ -33,7 +40,7 @@ class RaggedAttention:
         rows: the requests of the step; together they cover each flat token once.
         kv_of_query: for each query head of this rank the KV head (of this rank) it reads.
         kv_heads: KV heads of this rank.
-        cache_slots: slots of the cache that the rows point into.
+        cache_slots: slots of the cache that the rows point into, in blocks of `block_tokens`.
         window: positions a token sees, itself included; None sees all before it.
     """
 
@@ -44,6 +51,7 @@ class RaggedAttention:
         *,
         kv_heads: int,
         cache_slots: int,
+        block_tokens: int,
         window: int | None,
         dtype: torch.dtype,
         device: torch.device,
@@ -54,12 +62,15 @@ class RaggedAttention:
         self._head_map = None if is_plain else torch.tensor(kv_of_query, device=device)
         singles = [row for row in rows if row.count == 1]
         self._is_all_single = len(singles) == len(rows)
-        self._prefills = [_Prefill(row, window, dtype, device) for row in rows if row.count > 1]
+        self._prefills = [_Prefill(row, block_tokens, window, dtype, device) for row in rows if row.count > 1]
         self._decode: _SparseDecode | _GatheredDecode | None = None
         if singles:
             is_sparse = _CAN_SAMPLE and dtype == torch.float32 and device.type == "cpu"
-            kind = _SparseDecode if is_sparse else _GatheredDecode
-            self._decode = kind(_Segments(singles, window, device), kv_of_query, kv_heads, cache_slots, device)
+            seen = [row.slots if window is None else row.slots[-window:] for row in singles]
+            if is_sparse:
+                self._decode = _SparseDecode(seen, kv_of_query, kv_heads, cache_slots, block_tokens)
+            else:
+                self._decode = _GatheredDecode(seen, kv_of_query, block_tokens, device)
             self._single_rows = torch.tensor([row.first for row in singles], device=device)
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
@@ -68,7 +79,8 @@ class RaggedAttention:
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim]: the step's own queries, keys and values.
-            cache: [slots, 2 x kv heads, head_dim], the step's own keys and values written already.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), the step's own keys and values written
+                already.
             scale: factor of the scores.
         Returns: [tokens, query heads x head_dim].
         """
@@ -93,13 +105,15 @@ class RaggedAttention:
 class _Prefill:
     """One row of several tokens: scaled_dot_product_attention over its own context."""
 
-    def __init__(self, row: ContextRow, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, row: ContextRow, block_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._here = slice(row.first, row.first + row.count)
         context = len(row.slots)
         is_whole = context == row.count
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
         # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
-        self._slots = None if is_whole else row.slots[first_seen:].to(device)
+        self._seen = None if is_whole else Places.of(row.slots[first_seen:].to(device), block_tokens)
         self._mask: Tensor | None = None
         if not is_whole or (window is not None and window < context):
             first_key = 0 if is_whole else first_seen
@@ -113,7 +127,7 @@ class _Prefill:
     def __call__(
         self, output: Tensor, query: Tensor, own_kv: Tensor, cache: Tensor, head_map: Tensor | None, scale: float
     ) -> None:
-        kv = own_kv[self._here] if self._slots is None else cache.index_select(0, self._slots)
+        kv = own_kv[self._here] if self._seen is None else self._seen.read(cache)
         keys, values = kv.transpose(0, 1).chunk(2)  # [kv heads, context, head_dim] each
         if head_map is not None:
             keys, values = keys.index_select(0, head_map), values.index_select(0, head_map)
@@ -128,72 +142,89 @@ class _Prefill:
         output[self._here] = attended[0].transpose(0, 1)
 
 
-class _Segments:
-    """The seen positions of all one-token rows, laid end to end: `slots` [S], and where each row's part begins."""
-
-    def __init__(self, rows: Sequence[ContextRow], window: int | None, device: torch.device) -> None:
-        seen = [row.slots if window is None else row.slots[-window:] for row in rows]
-        self.lengths = torch.tensor([len(slots) for slots in seen], device=device)
-        self.slots = torch.cat(seen).to(device)
-        self.row_of = torch.repeat_interleave(torch.arange(len(rows), device=device), self.lengths)
-        self.starts = F.pad(self.lengths.cumsum(0), (1, 0))  # [B + 1]
-
-
 class _SparseDecode:
-    """All one-token rows at once on a CPU; see the module's head. Matrix rows are (query head, row) in that order."""
+    """All one-token rows at once on a CPU; see the module's head.
+
+    Args:
+        seen: per row the slots of the positions that it sees.
+    """
 
     def __init__(
-        self, segments: _Segments, kv_of_query: Sequence[int], kv_heads: int, cache_slots: int, device: torch.device
+        self, seen: Sequence[Tensor], kv_of_query: Sequence[int], kv_heads: int, cache_slots: int, block_tokens: int
     ) -> None:
-        heads, rows, total = len(kv_of_query), len(segments.lengths), len(segments.slots)
+        groups = _alike([len(slots) for slots in seen])
+        self._groups = [
+            _AlikeDecode([seen[row] for row in rows], kv_of_query, kv_heads, cache_slots, block_tokens)
+            for rows in groups
+        ]
+        self._rows = [torch.tensor(rows) for rows in groups]
+
+    def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
+        if len(self._groups) == 1:
+            return self._groups[0](query, cache, scale)
+        output = torch.empty(query.shape, dtype=query.dtype)
+        for rows, group in zip(self._rows, self._groups, strict=True):
+            output.index_copy_(0, rows, group(query.index_select(0, rows), cache, scale))
+        return output
+
+
+class _AlikeDecode:
+    """One-token rows, padded to the longest. A line is what the cache holds for one head and slot: a key or a value."""
+
+    def __init__(
+        self, seen: Sequence[Tensor], kv_of_query: Sequence[int], kv_heads: int, cache_slots: int, block_tokens: int
+    ) -> None:
+        heads, rows, longest = len(kv_of_query), len(seen), max(map(len, seen))
+        lines = cache_slots * 2 * kv_heads
+        # The padding reads a line that somebody has written: any other might be no number.
+        slots = pad_sequence(list(seen), batch_first=True, padding_value=int(seen[0][0]))
+        is_padding = torch.arange(longest) >= torch.tensor([len(each) for each in seen])[:, None]
+        mask = torch.zeros(rows, longest).masked_fill_(is_padding, float("-inf"))
+        head = torch.tensor(kv_of_query)[:, None, None]
+        keys = (slots // block_tokens * (2 * kv_heads) + head) * block_tokens + slots % block_tokens
+        keys = keys.to(torch.int32 if lines < 2**31 else torch.int64)
         self._shape = (heads, rows)
-        self._row_of = segments.row_of
-        head = torch.arange(heads, device=device)[:, None]
-        self._starts = F.pad((head * total + segments.starts[:-1]).flatten(), (0, 1), value=heads * total)
-        key_columns = (segments.slots * (2 * kv_heads) + torch.tensor(kv_of_query, device=device)[:, None]).flatten()
-        self._value_columns = key_columns + kv_heads
+        self._values = (keys + kv_heads * block_tokens).view(heads * rows, longest)
         self._seen = torch.sparse_csr_tensor(
-            self._starts,
-            key_columns,
-            torch.zeros(heads * total),
-            (heads * rows, cache_slots * 2 * kv_heads),
+            torch.arange(heads * rows + 1, dtype=keys.dtype) * longest,
+            keys.flatten(),
+            mask.repeat(heads, 1).flatten(),
+            (heads * rows, lines),
             check_invariants=False,
         )
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
-        heads, rows = self._shape
+        """Attention of [rows, heads, head_dim]."""
         head_dim = query.shape[2]
-        lines = cache.view(-1, head_dim)  # [slots x 2 x kv heads, head_dim]
-        queries = query.transpose(0, 1).reshape(heads * rows, head_dim)
-        scores = torch.sparse.sampled_addmm(self._seen, queries, lines.t(), beta=0.0, alpha=scale).values()
-        largest = torch.segment_reduce(scores, "max", offsets=self._starts, unsafe=True)
-        spread = largest.view(heads, rows).index_select(1, self._row_of)
-        weights = (scores.view(heads, -1) - spread).exp_().flatten()
-        sums = torch.segment_reduce(weights, "sum", offsets=self._starts, unsafe=True)
-        output = F.embedding_bag(
-            self._value_columns,
-            lines,
-            self._starts,
-            mode="sum",
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )
-        return (output / sums[:, None]).view(heads, rows, head_dim).transpose(0, 1)
+        lines = cache.view(-1, head_dim)
+        queries = query.transpose(0, 1).reshape(-1, head_dim)
+        scores = torch.sparse.sampled_addmm(self._seen, queries, lines.t(), beta=1.0, alpha=scale).values()
+        # Not by softmax: sums of whole numbers must stay exact (worker/models/chain.py), so the division comes last.
+        weights = scores.view(self._values.shape)
+        weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
+        output = F.embedding_bag(self._values, lines, mode="sum", per_sample_weights=weights)
+        output.div_(weights.sum(dim=-1, keepdim=True))
+        return output.view(*self._shape, head_dim).transpose(0, 1)
 
 
 class _GatheredDecode:
-    """All one-token rows at once on any device and dtype: gathers the seen keys and values, computes in float32."""
+    """All one-token rows at once on any device and dtype: gathers the seen keys and values, computes in float32.
+
+    Args:
+        seen: per row the slots of the positions that it sees; they are laid end to end.
+    """
 
     def __init__(
-        self, segments: _Segments, kv_of_query: Sequence[int], kv_heads: int, cache_slots: int, device: torch.device
+        self, seen: Sequence[Tensor], kv_of_query: Sequence[int], block_tokens: int, device: torch.device
     ) -> None:
-        del kv_heads, cache_slots
-        self._segments = segments
+        lengths = torch.tensor([len(slots) for slots in seen], device=device)
+        self._places = Places.of(torch.cat(list(seen)).to(device), block_tokens)
+        self._row_of = torch.repeat_interleave(torch.arange(len(seen), device=device), lengths)
         self._head_map = torch.tensor(kv_of_query, device=device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
-        rows, row_of = query.shape[0], self._segments.row_of
-        keys, values = cache.index_select(0, self._segments.slots).float().chunk(2, dim=1)
+        rows, row_of = query.shape[0], self._row_of
+        keys, values = self._places.read(cache).float().chunk(2, dim=1)
         keys, values = keys.index_select(1, self._head_map), values.index_select(1, self._head_map)  # [S, heads, dim]
         scores = (query.float().index_select(0, row_of) * keys).sum(-1) * scale  # [S, heads]
         index = row_of[:, None].expand_as(scores)
@@ -204,6 +235,20 @@ class _GatheredDecode:
         output = query.new_zeros(query.shape, dtype=torch.float32)
         output.index_add_(0, row_of, weights[:, :, None] * values)
         return (output / sums[:, :, None]).to(query.dtype)
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows in groups in which padding to the longest at most doubles the work, but for a little."""
+    groups: list[list[int]] = []
+    longest = total = 0
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        total += lengths[row]
+        if groups and longest * (len(groups[-1]) + 1) <= 2 * total + _PADDING_FREE:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            longest = total = lengths[row]
+    return [sorted(rows) for rows in groups]
 
 
 def _can_sample() -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from orca.kernels.paged import Places
+
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
@@ -39,7 +41,8 @@ def attend_reference(
 
     Args:
         query: [tokens, query heads, head_dim].
-        cache: [slots, 2 x kv heads, head_dim]: the keys of a slot, then its values; the step's own are written already.
+        cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), the step's own keys and values written
+            already.
         rows: the requests of the step; together they cover each flat token once.
         kv_of_query: for each query head the KV head it reads.
         scale: factor of the scores.
@@ -49,7 +52,8 @@ def attend_reference(
     output = torch.empty_like(query)
     head_map = torch.tensor(kv_of_query, device=query.device)
     for row in rows:
-        keys, values = cache[row.slots].float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
+        context = Places.of(row.slots, cache.shape[2]).read(cache)
+        keys, values = context.float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
         here = slice(row.first, row.first + row.count)
         scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale
         position = torch.arange(len(row.slots), device=query.device)

@@ -9,7 +9,7 @@ context block_n positions at a time, from the first that any token of the tile s
 anywhere; they are read once per tile and query head.
 
     qkv    [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
-    cache  [slots, 2 x kv heads, head_dim]                  read: per tile and head, 2 x context x head_dim elements
+    cache  [blocks, 2 x kv heads, block_tokens, head_dim]   read: per tile and head, 2 x context x head_dim elements
     slots  [sum of context lengths] int64                   cache slot of each position, row after row
     tiles  [tiles, 4] int32                                 first flat token, tokens, position of the first, row's slots
     out    [tokens, query heads, head_dim]                  written once
@@ -39,9 +39,10 @@ def _attend(  # type: ignore[no-untyped-def]
     scale,
     window,
     stride_token,
-    stride_slot,
+    stride_block,
     stride_out,
     kv_heads,
+    block_tokens,
     head_dim,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -73,10 +74,11 @@ def _attend(  # type: ignore[no-untyped-def]
     for start in range(begin, end, block_n):
         seen = start + tl.arange(0, block_n)
         slot = tl.load(row_slots + seen, mask=seen < end, other=0)
-        key_at = cache + slot[:, None] * stride_slot + kv_head * head_dim + dim[None, :]
+        line = slot // block_tokens * stride_block + (kv_head * block_tokens + slot % block_tokens) * head_dim
+        key_at = cache + line[:, None] + dim[None, :]
         is_stored = (seen < end)[:, None] & is_dim[None, :]
         key = tl.load(key_at, mask=is_stored, other=0.0).to(tl.float32)
-        value = tl.load(key_at + kv_heads * head_dim, mask=is_stored, other=0.0).to(tl.float32)
+        value = tl.load(key_at + kv_heads * block_tokens * head_dim, mask=is_stored, other=0.0).to(tl.float32)
         scores = tl.sum(query[:, None, :] * key[None, :, :], axis=2)
         is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_token[:, None]
         scores = tl.where(is_seen, scores, float("-inf"))
@@ -109,7 +111,8 @@ def triton_attend(
 
     Args:
         qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous.
-        cache: [slots, 2 x kv heads, head_dim], contiguous, the step's own keys and values written already.
+        cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), contiguous, the step's own keys and values
+            written already.
         rows: the requests of the step; together they cover each flat token once.
         kv_of_query: for each query head the KV head it reads.
         scale: factor of the scores.
@@ -121,7 +124,7 @@ def triton_attend(
     assert qkv.is_contiguous()
     assert cache.is_contiguous()
     assert qkv.shape[1] == heads + 2 * kv_heads
-    assert cache.shape[2] == head_dim
+    assert cache.shape[3] == head_dim
     tiles: list[tuple[int, int, int, int]] = []
     slots_before = 0
     for row in rows:
@@ -146,6 +149,7 @@ def triton_attend(
         cache.stride(0),
         out.stride(0),
         kv_heads,
+        cache.shape[2],
         head_dim,
         block_m=block_m,
         block_n=block_n,

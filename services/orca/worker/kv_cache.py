@@ -2,8 +2,8 @@
 
 Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys and values in every layer of the stage.
 
-    layer tensor [slots, 2 x kv heads, head_dim]      slot = block x block_tokens + position % block_tokens
-                  keys of the slot, then its values
+    layer tensor [blocks, 2 x kv heads, block_tokens, head_dim]     (kernels/paged.py)
+    slot = block x block_tokens + position % block_tokens
 
 A request reserves slots for its whole length when it first appears, so it never waits for memory; blocks are taken from
 the free list only as its tokens come.
@@ -56,7 +56,7 @@ class KVCache:
             raise EngineError(f"{slots} slots are not a whole number of blocks of {block_tokens}")
         self.slots = slots
         self.block_tokens = block_tokens
-        shape = (slots, 2 * kv_heads, head_dim)
+        shape = (slots // block_tokens, 2 * kv_heads, block_tokens, head_dim)
         self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(num_layers)]
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(slots // block_tokens - 1, -1, -1))
@@ -127,7 +127,7 @@ class KVCache:
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in self._tables.values())
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of zeros, which on the CPU takes no memory for pages that nobody has written to.
 
     torch.zeros writes the zeros: a cache then takes all its memory, and the time to fill it, at every join.

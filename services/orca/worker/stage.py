@@ -21,9 +21,10 @@ from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.attention import RaggedAttention
+from orca.kernels.paged import Places
 from orca.kernels.reference import ContextRow
 from orca.worker.kv_cache import KVCache
-from orca.worker.models.blocks import StepContext
+from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
 
@@ -128,6 +129,7 @@ class Stage:
             self._lay_out_ids(plan)
         if self._model.shard.is_last:
             self._lay_out_logits(plan)
+            plan.context.wanted = self._wanted(plan, rows)
         return plan
 
     def feed(self, handles: Sequence[int], tokens: Tensor | Sequence[int]) -> None:
@@ -171,7 +173,9 @@ class Stage:
         self._tell_prompts(plan, hidden, context)
         if plan.draw_rows is None:
             return hidden.new_empty(0, model.config.vocab_size, dtype=torch.float32)
-        return model.head(hidden.index_select(0, plan.draw_rows), context)
+        if len(hidden) > len(plan.draw_rows):
+            hidden = hidden.index_select(0, plan.draw_rows)
+        return model.head(hidden, context)
 
     @torch.inference_mode()
     def sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
@@ -241,9 +245,31 @@ class Stage:
         model = self._model
         positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in step.rows]).to(model.device)
         own = torch.cat([row.slots[-row.count :] for row in rows]).to(model.device)
+        turns = None
+        if model.rotary is not None:
+            lengths = None
+            if model.rotary.needs_lengths:
+                prompts = torch.tensor([self._requests[row.handle].prompt_length for row in step.rows])
+                counts = torch.tensor([row.count for row in step.rows])
+                lengths = torch.repeat_interleave(prompts, counts).to(model.device)
+            turns = model.rotary.rows(positions, lengths)
+        return StepContext(
+            group=model.group,
+            caches=self.cache.layers,
+            places=Places.of(own, self.cache.block_tokens),
+            positions=positions,
+            attention=self._attention(rows, model.windows),
+            turns=turns,
+        )
+
+    def _attention(
+        self, rows: Sequence[ContextRow], windows: Sequence[int | None]
+    ) -> dict[int | None, RaggedAttention]:
+        """The geometry of some rows, by sliding window."""
+        model = self._model
         longest = max(len(row.slots) for row in rows)
         attention: dict[int | None, RaggedAttention] = {}
-        for window in set(model.windows):
+        for window in set(windows):
             # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
             effective = None if window is None or window >= longest else window
             if effective not in attention:
@@ -252,27 +278,21 @@ class Stage:
                     model.heads.kv_of_query,
                     kv_heads=model.heads.num_kv,
                     cache_slots=self.cache.slots,
+                    block_tokens=self.cache.block_tokens,
                     window=effective,
                     dtype=model.dtype,
                     device=model.device,
                 )
             attention[window] = attention[effective]
-        rotation = None
-        if model.rotary is not None:
-            lengths = None
-            if model.rotary.needs_lengths:
-                prompts = torch.tensor([self._requests[row.handle].prompt_length for row in step.rows])
-                counts = torch.tensor([row.count for row in step.rows])
-                lengths = torch.repeat_interleave(prompts, counts).to(model.device)
-            rotation = model.rotary.rows(positions, lengths)
-        return StepContext(
-            group=model.group,
-            caches=self.cache.layers,
-            slots=own,
-            positions=positions,
-            attention=attention,
-            rotation=rotation,
-        )
+        return attention
+
+    def _wanted(self, plan: Plan, rows: Sequence[ContextRow]) -> WantedRows | None:
+        """What the last layer may confine itself to: the last tokens of rows that sample."""
+        if plan.draw_rows is None or plan.told_rows is not None or len(plan.draw_rows) == plan.tokens:
+            return None
+        sampling = (row.slots for row, each in zip(rows, plan.step.rows, strict=True) if each.sample)
+        last = [ContextRow(place, 1, slots) for place, slots in enumerate(sampling)]
+        return WantedRows(plan.draw_rows, self._attention(last, self._model.windows[-1:]))
 
     def _lay_out_ids(self, plan: Plan) -> None:
         ids: list[int] = []

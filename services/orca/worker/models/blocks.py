@@ -10,10 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.attention import RaggedAttention
+from orca.kernels.paged import Places
 from orca.worker.linear import Linear
 from orca.worker.models.rotary import rotate_
 from orca.worker.models.weights import Weights
 from orca.worker.shard import Heads, TensorGroup
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """The tokens of a step whose logits are wanted, where these are not all: behind its keys and values the model's
+    last layer has nothing to do for the others."""
+
+    rows: Tensor  # [wanted]: flat rows
+    attention: Mapping[int | None, RaggedAttention]  # of these rows alone, by sliding window
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,11 +31,16 @@ class StepContext:
     """What the layers need to know of a step, built before its activations arrive."""
 
     group: TensorGroup
-    caches: Sequence[Tensor]  # per layer of the stage: [slots, 2 x kv heads, head_dim]
-    slots: Tensor  # [tokens]: where each token's keys and values go
+    caches: Sequence[Tensor]  # per layer of the stage: [blocks, 2 x kv heads, block_tokens, head_dim]
+    places: Places  # where each token's keys and values go
     positions: Tensor  # [tokens]
     attention: Mapping[int | None, RaggedAttention]  # by sliding window
-    rotation: tuple[Tensor, Tensor] | None = None  # cos and sin, where the model uses RoPE
+    turns: Tensor | None = None  # of the tokens' positions (rotary.py), where the model uses RoPE
+    wanted: WantedRows | None = None  # on the last stage; None: all rows
+
+    def wanted_of(self, index: int) -> WantedRows | None:
+        """What the stage's layer `index` may confine itself to, once it has kept keys and values; None: all rows."""
+        return self.wanted if index == len(self.caches) - 1 else None
 
 
 class LayerNorm:
@@ -80,19 +95,25 @@ class Attention:
         self._head_norm = head_norm
         self._norm_eps = norm_eps
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """[tokens, hidden] to [tokens, hidden], already summed over the ranks."""
+    def __call__(self, x: Tensor, residual: Tensor, step: StepContext) -> Tensor:
+        """residual + attention of x, both [tokens, hidden], already summed over the ranks.
+
+        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden].
+        """
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
         turned = qkv[:, : self._num_turned]
         if self._head_norm is not None:
             normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
             torch.mul(normed, self._head_norm, out=turned)
-        if step.rotation is not None:
-            rotate_(turned, *step.rotation)
+        if step.turns is not None:
+            rotate_(turned, step.turns)
         cache = step.caches[self._index]
-        cache.index_copy_(0, step.slots, qkv[:, self._num_query :])
-        attended = step.attention[self._window](qkv, cache, self._scale)
-        return step.group.all_reduce(self._out(attended))
+        step.places.write(cache, qkv[:, self._num_query :])
+        attention = step.attention
+        if (wanted := step.wanted_of(self._index)) is not None:
+            qkv, residual = qkv.index_select(0, wanted.rows), residual.index_select(0, wanted.rows)
+            attention = wanted.attention
+        return residual + step.group.all_reduce(self._out(attention[self._window](qkv, cache, self._scale)))
 
 
 class MLP:

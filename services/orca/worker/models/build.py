@@ -1,7 +1,7 @@
 """Assembles one rank's share of a model: embedding on the first stage, a run of layers, head on the last."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class StageModel:
     head: Callable[[Tensor, StepContext], Tensor] | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
     windows: tuple[int | None, ...]  # of the stage's layers
+    linears: Sequence[Linear]  # all of them, in the order of their use
     weight_bytes: int
     bytes_read: int  # from the files, in their dtypes
 
@@ -114,8 +115,9 @@ def load_stage(
         embed=embed,
         layers=layers,
         head=head,
-        rotary=Rotary(config.rope, config.head_dim, kind, place) if isinstance(config, LlamaConfig) else None,
+        rotary=Rotary(config.rope, config.head_dim, place) if isinstance(config, LlamaConfig) else None,
         windows=tuple(config.windows[number] for number in numbers),
+        linears=weights.linears,
         weight_bytes=weights.bytes,
         bytes_read=checkpoint.bytes_read,
     )

@@ -71,9 +71,13 @@ class ChainLayer:
         qkv = x.new_ones(x.shape[0], self._num_query + 2 * self._num_kv, self._head_dim)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
         cache = step.caches[self._index]
-        cache.index_copy_(0, step.slots, qkv[:, self._num_query :])
-        means = step.attention[None](qkv, cache, 1.0)
-        seen = (means * (step.positions + 1)[:, None]).round().long()
+        step.places.write(cache, qkv[:, self._num_query :])
+        attention, positions = step.attention, step.positions
+        if (wanted := step.wanted_of(self._index)) is not None:
+            qkv, state, positions = (each.index_select(0, wanted.rows) for each in (qkv, state, positions))
+            attention = wanted.attention
+        means = attention[None](qkv, cache, 1.0)
+        seen = (means * (positions + 1)[:, None]).round().long()
         # Each rank has seen its own heads only. It folds nothing: a sum of the ranks' parts is the sum over all heads.
         part = (seen * self._mix).sum(dim=-1) % _PRIME
         return _halves(_fold(state + _joined(step.group.all_reduce(_halves(part)))))

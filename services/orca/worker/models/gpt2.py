@@ -51,7 +51,7 @@ class GPT2Layer:
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), step)
+        x = self._attention(self._attention_norm(x), x, step)
         return x + self._mlp(self._mlp_norm(x), step)
 
 

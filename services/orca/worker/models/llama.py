@@ -6,7 +6,7 @@ from torch import Tensor
 from orca.worker.config import LlamaConfig
 from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, RMSNorm, StepContext, scaled
 from orca.worker.models.family import Family
-from orca.worker.models.weights import Columns, Weights
+from orca.worker.models.weights import Columns, Weights, paired
 from orca.worker.shard import heads_of
 
 
@@ -28,15 +28,17 @@ class LlamaLayer:
         taken = weights.shard.slice(config.intermediate_size, "MLP columns")
         head_norm = None
         if config.has_qk_norm:
-            q_norm = weights.checkpoint.read(f"{here}self_attn.q_norm.weight", (dim,)).expand(heads.num_query, dim)
-            k_norm = weights.checkpoint.read(f"{here}self_attn.k_norm.weight", (dim,)).expand(heads.num_kv, dim)
-            head_norm = torch.cat((q_norm, k_norm))
+            q_norm, k_norm = (
+                paired(weights.checkpoint.read(f"{here}self_attn.{name}.weight", (dim,)), dim)
+                for name in ("q_norm", "k_norm")
+            )
+            head_norm = torch.cat((q_norm.expand(heads.num_query, dim), k_norm.expand(heads.num_kv, dim)))
         self._attention_norm = RMSNorm(weights.tensor(f"{here}input_layernorm.weight", (hidden,)), config.norm_eps)
         self._attention = Attention(
             weights.columns(
                 [
-                    Columns(f"{here}self_attn.q_proj", config.num_heads * dim, scaled(heads.query, dim)),
-                    Columns(f"{here}self_attn.k_proj", config.num_kv_heads * dim, scaled(heads.kv, dim)),
+                    Columns(f"{here}self_attn.q_proj", config.num_heads * dim, scaled(heads.query, dim), pairs=dim),
+                    Columns(f"{here}self_attn.k_proj", config.num_kv_heads * dim, scaled(heads.kv, dim), pairs=dim),
                     Columns(f"{here}self_attn.v_proj", config.num_kv_heads * dim, scaled(heads.kv, dim)),
                 ],
                 hidden,
@@ -69,7 +71,7 @@ class LlamaLayer:
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), step)
+        x = self._attention(self._attention_norm(x), x, step)
         return x + self._mlp(self._mlp_norm(x), step)
 
 

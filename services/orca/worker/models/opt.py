@@ -56,9 +56,9 @@ class OPTLayer:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         if self._norms_first:
-            x = x + self._attention(self._attention_norm(x), step)
+            x = self._attention(self._attention_norm(x), x, step)
             return x + self._mlp(self._mlp_norm(x), step)
-        x = self._attention_norm(x + self._attention(x, step))
+        x = self._attention_norm(self._attention(x, x, step))
         return self._mlp_norm(x + self._mlp(x, step))
 
 

@@ -1,9 +1,12 @@
 """Rotary position embedding (RoPE) with the scalings that configs ask for, as Hugging Face computes them.
 
-A pair of dimensions (j, j + head_dim / 2) of every query and key is turned by position x frequency_j. Frequencies are
-fixed, but for two kinds that depend on how long the sequence was when the position was computed: `dynamic` and
-`longrope`. There the length is max(prompt length, position + 1), which does not depend on how a prompt was cut into
-chunks or whether a request was started again: the same position gets the same turn in every schedule.
+A pair of dimensions (j, j + head_dim / 2) of every query and key is turned by position x frequency_j. Weights are read
+so that the two are neighbours (Columns.pairs): a pair is a complex number, and a turn is one product. Scores do not
+depend on the order of the dimensions.
+
+Frequencies are fixed, but for two kinds that depend on how long the sequence was when the position was computed:
+`dynamic` and `longrope`. There the length is max(prompt length, position + 1), which does not depend on how a prompt
+was cut into chunks or whether a request was started again: the same position gets the same turn in every schedule.
 """
 
 import math
@@ -15,18 +18,15 @@ from orca.worker.config import Rope
 
 
 class Rotary:
-    """cos and sin of a step's positions.
+    """The turns of a step's positions, in float32.
 
     Args:
         head_dim: even.
-        dtype: of the queries and keys; angles are computed in float32.
     """
 
-    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
         self._rope = rope
         self._head_dim = head_dim
-        self._dtype = dtype
-        self._device = device
         self._factor = _amplitude(rope)
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         self._exponents = exponents.to(device)
@@ -39,18 +39,16 @@ class Rotary:
         """Whether the turn depends on the length of the sequence, not on the position alone."""
         return self._rope.kind in ("dynamic", "longrope")
 
-    def rows(self, positions: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    def rows(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
         """The turns of a step's tokens.
 
         Args:
             positions: [tokens] int64.
             prompt_lengths: [tokens], of each token's request; needed where `needs_lengths`.
-        Returns: cos and sin, each [tokens, 1, head_dim]; sin is negative in the first half (see `rotate_`).
+        Returns: [tokens, 1, head_dim / 2] complex64.
         """
         angles = positions[:, None].float() * self._frequencies_of(positions, prompt_lengths)
-        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        both = (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
-        return both[0].to(self._dtype)[:, None], both[1].to(self._dtype)[:, None]
+        return torch.polar(angles.new_full((), self._factor).expand_as(angles), angles)[:, None]
 
     def _frequencies_of(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
         """[head_dim / 2], or [tokens, head_dim / 2] where they depend on the length."""
@@ -70,10 +68,13 @@ class Rotary:
         return 1.0 / base[:, None] ** self._exponents
 
 
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn [tokens, heads, head_dim] in place: x cos + (x, halves swapped) sin, with sin negative in the first half."""
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(cos).addcmul_(swapped, sin)
+def rotate_(heads: Tensor, turns: Tensor) -> None:
+    """Turn [tokens, heads, head_dim] in place, pairs of neighbouring dimensions by `Rotary.rows`."""
+    pairs = heads.view(*heads.shape[:-1], -1, 2)
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(turns)
+    else:
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
 
 
 def _frequencies(rope: Rope, exponents: Tensor) -> tuple[Tensor, Tensor | None]:

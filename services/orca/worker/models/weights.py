@@ -22,24 +22,25 @@ class Columns:
     name: str
     total: int
     taken: tuple[int, int]
+    pairs: int | None = None  # size of heads of which dimensions j and j + size / 2 are made neighbours (rotary.py)
 
 
 class Weights:
-    """A checkpoint as one rank reads it. Remembers what it handed out, for `bytes`."""
+    """A checkpoint as one rank reads it. Remembers what it handed out, `linears` in the order of their use."""
 
     def __init__(self, checkpoint: Checkpoint, shard: Shard, packing: Packing) -> None:
         self.checkpoint = checkpoint
         self.shard = shard
         self._packing = packing
-        self._linears: list[Linear] = []
+        self.linears: list[Linear] = []
         self._tensors: list[Tensor] = []
 
     @property
     def bytes(self) -> int:
         """Memory of all weights handed out; a tensor shared by embedding and head counts once."""
         plain = {id(tensor): tensor.numel() * tensor.element_size() for tensor in self._tensors}
-        shared = sum(plain.get(id(linear.weight), 0) for linear in self._linears)
-        return sum(plain.values()) + sum(linear.bytes for linear in self._linears) - shared
+        shared = sum(plain.get(id(linear.weight), 0) for linear in self.linears)
+        return sum(plain.values()) + sum(linear.bytes for linear in self.linears) - shared
 
     def tensor(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
         """A tensor or a part of it, as it is."""
@@ -57,10 +58,10 @@ class Weights:
         weights = [
             read(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
             if is_transposed
-            else read(f"{part.name}.weight", (part.total, inputs), part.taken)
+            else _in_order(read(f"{part.name}.weight", (part.total, inputs), part.taken), part)
             for part in parts
         ]
-        biases = [read(f"{part.name}.bias", (part.total,), part.taken) for part in parts] if has_bias else []
+        biases = [_in_order(read(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias]
         return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def rows(
@@ -85,5 +86,15 @@ class Weights:
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A linear of a weight [out, in] at hand, packed where that is faster."""
         linear = self._packing.linear(weight, bias)
-        self._linears.append(linear)
+        self.linears.append(linear)
         return linear
+
+
+def _in_order(features: Tensor, part: Columns) -> Tensor:
+    return features if part.pairs is None else paired(features, part.pairs)
+
+
+def paired(features: Tensor, head_dim: int) -> Tensor:
+    """Features [heads x head_dim, ...] with dimensions j and j + head_dim / 2 of each head as neighbours."""
+    halves = features.view(-1, 2, head_dim // 2, *features.shape[1:])
+    return halves.transpose(1, 2).reshape(features.shape)
