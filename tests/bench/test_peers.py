@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orca.cli.bench.peers import transformers_peer
+from orca.cli.bench.peers import engine_peer, transformers_peer
 from orca.cli.bench.peers.compare import CONTINUOUS, ORCA, STATIC, Contest, Standing, lines, to_json, up_options
 from orca.cli.bench.peers.judgement import Judgement, judge
 from orca.cli.bench.peers.model import LlamaShape, make_model
@@ -48,6 +48,15 @@ def test_static_and_continuous_batching_give_every_request_the_same_tokens(workl
     assert [len(tokens) for tokens in static.tokens] == workload.new_tokens
     assert continuous.tokens == static.tokens
     assert static.seconds > 0
+
+
+def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
+    static = Answer.load(peer("static", workload, tmp_path))
+    engine_peer.main([str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
+    engine = Answer.load(tmp_path / "engine.json")
+    assert engine.tokens == static.tokens
+    assert engine.limit_seconds is not None
+    assert 0 < engine.limit_seconds < engine.seconds
 
 
 def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:

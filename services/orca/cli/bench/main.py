@@ -5,7 +5,7 @@
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
     homogeneous   the same with requests that are all alike (Figure 11)
     engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
-    peers         beside Hugging Face transformers, in one run on this machine
+    peers         beside Hugging Face transformers and OpenVINO GenAI, in one run on this machine
     host          scheduler, pool and gateway in front of an engine that computes nothing
 
 What follows `--` goes to `orca up`.
@@ -111,12 +111,13 @@ def _parser() -> Parser:
     simulate.add_engine_options(alone)
     add_output_options(alone, can_plot=True)
 
-    peers = actions.add_parser("peers", help="beside Hugging Face transformers")
+    peers = actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI")
     add = peers.add_argument
     add("--model", type=Path, metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
     add("--batch-size", type=int, default=16, metavar="N", help="of every system (%(default)s)")
     add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
+    add("--openvino", type=Path, metavar="PYTHON", help="of an environment with what peers/openvino.txt lists (none)")
     add_trace_options(peers, preset="small", requests=128)
     add_output_options(peers, can_plot=False)
 
@@ -281,6 +282,7 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             rounds=options.rounds,
             up_options=compare.up_options(options.batch_size, options.threads, up_options),
             folder=Path(folder),
+            openvino=options.openvino,
         )
         standings = compare.compare(contest, _progress)
         print("\n".join(compare.lines(standings)))

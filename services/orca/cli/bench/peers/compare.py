@@ -1,4 +1,7 @@
-"""Orca beside Hugging Face transformers in one run on one machine: same model, same requests, same number of threads.
+"""Orca beside other systems in one run on one machine: same model, same requests, same number of threads.
+
+Hugging Face transformers is always there; OpenVINO GenAI where the caller names the Python that has it. Of Orca there
+are two: its engine and policy alone, and the whole system over HTTP.
 
 The systems take turns, so that a machine that becomes slower or faster during the run does so for all of them. Every
 answer is judged by the reference before a figure is given: speed without the right tokens is no speed.
@@ -11,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -18,6 +22,7 @@ from typing import Any
 
 import orjson
 
+import orca
 from orca.cli.bench.client import run_trace
 from orca.cli.bench.peers.judgement import Judgement
 from orca.cli.bench.peers.model import LlamaShape, make_model
@@ -28,7 +33,11 @@ from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 
-STATIC, CONTINUOUS, ORCA = "transformers static", "transformers continuous", "orca over HTTP"
+STATIC, CONTINUOUS = "transformers static", "transformers continuous"
+OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"
+ENGINE, ORCA = "orca engine", "orca over HTTP"
+NOT_JUDGED = {OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits"}
+"""What is no float32, and so has other tokens with good reason."""
 
 
 class PeerFailed(OrcaError):
@@ -47,6 +56,7 @@ class Contest:
     rounds: int
     up_options: Sequence[str]  # for `orca up`, besides the model
     folder: Path  # for what passes between the processes, and their logs
+    openvino: Path | None = None  # a Python that has openvino-genai
 
     @property
     def workload(self) -> Workload:
@@ -73,6 +83,7 @@ class Standing:
     tokens_per_s: list[float] = field(default_factory=list)
     answers: list[list[list[int]]] = field(default_factory=list)
     judgements: list[Judgement] = field(default_factory=list)
+    shares_of_limit: list[float] = field(default_factory=list)  # of the engine: time of its matrix products alone
 
     @property
     def median_tokens_per_s(self) -> float:
@@ -95,7 +106,7 @@ def up_options(batch_size: int, threads: int, more: Sequence[str]) -> list[str]:
 def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     """Run all rounds and judge all answers.
 
-    Returns: static, continuous, orca.
+    Returns: the peers, then the engine, then the whole system.
     Raises: SettingError without transformers; PeerFailed when a system fails or gives wrong tokens.
     """
     if find_spec("transformers") is None:
@@ -103,17 +114,25 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
             "`orca bench peers` compares with transformers, which is not installed: pip install transformers"
         )
     contest.workload.save(contest.folder / "workload.json")
-    runs: dict[str, Callable[[Contest], Answer]] = {STATIC: _run_static, CONTINUOUS: _run_continuous, ORCA: _run_orca}
+    runs: dict[str, Callable[[Contest], Answer]] = {STATIC: _run_static, CONTINUOUS: _run_continuous}
+    if contest.openvino is not None:
+        runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
+    runs |= {ENGINE: _run_engine, ORCA: _run_orca}
     standings = [Standing(name) for name in runs]
     for number in range(1, contest.rounds + 1):
         for standing in standings:
             answer = runs[standing.name](contest)
             standing.tokens_per_s.append(contest.trace.new_tokens / answer.seconds)
             standing.answers.append(answer.tokens)
+            if answer.limit_seconds is not None:
+                standing.shares_of_limit.append(answer.limit_seconds / answer.seconds)
             say(f"round {number}: {standing.name:<24}{standing.tokens_per_s[-1]:>9.1f} tokens/s")
     for standing in standings:
         say(f"judging the tokens of {standing.name}")
-        _judge_all(contest, standing)
+        if standing.name in NOT_JUDGED:
+            _check_lengths(contest, standing)
+        else:
+            _judge_all(contest, standing)
     return standings
 
 
@@ -130,17 +149,36 @@ def _run_continuous(contest: Contest) -> Answer:
 
 
 def _transformers(contest: Contest, mode: str, answer: Path, *more: Path) -> None:
-    module = "orca.cli.bench.peers.transformers_peer"
     files = [contest.folder / "workload.json", answer, *more]
+    _run_module(contest, sys.executable, "transformers_peer", mode, *map(str, files))
+
+
+def _run_openvino(precision: str, contest: Contest) -> Answer:
+    answer, workload = contest.folder / "openvino.json", contest.folder / "workload.json"
+    words = (precision, str(workload), str(answer), str(contest.folder / "openvino"))
+    _run_module(contest, str(contest.openvino), "openvino_peer", *words)
+    return Answer.load(answer)
+
+
+def _run_engine(contest: Contest) -> Answer:
+    answer = contest.folder / "engine.json"
+    _run_module(contest, sys.executable, "engine_peer", str(contest.folder / "workload.json"), str(answer))
+    return Answer.load(answer)
+
+
+def _run_module(contest: Contest, python: str, module: str, *words: str) -> None:
+    """A module of this package as a process of its own. Raises: PeerFailed with the last of what it said."""
+    # Another environment has no Orca: it finds the sources of this one.
+    roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
     ended = subprocess.run(
-        leashed([sys.executable, "-m", module, mode, *map(str, files)]),
-        env={**os.environ, **contest.environment},
+        leashed([python, "-m", f"orca.cli.bench.peers.{module}", *words]),
+        env={**os.environ, **contest.environment, "PYTHONPATH": roots},
         capture_output=True,
         text=True,
         check=False,
     )
     if ended.returncode:
-        raise PeerFailed(f"transformers ({mode}) ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+        raise PeerFailed(f"{module} {words[0]} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
 
 
 def _run_orca(contest: Contest) -> Answer:
@@ -170,6 +208,12 @@ def _warm_up(contest: Contest) -> Trace:
     )
 
 
+def _check_lengths(contest: Contest, standing: Standing) -> None:
+    wanted = contest.workload.new_tokens
+    if any([len(tokens) for tokens in answer] != wanted for answer in standing.answers):
+        raise PeerFailed(f"{standing.name}: not as many tokens as asked for")
+
+
 def _judge_all(contest: Contest, standing: Standing) -> None:
     known: dict[bytes, Judgement] = {}
     for answer in standing.answers:
@@ -186,18 +230,22 @@ def _judge_all(contest: Contest, standing: Standing) -> None:
 
 def lines(standings: Sequence[Standing]) -> list[str]:
     """The table: median and spread of generated tokens/s, ratios, and what the reference says of the tokens."""
-    *peers, ours = standings
+    *others, ours = standings
     rows = [f"{'generated tokens/s':<26}{'median':>9}{'lowest':>9}{'highest':>9}{'orca is':>10}  tokens"]
     for standing in standings:
         speeds = standing.tokens_per_s
         ratio = f"{ours.median_tokens_per_s / standing.median_tokens_per_s:.2f} x" if standing is not ours else ""
         rows.append(
             f"{standing.name:<26}{standing.median_tokens_per_s:>9.1f}{min(speeds):>9.1f}{max(speeds):>9.1f}"
-            f"{ratio:>10}  {standing.judgements[-1]}"
+            f"{ratio:>10}  {NOT_JUDGED.get(standing.name) or standing.judgements[-1]}"
         )
-    for peer in peers:
-        same = sum(a == b for a, b in zip(ours.answers[-1], peer.answers[-1], strict=True))
-        rows.append(f"{same} of {len(ours.answers[-1])} requests: the same tokens from orca and {peer.name}")
+    for standing in standings:
+        if standing.shares_of_limit:
+            share = median(standing.shares_of_limit)
+            rows.append(f"{standing.name}: {share:.0%} of the speed that its matrix products have alone")
+    for other in others:
+        same = sum(a == b for a, b in zip(ours.answers[-1], other.answers[-1], strict=True))
+        rows.append(f"{same} of {len(ours.answers[-1])} requests: the same tokens from orca and {other.name}")
     return rows
 
 
@@ -221,6 +269,7 @@ def to_json(contest: Contest, standings: Sequence[Standing]) -> dict[str, Any]:
                 "tokens_per_s": standing.tokens_per_s,
                 "median_tokens_per_s": standing.median_tokens_per_s,
                 "orca_is_times_as_fast": ours.median_tokens_per_s / standing.median_tokens_per_s,
+                "shares_of_limit": standing.shares_of_limit,
                 "judgements": [judgement.to_json() for judgement in standing.judgements],
             }
             for standing in standings

@@ -42,6 +42,7 @@ class Answer:
 
     seconds: float  # from the first request handed over to the last token
     tokens: list[list[int]]  # generated ids of each request
+    limit_seconds: float | None = None  # of the engine alone: what its matrix products take by themselves
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
