@@ -78,9 +78,17 @@ def link_into(node: Node) -> None:
 def _import(builder: Builder, image: str, address: str) -> None:
     layers = builder.layers(image)
     kept = {layer for layer, chain in zip(layers, chain_ids(layers), strict=True) if _is_unpacked(address, chain)}
-    rewrite = partial(without_layers, image=image, diff_ids=layers, kept=kept) if layers else None
-    environment = dict(builder.environment)
-    stream(builder.export_command(image), [import_command(address)], environment=environment, rewrite=rewrite)
+    send = partial(
+        stream, builder.export_command(image), [import_command(address)], environment=dict(builder.environment)
+    )
+    try:
+        send(rewrite=partial(without_layers, image=image, diff_ids=layers, kept=kept) if layers else None)
+    except ClusterError:
+        if not kept:
+            raise
+        # A layer that only an image of before had was there when it was asked for, and the runtime, which clears up in
+        # the background, has taken it away since: whole, the image needs none of them.
+        send(rewrite=None)
     run(*prune_command(address), within_s=_PRUNE_WITHIN_S)
 
 
