@@ -8,13 +8,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from orca.core.errors import EngineError
 from orca.core.leash import leashed
+from orca.core.processor_time import processor_time_s
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.frames import Beat, FrameStream, JoinOrder, Kind, Loaded
@@ -27,16 +27,6 @@ RANK_COMMAND = (sys.executable, "-m", "orca.worker.rank")
 
 _COMPUTED_S = 0.5
 """Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""
-
-
-def processor_time_s(pid: int | None) -> float:
-    """What a process has computed so far, in seconds; 0 when there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    user, system = int(fields[11]), int(fields[12])
-    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 class RankProcess:

@@ -17,7 +17,6 @@ from orca.cli.bench.host.parts import (
     HostFailed,
     NullScheduler,
     PoolServer,
-    processor_s,
     resident_bytes,
     running_redis,
     running_scheduler,
@@ -25,6 +24,7 @@ from orca.cli.bench.host.parts import (
 from orca.cli.bench.trace import Range
 from orca.core.batches import batches
 from orca.core.model import ModelInfo
+from orca.core.processor_time import processor_time_s
 from orca.core.request import End, FinishReason, Request, SamplingParams, Token
 from orca.pool.api import OnDisconnect, Submission
 from orca.pool.redis_pool import RedisPool, open_redis_pool
@@ -135,11 +135,11 @@ async def _run(
         await scheduler.until_seated()
         await server.until_quiet()
         pids = scheduler.pid, server.redis.pid
-        start_s, before = perf_counter(), [processor_s(pid) for pid in pids]
+        start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
         scheduler.go()
         await _until_ended(pool, scheduler, len(requests))
         seconds = perf_counter() - start_s
-        scheduler_s, redis_s = (processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
+        scheduler_s, redis_s = (processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
         steps, tokens = await asyncio.to_thread(scheduler.drain)
         return Committed(
             **sizes,

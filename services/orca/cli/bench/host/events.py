@@ -18,7 +18,6 @@ from orca.cli.bench.host.null_engine import drawn
 from orca.cli.bench.host.parts import (
     GatewayProcess,
     HostFailed,
-    processor_s,
     running_gateway,
     running_redis,
     running_scheduler,
@@ -26,6 +25,7 @@ from orca.cli.bench.host.parts import (
 )
 from orca.core.batches import batches
 from orca.core.model import ModelInfo
+from orca.core.processor_time import processor_time_s
 from orca.core.text import OutputText, Tokenizer
 
 OPENED_AT_ONCE = 32
@@ -108,11 +108,11 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
         try:
             await _open(gateway, streams)
             pids = gateway.pid, scheduler.pid, server.redis.pid
-            start_s, before = perf_counter(), [processor_s(pid) for pid in pids]
+            start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
             scheduler.go()
             await asyncio.gather(*(stream.ended for stream in streams))
             seconds = perf_counter() - start_s
-            used = [processor_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+            used = [processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
             for stream in streams:
                 stream.close()

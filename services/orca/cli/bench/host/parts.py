@@ -39,12 +39,6 @@ class HostFailed(OrcaError):
     """A process ended or hung, or what came out is not what was drawn: there is no figure."""
 
 
-def processor_s(pid: int) -> float:
-    """Seconds of processor time that a process has used, all its threads together, to a hundredth."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def resident_bytes(pid: int) -> int:
     """Memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
