@@ -11,14 +11,13 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from orca.cli.bench.trace import GREEDY
 from orca.cli.model_folder import find_model
 from orca.core.engine import Engine, EngineShape
-from orca.core.request import DEFAULT_BLOCK_TOKENS, SamplingParams, slots_needed
+from orca.core.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.core.step import Claim, Epoch, NewRequest, Row, Step, StepResult
 from orca.scheduler import virtual_time
 from orca.scheduler.simulated import CostModel, SimulatedEngine
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

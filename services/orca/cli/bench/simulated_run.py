@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from orca.cli.bench.report import Outcome, Report, summarise
-from orca.cli.bench.trace import Trace, TraceRequest
+from orca.cli.bench.trace import GREEDY, Trace, TraceRequest
 from orca.core.engine import EngineShape
 from orca.core.errors import SettingError
-from orca.core.request import End, FinishReason, Request, SamplingParams
+from orca.core.request import End, FinishReason, Request
 from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler import virtual_time
@@ -26,7 +26,6 @@ from orca.scheduler.seams import Seams
 from orca.scheduler.simulated import CostModel, SimulatedEngine
 
 CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,16 +21,15 @@ from orca.cli.bench.host.parts import (
     running_redis,
     running_scheduler,
 )
-from orca.cli.bench.trace import Range
+from orca.cli.bench.trace import GREEDY, Range
 from orca.core.batches import batches
 from orca.core.model import ModelInfo
 from orca.core.processor_time import processor_time_s
-from orca.core.request import End, FinishReason, Request, SamplingParams, Token
+from orca.core.request import End, FinishReason, Request, Token
 from orca.pool.api import OnDisconnect, Submission
 from orca.pool.redis_pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SUBMITTED_AT_ONCE = 32
 CHOICES = 128
 """Of a parent of the crowd: a call submits so many at once."""

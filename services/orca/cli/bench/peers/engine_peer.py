@@ -14,15 +14,14 @@ from time import perf_counter
 import torch
 
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, SamplingParams, slots_needed
+from orca.cli.bench.trace import GREEDY
+from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.step import Claim, Epoch, Step
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.state import GroupState
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage import Stage
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def main(arguments: list[str]) -> None:
