@@ -12,7 +12,7 @@ from orca.cli.bench.main import main as bench
 from orca.cli.bench.simulate import main as simulate
 from orca.cli.bench.sweep import baseline_flags
 from orca.cli.bench.system import SystemFailed, running_system
-from orca.core.errors import SettingError
+from orca.core.errors import ModelError, SettingError
 from orca.core.ports import free_port
 from orca.scheduler.request_level import Habits, RequestLevel
 
@@ -127,6 +127,14 @@ def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--", "--stages", "2"], "nothing is started here that could take --stages 2"),
         (["sweep", "--rates", "1,0"], "--rates: 0 is not above 0"),
         (["engine", "--batch-sizes", "0"], "--batch-sizes: 0 is not above 0"),
+        (["host", "--waiting", "0,-1"], "--waiting: -1 is below 0"),
+        (["host", "--step-us", "-5"], "--step-us: -5 is below 0"),
+        (["peers", "--batch-size", "0"], "--batch-size: 0 is not above 0"),
+        (["peers", "--openvino", "/no/such/python"], "--openvino: /no/such/python is no program"),
+        (["peers", "--openvino", "/etc/passwd"], "--openvino: /etc/passwd is no program"),
+        (["peers", "--openvino", "/bin"], "--openvino: /bin is no program"),
+        (["overload", "--gateway-process", "4194305"], "--gateway-process: there is no process 4194305"),
+        (["overload", "--retries", "-1"], "--retries: -1 is below 0"),
         (["engine", "--new-tokens", "none"], "--new-tokens: invalid int value: 'none'"),
         (["unheard-of"], "unheard-of"),
         (["serve", "--json", "/no/such/x"], "--json: /no/such/x: there is no folder /no/such"),
@@ -138,6 +146,15 @@ def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_bad_option_is_refused_by_its_name(line: list[str], complaint: str) -> None:
     with pytest.raises(SettingError, match=complaint):
         bench(line)
+
+
+@pytest.mark.parametrize("action", ["sweep", "peers"])
+@pytest.mark.parametrize(
+    ("model", "complaint"), [("./no-such-model", "is not a folder"), (__file__, "is a file"), ("/", "no config.json")]
+)
+def test_a_model_that_cannot_be_served_is_refused_before_anything_runs(action: str, model: str, complaint: str) -> None:
+    with pytest.raises(ModelError, match=complaint):
+        bench([action, "--model", model])
 
 
 async def test_a_system_that_does_not_start_is_reported_with_its_words(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """The comparison with transformers: the model it makes, how tokens are judged, and what it shows."""
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers import engine_peer, transformers_peer
 from orca.cli.bench.peers.compare import CONTINUOUS, ORCA, STATIC, Contest, Standing, lines, to_json, up_options
 from orca.cli.bench.peers.judgement import Judgement, judge
 from orca.cli.bench.peers.model import LlamaShape, make_model
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.core.errors import SettingError
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
 
@@ -164,6 +168,12 @@ def test_the_json_says_what_the_figures_depend_on(model: Path, tmp_path: Path) -
 def test_the_warm_up_is_short(workload: Workload) -> None:
     head = replace(workload, new_tokens=[1, 12, 3, 9, 9, 9, 9]).head(3)
     assert (len(head.prompts), head.new_tokens) == (3, [1, 4, 3])
+
+
+@pytest.mark.parametrize("program", [sys.executable, shutil.which("true")])
+def test_an_environment_without_openvino_is_refused_before_anything_runs(program: str) -> None:
+    with pytest.raises(SettingError, match=r"--openvino: .* is no Python that has what .*openvino\.txt lists"):
+        bench(["peers", "--openvino", program, "--requests", "1"])
 
 
 def test_options_of_the_caller_replace_those_of_the_comparison() -> None:

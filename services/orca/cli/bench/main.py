@@ -26,13 +26,18 @@ from orca.cli.bench.options import (
     add_output_options,
     add_trace_options,
     listed,
+    not_negative,
     positive,
+    process,
+    program,
     trace_spec,
     write_json,
 )
-from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep, vocabulary
+from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
 from orca.cli.bench.trace import generate
+from orca.cli.model_folder import find_model
 from orca.core.errors import ModelError, OrcaError, SettingError
+from orca.core.model import load_model_info
 from orca.scheduler.settings import POLICIES
 
 
@@ -79,11 +84,11 @@ def _parser() -> Parser:
     add = flood.add_argument
     add("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
     add("--api-key", metavar="KEY", help="sent as a bearer token")
-    add("--seconds", type=float, default=60.0, metavar="S", help="of overload (%(default)s)")
-    add("--factor", type=float, default=10.0, metavar="X", help="calls that come, in capacities (%(default)s)")
-    add("--clients", type=int, default=32, metavar="N", help="at a time, to measure the capacity (%(default)s)")
-    add("--retries", type=int, default=2, metavar="N", help="of a refused call (%(default)s)")
-    add("--gateway-process", type=int, metavar="PID", help="whose peak of memory is shown")
+    add("--seconds", type=positive(float), default=60.0, metavar="S", help="of overload (%(default)s)")
+    add("--factor", type=positive(float), default=10.0, metavar="X", help="calls, in capacities (%(default)s)")
+    add("--clients", type=positive(int), default=32, metavar="N", help="at a time, for the capacity (%(default)s)")
+    add("--retries", type=not_negative(int), default=2, metavar="N", help="of a refused call (%(default)s)")
+    add("--gateway-process", type=process, metavar="PID", help="whose peak of memory is shown")
     add_trace_options(flood, preset="small", requests=100)
 
     sweep = actions.add_parser("sweep", help="latency against throughput (Figure 10)")
@@ -113,11 +118,11 @@ def _parser() -> Parser:
 
     peers = actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI")
     add = peers.add_argument
-    add("--model", type=Path, metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
-    add("--batch-size", type=int, default=16, metavar="N", help="of every system (%(default)s)")
+    add("--model", metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
+    add("--batch-size", type=positive(int), default=16, metavar="N", help="of every system (%(default)s)")
     add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
-    add("--openvino", type=Path, metavar="PYTHON", help="of an environment with what peers/openvino.txt lists (none)")
+    add("--openvino", type=program, metavar="PYTHON", help="of an environment that has peers/openvino.txt (none)")
     add_trace_options(peers, preset="small", requests=128)
     add_output_options(peers, can_plot=False)
 
@@ -125,8 +130,9 @@ def _parser() -> Parser:
     add = host.add_argument
     sizes = listed(positive(int))
     add("--batch-sizes", type=sizes, default=(16, 64, 256, 512), metavar="N,M", help="a run each (16,64,256,512)")
-    add("--step-us", type=int, default=0, metavar="N", help="time of a step of any size (%(default)s)")
-    add("--waiting", type=listed(int), default=(1000,), metavar="N,M", help="requests behind them, a run each (1000)")
+    add("--step-us", type=not_negative(int), default=0, metavar="N", help="time of a step of any size (%(default)s)")
+    numbers = listed(not_negative(int))
+    add("--waiting", type=numbers, default=(1000,), metavar="N,M", help="requests behind them, a run each (1000)")
     add("--tokens", type=positive(int), default=100_000, metavar="N", help="of a run, at least (%(default)s)")
     add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
@@ -226,7 +232,7 @@ def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_nor
     else:
         simulate.refuse_engine_options(options)
         model = options.model or _small_model()
-        measure = measure_real(model, up_options, baseline, vocab_size=vocabulary(model))
+        measure = measure_real(model, up_options, baseline, vocab_size=_vocabulary(find_model(model)[0]))
     sweep = Sweep(
         spec=trace_spec(options, None),
         policies=simulate.known_policies(options.policies),
@@ -268,15 +274,22 @@ def _small_model() -> str:
     return str(small_model_folder())
 
 
+def _vocabulary(folder: Path) -> int:
+    return load_model_info(folder).vocab_size
+
+
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.cli.bench.peers import compare  # torch and safetensors: only here
 
+    compare.check_environments(options.openvino)
+    trace = generate(trace_spec(options, None))
+    given = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
-        model = options.model or compare.made_model(Path(folder), _progress)
+        model = given or compare.made_model(Path(folder), _progress)
         contest = compare.Contest(
             model=model,
-            vocab_size=vocabulary(str(model)),
-            trace=generate(trace_spec(options, None)),
+            vocab_size=_vocabulary(model),
+            trace=trace,
             batch_size=options.batch_size,
             threads=options.threads,
             rounds=options.rounds,

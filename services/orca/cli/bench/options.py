@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,15 +41,39 @@ def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     """A reader of a number above 0."""
+    return _checked(kind, lambda value: value > 0, "is not above 0")
 
+
+def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A reader of a number from 0 on."""
+    return _checked(kind, lambda value: value >= 0, "is below 0")
+
+
+def _checked(
+    kind: Callable[[str], Number], is_good: Callable[[Number], bool], complaint: str
+) -> Callable[[str], Number]:
     def read(text: str) -> Number:
         value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if not is_good(value):
+            raise argparse.ArgumentTypeError(f"{text} {complaint}")
         return value
 
     read.__name__ = kind.__name__
     return read
+
+
+def program(text: str) -> Path:
+    """A reader of a program: its path, or its name where that is on the PATH."""
+    if (found := shutil.which(text)) is None:
+        raise argparse.ArgumentTypeError(f"{text} is no program that can be run here")
+    return Path(found)
+
+
+def process(text: str) -> int:
+    """A reader of the id of a process of this machine."""
+    if not Path(f"/proc/{int(text)}").is_dir():
+        raise argparse.ArgumentTypeError(f"there is no process {text}")
+    return int(text)
 
 
 def add_trace_options(

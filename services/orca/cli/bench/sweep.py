@@ -5,7 +5,6 @@ simulated stages (`simulated_run.Simulation`). The sweep cannot tell them apart.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ Measure = Callable[[str, int, Sequence[Trace]], Iterable[Report]]
 """(policy, max batch size, traces) -> a report of each trace, each from an idle system."""
 
 ANY_VOCAB = 256
-"""Token ids that every model has, for prompts to a model whose config cannot be read here."""
+"""Token ids that every model has, for prompts to a server whose model is not known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +98,3 @@ def baseline_flags(baseline: RequestLevel) -> list[str]:
 
 def _warm_up(spec: TraceSpec) -> Trace:
     return generate(TraceSpec(requests=4, prompt_tokens=spec.prompt_tokens, new_tokens=Range(4, 4), seed=1_000_003))
-
-
-def vocabulary(model: str) -> int:
-    """Size of the model's vocabulary, from the config.json of its folder; for a mere name, what every model has."""
-    try:
-        size: int = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-    except FileNotFoundError:
-        return ANY_VOCAB
-    return size

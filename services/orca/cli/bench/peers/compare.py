@@ -90,6 +90,26 @@ class Standing:
         return median(self.tokens_per_s)
 
 
+def check_environments(openvino: Path | None) -> None:
+    """Raises: SettingError where what a peer needs is not installed."""
+    if find_spec("transformers") is None:
+        raise SettingError(
+            "`orca bench peers` compares with transformers, which is not installed: pip install transformers"
+        )
+    if openvino is not None and not _has_openvino(openvino):
+        raise SettingError(f"--openvino: {openvino} is no Python that has what peers/openvino.txt lists")
+
+
+def _has_openvino(python: Path) -> bool:
+    question = "import sys; from importlib.util import find_spec; print(None not in map(find_spec, sys.argv[1:]))"
+    command = [str(python), "-c", question, "openvino_genai", "optimum", "nncf"]
+    try:
+        answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+    except OSError:  # no program, though it may be executed
+        return False
+    return answer == b"True\n"
+
+
 def made_model(folder: Path, say: Callable[[str], None]) -> Path:
     """A llama-type model of 63 M random parameters, made in `folder`."""
     model = folder / "llama-63m"
@@ -107,12 +127,8 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     """Run all rounds and judge all answers.
 
     Returns: the peers, then the engine, then the whole system.
-    Raises: SettingError without transformers; PeerFailed when a system fails or gives wrong tokens.
+    Raises: PeerFailed when a system fails or gives wrong tokens.
     """
-    if find_spec("transformers") is None:
-        raise SettingError(
-            "`orca bench peers` compares with transformers, which is not installed: pip install transformers"
-        )
     contest.workload.save(contest.folder / "workload.json")
     runs: dict[str, Callable[[Contest], Answer]] = {STATIC: _run_static, CONTINUOUS: _run_continuous}
     if contest.openvino is not None:
