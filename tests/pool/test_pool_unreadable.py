@@ -50,6 +50,16 @@ async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(
     assert await state(bed, "a0.0") is RequestState.QUEUED
 
 
+async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_can(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    for parent in ("a", "b"):
+        await bed.pool.submit(submission(parent, max_new_tokens=100))
+    await bed.set_record_schema("a", UNREADABLE)
+    await bed.pool.promise_slots(REVISION, 64)
+    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
+
+
 async def test_ends_behind_many_records_that_cannot_be_read_are_forgotten(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     for number in range(120):

@@ -265,7 +265,7 @@ class MemoryPool(MemoryScheduler, Pool):
             self.promises[revision] = slots
             for _, request_id in list(self._queue(revision)):
                 record = self.records[request_id]
-                if record.request.max_total_tokens > slots:
+                if record.request.max_total_tokens > slots and self._is_readable(record):
                     self._end_now(record, FinishReason.ERROR)
         elif self.revision not in (None, revision) and not self._unfinished(revision):
             self.promises[revision] = min(slots, self.promises[revision])

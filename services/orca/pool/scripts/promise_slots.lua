@@ -8,8 +8,10 @@ local promise, current = tonumber(call('HGET', PROMISES, revision)), call('HGET'
 if not promise then
   call('HSET', PROMISES, revision, slots)
   for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
-    local r = load(id)
-    if r and tonumber(r.need) > slots then end_request(r, 'error') end
+    -- Of all that wait few need more, mostly none: a record is read whole only for those.
+    local need = tonumber(call('HGET', req_key(id), 'need'))
+    local r = need and need > slots and load(id)
+    if r then end_request(r, 'error') end
   end
 elseif slots < promise and current and current ~= revision and unfinished_of(revision) == 0 then
   call('HSET', PROMISES, revision, slots)
