@@ -62,11 +62,11 @@ def processes_of(folder: Path) -> list[int]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-def test_the_comparison_with_transformers_judges_and_shows_all_three(tmp_path: Path) -> None:
+def test_the_comparison_with_transformers_judges_and_shows_all_four(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TINY)
     file = tmp_path / "peers.json"
     size = ["--requests", "12", "--rounds", "2", "--batch-size", "4", "--threads", "1"]
     assert bench(["peers", "--model", str(tmp_path / "model"), *size, "--json", str(file)]) == 0
     systems = json.loads(file.read_text())["systems"]
-    assert [len(system["tokens_per_s"]) for system in systems] == [2, 2, 2]
+    assert [len(system["tokens_per_s"]) for system in systems] == [2, 2, 2, 2]
     assert all(judged["wrong"] == judged["wrong_counts"] == 0 for system in systems for judged in system["judgements"])
