@@ -1,4 +1,4 @@
-"""Steps for attention tests: rows of every kind over scattered slots, and maps from query heads to KV heads."""
+"""Steps for attention tests: rows of every kind over scattered blocks, and maps from query heads to KV heads."""
 
 from collections.abc import Sequence
 
@@ -14,21 +14,21 @@ BLOCK_TOKENS = 4
 def random_step(
     shapes: Sequence[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, list[ContextRow]]:
-    """A step of rows (context, count) over scattered slots; every slot that no row owns holds NaN."""
+    """A step of rows (context, count) over scattered blocks; every slot that no row owns holds NaN."""
     generator = torch.Generator().manual_seed(3)
-    used = sum(context for context, _ in shapes)
-    blocks = used // BLOCK_TOKENS + 2
-    shuffled = torch.randperm(blocks * BLOCK_TOKENS, generator=generator)
+    blocks = sum(-(-context // BLOCK_TOKENS) for context, _ in shapes) + 2
+    shuffled = torch.randperm(blocks, generator=generator)[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)
     qkv = torch.randn(sum(count for _, count in shapes), heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
     cache = torch.full((blocks, 2 * kv_heads, BLOCK_TOKENS, head_dim), float("nan"), dtype=dtype)
     rows, first, taken = [], 0, 0
     for context, count in shapes:
-        slots = shuffled[taken : taken + context]
+        used = -(-context // BLOCK_TOKENS)
+        slots = shuffled[taken : taken + used].flatten()[:context]
         kv = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
         kv[-count:] = qkv[first : first + count, heads:]
         Places.of(slots, BLOCK_TOKENS).write(cache, kv)
         rows.append(ContextRow(first, count, slots))
-        first, taken = first + count, taken + context
+        first, taken = first + count, taken + used
     return qkv, cache, rows
 
 

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from attention_steps import BLOCK_TOKENS, HEADS, STEPS, random_step
+from attention_steps import HEADS, STEPS, random_step
 from torch import Tensor
 
-from orca.kernels.attention import RaggedAttention, _alike, _GatheredDecode
+from orca.kernels.device import RaggedAttention, kernels_of
+from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import ContextRow, attend_reference
 
 CPU = torch.device("cpu")
@@ -18,13 +19,17 @@ def one_head(*pairs: tuple[float, float]) -> Tensor:
     return torch.tensor(pairs)[:, :, None, None]
 
 
-def ragged(rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None) -> RaggedAttention:
-    blocks, lines, block_tokens, _ = cache.shape
-    return RaggedAttention(
+KINDS = {"cpu": kernels_of(CPU), "plain": PlainKernels()}
+
+
+def ragged(
+    kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None
+) -> RaggedAttention:
+    _, lines, block_tokens, _ = cache.shape
+    return KINDS[kind].attention(
         rows,
         kv_of_query,
         kv_heads=lines // 2,
-        cache_slots=blocks * block_tokens,
         block_tokens=block_tokens,
         window=window,
         dtype=cache.dtype,
@@ -67,54 +72,37 @@ def test_reference_gives_each_query_head_its_kv_head() -> None:
     assert output.flatten().tolist() == [5.0, 7.0, 7.0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [None, 1, 6], ids=lambda window: f"window-{window}")
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("step", STEPS)
-def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None) -> None:
+def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None, kind: str) -> None:
     kv_of_query = HEADS[heads]
     kv_heads = max(kv_of_query) + 1
     qkv, cache, rows = random_step(STEPS[step], len(kv_of_query), kv_heads, 10, torch.float32)
-    output = ragged(rows, kv_of_query, cache, window)(qkv, cache, 0.3)
+    output = ragged(kind, rows, kv_of_query, cache, window)(qkv, cache, 0.3)
     query = qkv[:, : len(kv_of_query)]
     expected = attend_reference(query, cache, rows, kv_of_query, scale=0.3, window=window)
     # Sums of at most 300 products of order 1 in another order: some units of 2^-24.
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("step", STEPS)
-def test_half_precision_equals_the_reference_within_its_rounding(step: str, dtype: torch.dtype) -> None:
+def test_half_precision_equals_the_reference_within_its_rounding(step: str, dtype: torch.dtype, kind: str) -> None:
     qkv, cache, rows = random_step(STEPS[step], 4, 2, 12, dtype)
-    attention = ragged(rows, [0, 0, 1, 1], cache)
+    attention = ragged(kind, rows, [0, 0, 1, 1], cache)
     expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3)
     # Results of order 1 are rounded to 8 (bfloat16) or 11 bits, and a prefill rounds its softmax weights too.
     tolerance = 2.0**-6 if dtype == torch.bfloat16 else 2.0**-9
     torch.testing.assert_close(attention(qkv, cache, 0.3), expected.flatten(1), atol=tolerance, rtol=tolerance)
 
 
-def test_decode_without_the_sparse_product_equals_the_reference() -> None:
-    qkv, cache, rows = random_step(STEPS["decode"], 4, 2, 12, torch.float32)
-    gathered = _GatheredDecode([each.slots[-8:] for each in rows], [0, 0, 1, 1], BLOCK_TOKENS, CPU)
-    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3, window=8)
-    torch.testing.assert_close(gathered(qkv[:, :4], cache, 0.3), expected, atol=2e-6, rtol=2e-6)
-
-
-def test_scores_of_very_different_size_in_one_step_do_not_disturb_each_other() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_very_different_size_in_one_step_do_not_disturb_each_other(kind: str) -> None:
     qkv, cache, rows = random_step(STEPS["decode"], 1, 1, 4, torch.float32)
     qkv[0, 0] *= 1e4  # its scores reach thousands; the others stay near 0
-    output = ragged(rows, [0], cache)(qkv, cache, 0.5)
+    output = ragged(kind, rows, [0], cache)(qkv, cache, 0.5)
     expected = attend_reference(qkv[:, :1], cache, rows, [0], scale=0.5)
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "groups"),
-    [
-        ([30], [[0]]),
-        ([90, 17, 140, 60], [[0, 1, 2, 3]]),
-        ([8, 4000, 12], [[1, 2], [0]]),
-        ([5000, 1, 4000, 700, 300, 2], [[0, 2, 3, 4], [1, 5]]),
-    ],
-)
-def test_rows_of_very_different_lengths_are_padded_in_groups(lengths: list[int], groups: list[list[int]]) -> None:
-    assert _alike(lengths) == groups

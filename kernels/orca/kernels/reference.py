@@ -20,7 +20,8 @@ class ContextRow:
     """A request's tokens in the flat tensor of a step.
 
     `slots` holds the cache slot of each position of the request, from 0 to the row's last: context length entries. The
-    row's own tokens are the last `count` of them, at flat rows first .. first + count - 1.
+    row's own tokens are the last `count` of them, at flat rows first .. first + count - 1. Positions fill one block of
+    the cache after another, each from its beginning.
     """
 
     first: int

@@ -20,8 +20,7 @@ from torch import Tensor
 from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Row, Sampled, Step
-from orca.kernels.attention import RaggedAttention
-from orca.kernels.paged import Places
+from orca.kernels.device import RaggedAttention, kernels_of
 from orca.kernels.reference import ContextRow
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -256,7 +255,7 @@ class Stage:
         return StepContext(
             group=model.group,
             caches=self.cache.layers,
-            places=Places.of(own, self.cache.block_tokens),
+            slots=own,
             positions=positions,
             attention=self._attention(rows, model.windows),
             turns=turns,
@@ -273,11 +272,10 @@ class Stage:
             # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
             effective = None if window is None or window >= longest else window
             if effective not in attention:
-                attention[effective] = RaggedAttention(
+                attention[effective] = kernels_of(model.device).attention(
                     rows,
                     model.heads.kv_of_query,
                     kv_heads=model.heads.num_kv,
-                    cache_slots=self.cache.slots,
                     block_tokens=self.cache.block_tokens,
                     window=effective,
                     dtype=model.dtype,

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.attention import RaggedAttention
-from orca.kernels.paged import Places
+from orca.kernels.device import RaggedAttention, kernels_of
 from orca.worker.linear import Linear
-from orca.worker.models.rotary import rotate_
 from orca.worker.models.weights import Weights
 from orca.worker.shard import Heads, TensorGroup
 
@@ -32,7 +30,7 @@ class StepContext:
 
     group: TensorGroup
     caches: Sequence[Tensor]  # per layer of the stage: [blocks, 2 x kv heads, block_tokens, head_dim]
-    places: Places  # where each token's keys and values go
+    slots: Tensor  # [tokens]: where each token's keys and values go
     positions: Tensor  # [tokens]
     attention: Mapping[int | None, RaggedAttention]  # by sliding window
     turns: Tensor | None = None  # of the tokens' positions (rotary.py), where the model uses RoPE
@@ -41,6 +39,11 @@ class StepContext:
     def wanted_of(self, index: int) -> WantedRows | None:
         """What the stage's layer `index` may confine itself to, once it has kept keys and values; None: all rows."""
         return self.wanted if index == len(self.caches) - 1 else None
+
+    def rows_after_attention(self, x: Tensor, index: int) -> Tensor:
+        """Those of x [tokens, hidden] that the stage's layer `index` goes on with behind its attention."""
+        wanted = self.wanted_of(index)
+        return x if wanted is None else x.index_select(0, wanted.rows)
 
 
 class LayerNorm:
@@ -55,10 +58,11 @@ class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._size, self._eps = weight, (weight.shape[-1],), eps
+        self._weight, self._eps, self._kernels = weight, eps, kernels_of(weight.device)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._size, self._weight, self._eps)
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """[tokens, hidden]; with `added`, x becomes x + added first, in place."""
+        return self._kernels.rms_norm(x, self._weight, self._eps, added)
 
 
 class Attention:
@@ -87,33 +91,30 @@ class Attention:
         self._qkv = qkv
         self._out = out
         self._head_dim = head_dim
-        self._num_query = heads.num_query
         self._num_turned = heads.num_query + heads.num_kv
         self._index = index
         self._scale = scale
         self._window = window
         self._head_norm = head_norm
         self._norm_eps = norm_eps
+        self._kernels = kernels_of(qkv.weight.device)
 
-    def __call__(self, x: Tensor, residual: Tensor, step: StepContext) -> Tensor:
-        """residual + attention of x, both [tokens, hidden], already summed over the ranks.
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """Attention of x [tokens, hidden], already summed over the ranks.
 
-        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden].
+        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden] (StepContext.rows_after_attention).
         """
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
-        turned = qkv[:, : self._num_turned]
         if self._head_norm is not None:
+            turned = qkv[:, : self._num_turned]
             normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
             torch.mul(normed, self._head_norm, out=turned)
-        if step.turns is not None:
-            rotate_(turned, step.turns)
         cache = step.caches[self._index]
-        step.places.write(cache, qkv[:, self._num_query :])
+        self._kernels.keep(qkv, cache, step.slots, step.turns)
         attention = step.attention
         if (wanted := step.wanted_of(self._index)) is not None:
-            qkv, residual = qkv.index_select(0, wanted.rows), residual.index_select(0, wanted.rows)
-            attention = wanted.attention
-        return residual + step.group.all_reduce(self._out(attention[self._window](qkv, cache, self._scale)))
+            qkv, attention = qkv.index_select(0, wanted.rows), wanted.attention
+        return step.group.all_reduce(self._out(attention[self._window](qkv, cache, self._scale)))
 
 
 class MLP:
@@ -131,9 +132,13 @@ class GatedMLP:
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
         self._gate_up, self._down, self._act = gate_up, down, _ACT[activation]
+        self._kernels = kernels_of(gate_up.weight.device)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        gate_up = self._gate_up(x)
+        if self._act is F.silu:
+            return step.group.all_reduce(self._down(self._kernels.gated_silu(gate_up)))
+        gate, up = gate_up.chunk(2, dim=-1)
         return step.group.all_reduce(self._down(self._act(gate).mul_(up)))
 
 

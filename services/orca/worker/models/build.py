@@ -10,6 +10,7 @@ from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
+from orca.kernels.device import kernels_of
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
@@ -84,6 +85,7 @@ def load_stage(
     kind: torch.dtype = getattr(torch, dtype or info.dtype)
     config = load_config(info.folder)
     family = _FAMILIES[type(config)]
+    kernels_of(place).prepare(kind, config.head_dim)
     checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
     packing = Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
     weights = Weights(checkpoint, shard, packing)

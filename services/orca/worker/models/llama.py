@@ -23,6 +23,7 @@ class LlamaLayer:
 
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
+        self._index = index
         hidden, dim = config.hidden_size, config.head_dim
         heads = heads_of(weights.shard, config.num_heads, config.num_kv_heads)
         taken = weights.shard.slice(config.intermediate_size, "MLP columns")
@@ -71,8 +72,9 @@ class LlamaLayer:
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = self._attention(self._attention_norm(x), x, step)
-        return x + self._mlp(self._mlp_norm(x), step)
+        attended = self._attention(self._attention_norm(x), step)
+        x = step.rows_after_attention(x, self._index)
+        return x.add_(self._mlp(self._mlp_norm(x, attended), step))
 
 
 class LlamaHead:

@@ -68,15 +68,6 @@ class Rotary:
         return 1.0 / base[:, None] ** self._exponents
 
 
-def rotate_(heads: Tensor, turns: Tensor) -> None:
-    """Turn [tokens, heads, head_dim] in place, pairs of neighbouring dimensions by `Rotary.rows`."""
-    pairs = heads.view(*heads.shape[:-1], -1, 2)
-    if heads.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(turns)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
-
-
 def _frequencies(rope: Rope, exponents: Tensor) -> tuple[Tensor, Tensor | None]:
     """Turn per position of each pair of dimensions, [head_dim / 2], and longrope's second set for long sequences."""
     plain = 1.0 / rope.theta**exponents

@@ -1,0 +1,93 @@
+"""The kernels of a device: what the layers of a model need beside matrix products, with all requests of a step in one
+flat tensor (selective batching, ORCA, section 3, S2).
+
+plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
+against. Those of CPUs are in numba_attention.py and numba_rows.py.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import ContextRow
+
+
+class RaggedAttention(Protocol):
+    """The geometry of one step under one sliding window: built once, then applied in each layer."""
+
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """Attention of the step's tokens.
+
+        Args:
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); the step's own keys and values are in it.
+            scale: factor of the scores.
+        Returns: [tokens, query heads x head_dim].
+        """
+        ...
+
+
+class Kernels(Protocol):
+    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+        """Compile what a model needs, so that its first step does not wait for it."""
+        ...
+
+    def attention(
+        self,
+        rows: Sequence[ContextRow],
+        kv_of_query: Sequence[int],
+        *,
+        kv_heads: int,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> RaggedAttention:
+        """Ragged paged attention (reference.py: its meaning).
+
+        Args:
+            rows: the requests of the step; together they cover each flat token once.
+            kv_of_query: for each query head of this rank the KV head (of this rank) it reads, ascending.
+            kv_heads: KV heads of this rank.
+            window: positions a token sees, itself included; None sees all before it.
+        """
+        ...
+
+    def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
+        """Turn the step's queries and keys, and put its keys and values into the cache.
+
+        Args:
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; turned in place.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim].
+            slots: [tokens] int64.
+            turns: [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE); None turns nothing.
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32.
+
+        Args:
+            x: [tokens, hidden], contiguous.
+            added: [tokens, hidden]: x becomes x + added first, in place.
+        """
+        ...
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up. Args: gate_up: [tokens, 2 x width], contiguous. Returns: [tokens, width]."""
+        ...
+
+
+@cache
+def kernels_of(device: torch.device) -> Kernels:
+    """The fastest that there are for a device."""
+    if device.type == "cpu":
+        # Numba takes most of a second to import, which other devices need not wait for.
+        from orca.kernels.numba_kernels import CpuKernels
+
+        return CpuKernels()
+    return PlainKernels()

@@ -1,0 +1,248 @@
+"""Ragged paged attention on a CPU: all rows of a step in one launch, each key and value read where it lies.
+
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]        (reference.py has the meaning)
+
+A task is one KV head of a tile: some consecutive tokens of one request (one, in the increment phase), with all query
+heads that read this KV head. It walks the context `_CHUNK` positions at a time, first the keys, then the values, with a
+running maximum and sum (online softmax, in float32). While it computes with one block of the cache it asks the memory
+for the next, the first of its next task's too: contexts lie in blocks all over the memory, and waiting for each took
+1.5 times as long. The softmax's division comes last, so that sums of whole numbers stay exact (worker/models/chain.py).
+
+    qkv    [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
+    cache  [blocks, 2 x kv heads, block_tokens, head_dim]   read once per tile: 2 x context x kv heads x head_dim
+    tiles  [tiles, 4] int64                                 address of the request's slots, position of the first token,
+                                                            tokens, flat row of the first
+    out    [tokens, query heads, head_dim]                  written once
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from orca.kernels.numba_team import (
+    BITS_OF,
+    FAST,
+    Kernel,
+    add_weighted,
+    dots,
+    elements,
+    exp,
+    join,
+    narrow,
+    prefetch,
+    real,
+    take,
+    wide,
+)
+from orca.kernels.reference import ContextRow
+
+_CHUNK = 256
+"""Positions whose scores are held at a time."""
+_QUERIES = 32
+"""Queries of a task: tokens x query heads of one KV head. Their scores stay in the processor's first cache."""
+_LINE_BYTES = 64
+_NO_WINDOW = 1 << 62
+
+
+@njit  # type: ignore[untyped-decorator]
+def _scratch_floats(queries: Any, head_dim: Any) -> Any:
+    """What a thread needs: queries and sums, scores, largest score and total of each query."""
+    return queries * (2 * head_dim + _CHUNK + 2)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _line(slots: Any, position: Any, block_tokens: Any, lines: Any) -> Any:
+    """The first line of the block that holds a position."""
+    return slots[position // block_tokens * block_tokens] // block_tokens * lines
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _weights(scores: Any, low: Any, high: Any, largest: Any) -> Any:
+    """Scores [low, high) become exp(score - largest), the others 0. Returns: their sum."""
+    scores[:low] = 0.0
+    scores[high:] = 0.0
+    seen = scores[low:high]
+    total = np.float32(0.0)
+    for j in range(len(seen)):
+        seen[j] = exp(seen[j] - largest)
+        total += seen[j]
+    return total
+
+
+@cache
+def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
+    """The kernel for one dtype and head_dim, which is thus known to the compiler."""
+    kind = BITS_OF[dtype]
+    row_bytes, wide_bytes = head_dim * dtype.itemsize, head_dim * 4
+
+    def attend(args: Any) -> None:
+        tokens, heads, kv_heads = args[8], args[9], args[10]
+        block_tokens, num_tiles, window, most = args[11], args[12], args[13], args[14]
+        scale = np.float32(real(args[15]))
+        qkv = carray(elements(args[2], kind), (tokens, heads + 2 * kv_heads, head_dim))
+        cache = args[3]
+        out = carray(elements(args[4], kind), (tokens, heads, head_dim))
+        tiles = carray(elements(args[5], np.int64), (num_tiles, 4))
+        first_query = carray(elements(args[6], np.int64), (kv_heads + 1,))
+        lines = 2 * kv_heads  # of a block: keys of each head, values of each head
+        line_bytes = block_tokens * row_bytes
+
+        # This thread's scratch memory.
+        queries_at = args[7] + join(args) * _scratch_floats(most, head_dim) * 4
+        sums_at = queries_at + most * wide_bytes
+        scores_at = sums_at + most * wide_bytes
+        queries = carray(elements(queries_at, np.float32), (most, head_dim))
+        sums = carray(elements(sums_at, np.float32), (most, head_dim))
+        scores = carray(elements(scores_at, np.float32), (most, _CHUNK))
+        largest, total = carray(elements(scores_at + most * _CHUNK * 4, np.float32), (2, most))
+
+        task = take(args)
+        while task < num_tiles * kv_heads:
+            upcoming = take(args)
+            tile, kv_head = task // kv_heads, task % kv_heads
+            position, count, token = tiles[tile, 1], tiles[tile, 2], tiles[tile, 3]
+            end = position + count
+            slots = carray(elements(tiles[tile, 0], np.int64), (end,))
+            head = first_query[kv_head]
+            group = first_query[kv_head + 1] - head
+            asked = count * group
+            for i in range(asked):
+                own = qkv[token + i // group, head + i % group]
+                for d in range(head_dim):
+                    queries[i, d] = scale * wide(own[d])
+                    sums[i, d] = 0.0
+                largest[i] = -np.inf
+                total[i] = 0.0
+
+            # The first keys of this thread's next task.
+            next_slots, next_begin, next_end, next_head = slots, 0, 0, 0
+            if upcoming < num_tiles * kv_heads:
+                next_tile, next_head = upcoming // kv_heads, upcoming % kv_heads
+                next_begin = max(tiles[next_tile, 1] - window + 1, 0)
+                next_end = tiles[next_tile, 1] + tiles[next_tile, 2]
+                next_slots = carray(elements(tiles[next_tile, 0], np.int64), (next_end,))
+            begin = max(position - window + 1, 0)
+            for start in range(begin, end, _CHUNK):
+                stop = min(start + _CHUNK, end)
+                block_start = start // block_tokens * block_tokens
+
+                for block in range(block_start, stop, block_tokens):
+                    keys = cache + (_line(slots, block, block_tokens, lines) + kv_head) * line_bytes
+                    ahead = keys + kv_heads * line_bytes
+                    first, last = max(start - block, 0), min(stop - block, block_tokens)
+                    fours_end = last - (last - first) % 4
+                    for j in range(first, fours_end, 4):
+                        for byte in range(0, 4 * row_bytes, _LINE_BYTES):
+                            prefetch(ahead + j * row_bytes + byte)
+                        query, score = queries_at, scores_at + (block + j - start) * 4
+                        for _ in range(asked):
+                            dots(query, keys + j * row_bytes, score, kind, head_dim, 4)
+                            query, score = query + wide_bytes, score + _CHUNK * 4
+                    for j in range(fours_end, last):
+                        query, score = queries_at, scores_at + (block + j - start) * 4
+                        for _ in range(asked):
+                            dots(query, keys + j * row_bytes, score, kind, head_dim, 1)
+                            query, score = query + wide_bytes, score + _CHUNK * 4
+
+                for i in range(asked):
+                    own_position = position + i // group
+                    low = max(own_position - window + 1 - start, 0)
+                    high = min(own_position + 1, stop) - start
+                    if low >= high:
+                        scores[i, : stop - start] = 0.0
+                        continue
+                    raised = max(largest[i], scores[i, low:high].max())
+                    if start > begin:
+                        kept = exp(largest[i] - raised)
+                        total[i] *= kept
+                        for d in range(head_dim):
+                            sums[i, d] *= kept
+                    largest[i] = raised
+                    total[i] += _weights(scores[i, : stop - start], low, high, raised)
+
+                for block in range(block_start, stop, block_tokens):
+                    values = cache + (_line(slots, block, block_tokens, lines) + kv_heads + kv_head) * line_bytes
+                    ahead = values
+                    if block + _CHUNK < end:
+                        ahead = cache + (_line(slots, block + _CHUNK, block_tokens, lines) + kv_head) * line_bytes
+                    elif next_begin + block - block_start < next_end:
+                        ahead = _line(next_slots, next_begin + block - block_start, block_tokens, lines) + next_head
+                        ahead = cache + ahead * line_bytes
+                    first, last = max(start - block, 0), min(stop - block, block_tokens)
+                    fours_end = last - (last - first) % 4
+                    for j in range(first, fours_end, 4):
+                        for byte in range(0, 4 * row_bytes, _LINE_BYTES):
+                            prefetch(ahead + j * row_bytes + byte)
+                        sum_, weight = sums_at, scores_at + (block + j - start) * 4
+                        for _ in range(asked):
+                            add_weighted(sum_, weight, values + j * row_bytes, kind, head_dim, 4)
+                            sum_, weight = sum_ + wide_bytes, weight + _CHUNK * 4
+                    for j in range(fours_end, last):
+                        sum_, weight = sums_at, scores_at + (block + j - start) * 4
+                        for _ in range(asked):
+                            add_weighted(sum_, weight, values + j * row_bytes, kind, head_dim, 1)
+                            sum_, weight = sum_ + wide_bytes, weight + _CHUNK * 4
+
+            for i in range(asked):
+                result = out[token + i // group, head + i % group]
+                for d in range(head_dim):
+                    result[d] = narrow(sums[i, d] / total[i], kind)
+            task = upcoming
+
+    return Kernel(attend)
+
+
+class CpuAttention:
+    """The geometry of one step under one sliding window: built once, then applied in each layer.
+
+    Args: as of device.Kernels.attention.
+    """
+
+    def __init__(
+        self, rows: Sequence[ContextRow], kv_of_query: Sequence[int], *, kv_heads: int, window: int | None
+    ) -> None:
+        first_query = np.searchsorted(kv_of_query, np.arange(kv_heads + 1))
+        group = max(1, int(np.diff(first_query).max()))
+        longest = max(1, _QUERIES // group)
+        tiles = [
+            (row.slots.data_ptr(), len(row.slots) - row.count + done, min(longest, row.count - done), row.first + done)
+            for row in rows
+            for done in range(0, row.count, longest)
+        ]
+        # Large tasks first, so that none is left to one thread while the others have nothing to do.
+        tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
+        self._rows = rows  # whose slots must not go while the tiles point to them
+        self._tiles = np.array(tiles, np.int64)
+        self._first_query = first_query.astype(np.int64)
+        self._heads, self._kv_heads, self._queries = len(kv_of_query), kv_heads, longest * group
+        self._window = _NO_WINDOW if window is None else window
+
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """As device.RaggedAttention."""
+        assert qkv.is_contiguous()
+        assert cache.is_contiguous()
+        tokens, _, head_dim = qkv.shape
+        output = qkv.new_empty(tokens, self._heads * head_dim)
+        scratch = torch.empty(torch.get_num_threads() * _scratch_floats(self._queries, head_dim))
+        kernel(qkv.dtype, head_dim)(
+            qkv,
+            cache,
+            output,
+            self._tiles.ctypes.data,
+            self._first_query.ctypes.data,
+            scratch,
+            tokens,
+            self._heads,
+            self._kv_heads,
+            cache.shape[2],
+            len(self._tiles),
+            self._window,
+            self._queries,
+            scale,
+        )
+        return output

@@ -1,0 +1,36 @@
+"""The kernels of CPUs (device.py): one launch each, on all of PyTorch's threads (numba_team.py)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from orca.kernels import numba_attention, numba_rows
+from orca.kernels.numba_attention import CpuAttention
+from orca.kernels.reference import ContextRow
+
+
+class CpuKernels:
+    """For tensors of float32, bfloat16 and float16."""
+
+    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+        """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
+        for kernel in (numba_attention.kernel(dtype, head_dim), *numba_rows.kernels(dtype)):
+            kernel.compile()
+
+    def attention(
+        self,
+        rows: Sequence[ContextRow],
+        kv_of_query: Sequence[int],
+        *,
+        kv_heads: int,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> CpuAttention:
+        del block_tokens, dtype, device  # the cache tells them
+        return CpuAttention(rows, kv_of_query, kv_heads=kv_heads, window=window)
+
+    keep = staticmethod(numba_rows.keep)
+    rms_norm = staticmethod(numba_rows.rms_norm)
+    gated_silu = staticmethod(numba_rows.gated_silu)

@@ -1,0 +1,174 @@
+"""What layers need beside matrix products (device.py), in PyTorch's own operations, on any device.
+
+Attention computes all increment-phase rows (one token each) together: their keys and values are gathered and laid end
+to end, without padding and without a loop over requests. Initiation-phase rows run one by one, since each is a large
+operation of its own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orca.kernels.paged import Places
+from orca.kernels.reference import ContextRow
+
+
+class PlainKernels:
+    """Kernels of any device."""
+
+    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+        """PyTorch's operations are compiled."""
+
+    def attention(
+        self,
+        rows: Sequence[ContextRow],
+        kv_of_query: Sequence[int],
+        *,
+        kv_heads: int,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "PlainAttention":
+        return PlainAttention(
+            rows, kv_of_query, kv_heads=kv_heads, block_tokens=block_tokens, window=window, dtype=dtype, device=device
+        )
+
+    def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
+        kept = cache.shape[1]
+        if turns is not None:
+            turned = qkv[:, : qkv.shape[1] - kept // 2]
+            pairs = turned.view(*turned.shape[:-1], -1, 2)
+            if qkv.dtype == torch.float32:
+                torch.view_as_complex(pairs).mul_(turns)
+            else:
+                pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
+        Places.of(slots, cache.shape[2]).write(cache, qkv[:, -kept:])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
+        if added is not None:
+            x.add_(added)
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+
+class PlainAttention:
+    """The geometry of one step. Args: as of device.Kernels.attention."""
+
+    def __init__(
+        self,
+        rows: Sequence[ContextRow],
+        kv_of_query: Sequence[int],
+        *,
+        kv_heads: int,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._heads = len(kv_of_query)
+        # One KV head per query head in order needs no map.
+        is_plain = list(kv_of_query) == list(range(kv_heads))
+        self._head_map = None if is_plain else torch.tensor(kv_of_query, device=device)
+        singles = [row for row in rows if row.count == 1]
+        self._is_all_single = len(singles) == len(rows)
+        self._prefills = [_Prefill(row, block_tokens, window, dtype, device) for row in rows if row.count > 1]
+        self._decode: _GatheredDecode | None = None
+        if singles:
+            seen = [row.slots if window is None else row.slots[-window:] for row in singles]
+            self._decode = _GatheredDecode(seen, kv_of_query, block_tokens, device)
+            self._single_rows = torch.tensor([row.first for row in singles], device=device)
+            self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
+
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+        tokens, head_dim = qkv.shape[0], qkv.shape[2]
+        query = qkv[:, : self._heads]
+        if self._decode is not None and self._is_all_single:
+            if not self._is_in_order:
+                query = query.index_select(0, self._single_rows)
+            output = self._decode(query, cache, scale)
+            if not self._is_in_order:
+                output = torch.empty_like(output).index_copy_(0, self._single_rows, output)
+            return output.reshape(tokens, self._heads * head_dim)
+        output = qkv.new_empty(tokens, self._heads, head_dim)
+        if self._decode is not None:
+            decoded = self._decode(query.index_select(0, self._single_rows), cache, scale)
+            output.index_copy_(0, self._single_rows, decoded)
+        for prefill in self._prefills:
+            prefill(output, query, qkv[:, self._heads :], cache, self._head_map, scale)
+        return output.view(tokens, self._heads * head_dim)
+
+
+class _Prefill:
+    """One row of several tokens: scaled_dot_product_attention over its own context."""
+
+    def __init__(
+        self, row: ContextRow, block_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._here = slice(row.first, row.first + row.count)
+        context = len(row.slots)
+        is_whole = context == row.count
+        first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
+        # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
+        self._seen = None if is_whole else Places.of(row.slots[first_seen:].to(device), block_tokens)
+        self._mask: Tensor | None = None
+        if not is_whole or (window is not None and window < context):
+            first_key = 0 if is_whole else first_seen
+            own = torch.arange(context - row.count, context, device=device)[:, None]
+            key = torch.arange(first_key, context, device=device)
+            is_seen = key <= own
+            if window is not None:
+                is_seen &= key > own - window
+            self._mask = torch.zeros(is_seen.shape, dtype=dtype, device=device).masked_fill_(~is_seen, float("-inf"))
+
+    def __call__(
+        self, output: Tensor, query: Tensor, own_kv: Tensor, cache: Tensor, head_map: Tensor | None, scale: float
+    ) -> None:
+        kv = own_kv[self._here] if self._seen is None else self._seen.read(cache)
+        keys, values = kv.transpose(0, 1).chunk(2)  # [kv heads, context, head_dim] each
+        if head_map is not None:
+            keys, values = keys.index_select(0, head_map), values.index_select(0, head_map)
+        attended = F.scaled_dot_product_attention(
+            query[self._here].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            scale=scale,
+        )
+        output[self._here] = attended[0].transpose(0, 1)
+
+
+class _GatheredDecode:
+    """All one-token rows at once: gathers the seen keys and values, computes in float32.
+
+    Args:
+        seen: per row the slots of the positions that it sees; they are laid end to end.
+    """
+
+    def __init__(
+        self, seen: Sequence[Tensor], kv_of_query: Sequence[int], block_tokens: int, device: torch.device
+    ) -> None:
+        lengths = torch.tensor([len(slots) for slots in seen], device=device)
+        self._places = Places.of(torch.cat(list(seen)).to(device), block_tokens)
+        self._row_of = torch.repeat_interleave(torch.arange(len(seen), device=device), lengths)
+        self._head_map = torch.tensor(kv_of_query, device=device)
+
+    def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
+        rows, row_of = query.shape[0], self._row_of
+        keys, values = self._places.read(cache).float().chunk(2, dim=1)
+        keys, values = keys.index_select(1, self._head_map), values.index_select(1, self._head_map)  # [S, heads, dim]
+        scores = (query.float().index_select(0, row_of) * keys).sum(-1) * scale  # [S, heads]
+        index = row_of[:, None].expand_as(scores)
+        largest = scores.new_full((rows, scores.shape[1]), float("-inf"))
+        largest.scatter_reduce_(0, index, scores, "amax")
+        weights = (scores - largest.index_select(0, row_of)).exp_()
+        sums = torch.zeros_like(largest).index_add_(0, row_of, weights)
+        output = query.new_zeros(query.shape, dtype=torch.float32)
+        output.index_add_(0, row_of, weights[:, :, None] * values)
+        return (output / sums[:, :, None]).to(query.dtype)

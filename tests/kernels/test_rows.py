@@ -1,0 +1,90 @@
+"""What layers do with each token by itself: the CPU's kernels against PyTorch's operations."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from orca.kernels.device import kernels_of
+from orca.kernels.plain import PlainKernels
+
+CPU, PLAIN = kernels_of(torch.device("cpu")), PlainKernels()
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 8), (3, 10), (50, 512), (9, 1000)]
+
+
+def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_alike(one: Tensor, other: Tensor, *, roundings: int) -> None:
+    """Equal but for some roundings to the dtype."""
+    unit = torch.finfo(one.dtype).eps
+    torch.testing.assert_close(one, other, atol=roundings * unit, rtol=roundings * unit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_rms_norm(tokens: int, width: int, dtype: torch.dtype) -> None:
+    x, weight = some(tokens, width, dtype=dtype), some(width, dtype=dtype, seed=1)
+    assert_alike(CPU.rms_norm(x, weight, 1e-5), PLAIN.rms_norm(x.clone(), weight, 1e-5), roundings=8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_rms_norm_of_a_sum(tokens: int, width: int, dtype: torch.dtype) -> None:
+    x, added, weight = (
+        some(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate([(tokens, width)] * 2 + [(width,)])
+    )
+    own, other = x.clone(), x.clone()
+    normed = CPU.rms_norm(own, weight, 1e-5, added)
+    expected = PLAIN.rms_norm(other, weight, 1e-5, added)
+    assert torch.equal(own, other)
+    assert_alike(normed, expected, roundings=8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_gated_silu(tokens: int, width: int, dtype: torch.dtype) -> None:
+    gate_up = some(tokens, 2 * width, dtype=dtype) * 4
+    assert_alike(CPU.gated_silu(gate_up), PLAIN.gated_silu(gate_up), roundings=8)
+
+
+def test_gated_silu_of_numbers_far_from_zero() -> None:
+    gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
+    gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
+    torch.testing.assert_close(CPU.gated_silu(gate_up), PLAIN.gated_silu(gate_up), atol=1e-35, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 10), (8, 8, 64)])
+def test_keep(heads: int, kv_heads: int, head_dim: int, is_turned: bool, dtype: torch.dtype) -> None:
+    tokens, blocks, block_tokens = 11, 6, 4
+    qkv = some(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
+    turns = torch.polar(
+        torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
+    )
+    queries, caches = [], []
+    for kernels in (CPU, PLAIN):
+        own = qkv.clone()
+        cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
+        kernels.keep(own, cache, slots, turns if is_turned else None)
+        queries.append(own[:, :heads])
+        caches.append(cache)
+    assert_alike(*queries, roundings=4)
+    assert torch.equal(caches[0].isnan(), caches[1].isnan())
+    assert_alike(caches[0].nan_to_num(), caches[1].nan_to_num(), roundings=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(dtype: torch.dtype) -> None:
+    """Through rms_norm's sum, which is rounded once: each number of the dtype plus a fraction of its last place."""
+    bits = torch.arange(0, 2**16, 7, dtype=torch.int32).to(torch.int16)
+    numbers = bits.view(dtype)
+    x = numbers[: len(numbers) // 8 * 8].view(-1, 8).contiguous()
+    added = (x.float() * 2.0 ** -(8 if dtype == torch.bfloat16 else 11) * 0.99).to(dtype)
+    own, other = x.clone(), x.clone()
+    CPU.rms_norm(own, torch.ones(8, dtype=dtype), 1e-5, added)
+    PLAIN.rms_norm(other, torch.ones(8, dtype=dtype), 1e-5, added)
+    torch.testing.assert_close(own, other, atol=0, rtol=0, equal_nan=True)

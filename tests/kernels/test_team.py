@@ -1,0 +1,89 @@
+"""How kernels of CPUs run: on PyTorch's threads, each task once, with or without OpenMP and a folder to write to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import carray
+
+from orca.kernels import numba_team
+from orca.kernels.numba_team import Kernel, elements, join, real, take
+
+
+def _sign_tasks(args: Any) -> None:
+    """Each task is signed by the thread that took it, and waits until `most` threads have joined."""
+    tasks, most = args[4], args[5]
+    signed = carray(elements(args[2], np.int64), (tasks,))
+    joined = carray(elements(args[3], np.int64), (most,))
+    number = join(args)
+    joined[number] += 1
+    task = take(args)
+    while task < tasks:
+        for _ in range(1_000_000_000):
+            if joined.sum() == most:
+                break
+        signed[task] += 1 + number
+        task = take(args)
+
+
+def _halve(args: Any) -> None:
+    if take(args) == 0:
+        carray(elements(args[2], np.float64), (1,))[0] = real(args[3]) / 2
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
+    signed, joined = torch.zeros(1000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    Kernel(_sign_tasks)(signed, joined, 1000, 2)
+    assert joined.tolist() == [1, 1]
+    assert set(signed.tolist()) <= {1, 2}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_does_it_all_where_pytorch_has_no_openmp_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_team, "_OPENMP", None)
+    signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    Kernel(_sign_tasks)(signed, joined, 10, 1)
+    assert signed.tolist() == [1] * 10
+
+
+def test_a_float_is_given_as_it_is() -> None:
+    half = torch.zeros(1, dtype=torch.float64)
+    Kernel(_halve)(half, -1e-300)
+    assert half.item() == -5e-301
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    numba_team.folder.cache_clear()
+    try:
+        assert numba_team.folder() is None
+        half = torch.zeros(1, dtype=torch.float64)
+        Kernel(_halve)(half, 3.0)
+        assert half.item() == 1.5
+    finally:
+        numba_team.folder.cache_clear()
+
+
+def test_compiled_kernels_are_kept_by_their_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numba_team.folder.cache_clear()
+    try:
+        Kernel(_halve).compile()
+        (folder,) = (tmp_path / "orca" / "kernels").iterdir()
+        assert numba_team.folder() == folder
+        assert any(folder.rglob("*.nbc"))
+    finally:
+        numba_team.folder.cache_clear()
