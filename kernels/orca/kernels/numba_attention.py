@@ -209,11 +209,13 @@ class CpuAttention:
         first_query = np.searchsorted(kv_of_query, np.arange(kv_heads + 1))
         group = max(1, int(np.diff(first_query).max()))
         longest = max(1, _QUERIES // group)
-        tiles = [
-            (row.slots.data_ptr(), len(row.slots) - row.count + done, min(longest, row.count - done), row.first + done)
-            for row in rows
-            for done in range(0, row.count, longest)
-        ]
+        tiles: list[tuple[int, int, int, int]] = []
+        for row in rows:
+            slots, position = row.slots.data_ptr(), len(row.slots) - row.count
+            tiles += [
+                (slots, position + done, min(longest, row.count - done), row.first + done)
+                for done in range(0, row.count, longest)
+            ]
         # Large tasks first, so that none is left to one thread while the others have nothing to do.
         tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
         self._rows = rows  # whose slots must not go while the tiles point to them

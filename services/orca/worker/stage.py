@@ -14,7 +14,9 @@ computation): the plan of each step holds all that its forward pass needs.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.core.errors import EngineError
@@ -118,12 +120,14 @@ class Stage:
         if not step.rows:
             return plan
         rows: list[ContextRow] = []
+        own: list[NDArray[np.int64]] = []
         first = 0
         for row in step.rows:
             slots = self.cache.extend(row.handle, row.start + row.count)
             rows.append(ContextRow(first, row.count, torch.from_numpy(slots)))
+            own.append(slots[row.start :])
             first += row.count
-        plan.context = self._context(step, rows)
+        plan.context = self._context(step, rows, torch.from_numpy(np.concatenate(own)))
         if self._model.shard.is_first:
             self._lay_out_ids(plan)
         if self._model.shard.is_last:
@@ -240,10 +244,11 @@ class Stage:
         line = self._free_lines.pop()
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line, sampling)
 
-    def _context(self, step: Step, rows: list[ContextRow]) -> StepContext:
+    def _context(self, step: Step, rows: list[ContextRow], own: Tensor) -> StepContext:
+        """Args: own: the slots of the step's tokens."""
         model = self._model
-        positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in step.rows]).to(model.device)
-        own = torch.cat([row.slots[-row.count :] for row in rows]).to(model.device)
+        places = np.concatenate([np.arange(row.start, row.start + row.count) for row in step.rows])
+        positions = torch.from_numpy(places).to(model.device)
         turns = None
         if model.rotary is not None:
             lengths = None
@@ -255,7 +260,7 @@ class Stage:
         return StepContext(
             group=model.group,
             caches=self.cache.layers,
-            slots=own,
+            slots=own.to(model.device),
             positions=positions,
             attention=self._attention(rows, model.windows),
             turns=turns,
@@ -266,7 +271,7 @@ class Stage:
     ) -> dict[int | None, RaggedAttention]:
         """The geometry of some rows, by sliding window."""
         model = self._model
-        longest = max(len(row.slots) for row in rows)
+        longest = max(len(row.slots) for row in rows) if any(windows) else 0
         attention: dict[int | None, RaggedAttention] = {}
         for window in set(windows):
             # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
