@@ -4,9 +4,10 @@
 
 A task is one KV head of a tile: some consecutive tokens of one request (one, in the increment phase), with all query
 heads that read this KV head. It walks the context `_CHUNK` positions at a time, first the keys, then the values, with a
-running maximum and sum (online softmax, in float32). While it computes with one block of the cache it asks the memory
-for the next, the first of its next task's too: contexts lie in blocks all over the memory, and waiting for each took
-1.5 times as long. The softmax's division comes last, so that sums of whole numbers stay exact (worker/models/chain.py).
+running maximum and sum (online softmax, in float32). While it reads keys it asks the memory for the values of the same
+positions, and while it reads values for the keys that come next, those of its next task too: contexts lie in blocks all
+over the memory, and waiting for each took 1.5 (float32) to 2 times (bfloat16) as long. The softmax's division comes
+last, so that sums of whole numbers stay exact (worker/models/chain.py).
 
     qkv    [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache  [blocks, 2 x kv heads, block_tokens, head_dim]   read once per tile: 2 x context x kv heads x head_dim
