@@ -231,7 +231,7 @@ class CpuAttention:
         assert cache.is_contiguous()
         tokens, _, head_dim = qkv.shape
         output = qkv.new_empty(tokens, self._heads * head_dim)
-        scratch = torch.empty(torch.get_num_threads() * _scratch_floats(self._queries, head_dim))
+        scratch = torch.empty(torch.get_num_threads() * _scratch_floats.py_func(self._queries, head_dim))
         kernel(qkv.dtype, head_dim)(
             qkv,
             cache,
