@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from stage_driver import Chain, random_asks, serve
 from tiny_models import FAMILIES, tiny_checkpoint
+from torch import Tensor
 
 from orca.core.errors import ModelError
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing
+from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, least_s
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.shard import Shard, SingleRank, heads_of, part
 
@@ -206,12 +207,40 @@ def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has
         torch.testing.assert_close(packed(x), plain(x), atol=1e-5, rtol=1e-5)
 
 
-def test_each_shape_is_timed_once_and_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_shape_is_timed_once_and_the_choice_is_logged(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
     packing = Packing()
     with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
-        kinds = {type(packing.linear(torch.randn(400, 300))) for _ in range(3)}
+        kinds = {type(packing.linear(torch.randn(400, 300, dtype=dtype))) for _ in range(3)}
     assert len(kinds) == 1
-    assert [record.message.split(";")[0].startswith("weight 400 x 300") for record in caplog.records] == [True]
+    said = f"weight 400 x 300 {str(dtype).removeprefix('torch.')}: {kinds.pop().__name__}"
+    assert [record.message.split(";")[0] for record in caplog.records] == [said]
+
+
+def test_a_layout_that_is_slow_is_timed_once_and_the_others_take_the_best_of_their_turns() -> None:
+    """One run of the slow one takes longer than a candidate has, one of the quick one a hundredth of that."""
+    now = 0.0
+
+    class Timed(Linear):
+        def __init__(self, times: list[float]) -> None:
+            super().__init__(torch.zeros(1, 1))
+            self.times = times
+
+        def __call__(self, x: Tensor) -> Tensor:
+            nonlocal now
+            now += self.times.pop(0)
+            return x
+
+    slow, quick = Timed([0.5, 0.1]), Timed([0.002] * 9 + [0.001] + [0.002] * 4 + [0.0])
+    assert least_s([slow, quick], torch.zeros(1, 1), clock=lambda: now) == pytest.approx([0.5, 0.001])
+    assert (len(slow.times), len(quick.times)) == (1, 1)
+
+
+def test_a_head_of_which_a_part_was_timed_is_packed_whole() -> None:
+    weight, x = torch.randn(17000, 16), torch.randn(3, 16)
+    torch.testing.assert_close(Packing().linear(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
 
 
 def test_small_weights_stay_as_they_are_and_are_not_timed(caplog: pytest.LogCaptureFixture) -> None:

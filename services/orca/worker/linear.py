@@ -7,6 +7,7 @@ timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 
@@ -22,6 +23,12 @@ _TIMED_ROWS = (16, 128)
 _ROWS = 16
 # Candidates take turns, and each keeps its best: other processes on the machine only ever add to a time.
 _ROUNDS = 7
+# In a turn the first one finds the caches as another candidate left them.
+_RUNS = 2
+# Of one candidate at one row count, seconds: after so long none begins another run, for a start must not wait on that.
+_TIMED_S = 0.1
+# A head may have ten times as many: its layouts compare as do those of a part, which takes less time and memory.
+_TIMED_OUTPUTS = 16384
 # Smaller weights live in the processor's cache, where all layouts are alike; timing them would only delay the start.
 _SMALL_BYTES = 128 << 10
 # A packed layout must win by this much: below it is noise, and plain weights can be shared with an embedding.
@@ -101,38 +108,49 @@ class Packing:
 def _fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
     """The layout with the least time, as the product over `_TIMED_ROWS`: a tenth counts alike at each.
 
-    Each run follows one of the same product. With memory written in between, so that the weight comes from there as in
-    a real step, what else had left the caches weighed more than the layouts differ, and the wrong ones were taken.
+    The run that counts follows one of the same product. With memory written in between, so that the weight comes from
+    there as in a real step, what else had left the caches weighed more than the layouts differ, and the wrong ones were
+    taken.
     """
+    part, part_bias = weight[:_TIMED_OUTPUTS], None if bias is None else bias[:_TIMED_OUTPUTS]
     candidates: list[Linear] = []
     for kind in (Linear, OneDnnLinear, MklLinear):
         try:
-            candidate = kind(weight, bias)
-            candidate(weight.new_ones(_ROWS, weight.shape[1]))
+            candidate = kind(part, part_bias)
+            candidate(weight.new_ones(1, weight.shape[1]))
         except (RuntimeError, NotImplementedError, AttributeError):
             continue  # not in this build of torch, or not for this dtype on this processor
         candidates.append(candidate)
-    seconds = {type(candidate): [inf] * len(_TIMED_ROWS) for candidate in candidates}
-    for place, rows in enumerate(_TIMED_ROWS):
-        x = weight.new_ones(rows, weight.shape[1])
-        for _ in range(_ROUNDS):
-            for candidate in candidates:
-                candidate(x)
-                start = time.perf_counter()
-                candidate(x)
-                times = seconds[type(candidate)]
-                times[place] = min(times[place], time.perf_counter() - start)
-    taken = {kind: prod(times) ** (1 / len(times)) for kind, times in seconds.items()}
+    times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
+    seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
+    taken = {kind: prod(each) ** (1 / len(each)) for kind, each in seconds.items()}
     best: type[Linear] = Linear
     if taken.get(OneDnnLinear, inf) < _WORTH * taken[Linear]:
         best = OneDnnLinear
     if taken.get(MklLinear, inf) < _WORTH_A_COPY * taken[best]:
         best = MklLinear
     said = "; ".join(
-        f"{kind.__name__} {' '.join(f'{1e6 * time:.0f}' for time in times)}" for kind, times in seconds.items()
+        f"{kind.__name__} {' '.join(f'{1e6 * time:.0f}' for time in each)}" for kind, each in seconds.items()
     )
-    log.info("weight %d x %d: %s; microseconds for %s rows: %s", *weight.shape, best.__name__, _TIMED_ROWS, said)
+    name = str(weight.dtype).removeprefix("torch.")
+    log.info(
+        "weight %d x %d %s: %s; microseconds for %s rows: %s", *weight.shape, name, best.__name__, _TIMED_ROWS, said
+    )
     return best
+
+
+def least_s(candidates: Sequence[Linear], x: Tensor, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """The least seconds that each takes for the rows `x`, of up to `_ROUNDS` turns."""
+    least, spent = [inf] * len(candidates), [0.0] * len(candidates)
+    for _ in range(_ROUNDS):
+        for place, candidate in enumerate(candidates):
+            for _ in range(_RUNS):
+                if spent[place] < _TIMED_S:
+                    start = clock()
+                    candidate(x)
+                    took = clock() - start
+                    least[place], spent[place] = min(least[place], took), spent[place] + took
+    return least
 
 
 def _bytes(tensor: Tensor) -> int:
