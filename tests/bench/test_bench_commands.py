@@ -9,6 +9,7 @@ import pytest
 from fake_completions import HEAD, chunk, event, serving, token
 
 from orca.cli.bench.main import main as bench
+from orca.cli.bench.peers.model import LlamaShape, make_model
 from orca.cli.bench.simulate import main as simulate
 from orca.cli.bench.sweep import baseline_flags
 from orca.cli.bench.system import SystemFailed, running_system
@@ -16,6 +17,7 @@ from orca.core.errors import ModelError, SettingError
 from orca.core.ports import free_port
 from orca.scheduler.request_level import Habits, RequestLevel
 
+TINY = LlamaShape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=48, vocab=300, positions=64)
 SHORT = ["--requests", "5", "--preset", "small"]
 
 
@@ -78,6 +80,15 @@ def test_the_costs_of_the_simulated_engine_can_be_chosen(tmp_path: Path) -> None
     [time] = json.loads(file.read_text())
     assert time["seconds"] == pytest.approx(4 * 3 * 0.001)
     assert "<svg" in picture.read_text()
+
+
+def test_the_engine_is_measured_with_weights_of_8_bits(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TINY)
+    sizes = ["--batch-sizes", "2", "--prompt-tokens", "8", "--new-tokens", "3", "--rounds", "1"]
+    file = tmp_path / "report.json"
+    model = ["--model", str(tmp_path / "model"), "--dtype", "bfloat16", "--quantization", "int8"]
+    assert bench(["engine", *model, *sizes, "--json", str(file)]) == 0
+    assert len(json.loads(file.read_text())) == 1
 
 
 async def test_serve_measures_a_running_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

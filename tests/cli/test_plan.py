@@ -67,8 +67,8 @@ def test_every_part_is_asked_for_its_health_where_it_was_told_to_answer() -> Non
 
 
 def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
-    flags = [flags_of(spec) for spec in planned("--dtype", "bfloat16", "--replicas", "2")]
-    for name in ("--model", "--dtype", "--pool", "--deployment", "--slots-max"):
+    flags = [flags_of(spec) for spec in planned("--dtype", "bfloat16", "--quantization", "int8", "--replicas", "2")]
+    for name in ("--model", "--dtype", "--quantization", "--pool", "--deployment", "--slots-max"):
         assert len({part[name] for part in flags if name in part}) == 1
 
 
@@ -80,8 +80,9 @@ def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
         ["--max-batch-size", "4", "--max-batch-tokens", "64", "--prefetch", "0", "--iteration-log", "log"],
         ["--policy", "request_level", "--dtype", "float16", "--host", "::1", "--log-level", "debug"],
         ["--policy", "request_level", "--microbatch-size", "4", "--without-habits", "holds_results,computes_ended"],
+        ["--quantization", "int8"],
     ],
-    ids=["defaults", "shape", "schedule", "baseline", "parts of the baseline"],
+    ids=["defaults", "shape", "schedule", "baseline", "parts of the baseline", "quantization"],
 )
 def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
     for spec in planned(*flags):

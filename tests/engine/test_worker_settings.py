@@ -25,6 +25,8 @@ def test_flags_go_before_variables_and_variables_before_defaults() -> None:
         (["--stages", "0"], "stages"),
         (["--tensor", "two"], "tensor"),
         (["--dtype", "int8"], "dtype"),
+        (["--quantization", "int3"], "--quantization: 'int3' is not one of int8"),
+        (["--quantization", "int8", "--device", "cuda"], "--quantization"),
         (["--link", "mpi"], "link"),
         (["--link", "nccl"], "link"),
         (["--device", "tpu"], "device"),

@@ -240,16 +240,18 @@ async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypat
 
 
 def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
-    words = [OtherModel(folder=str(tmp_path / "gone")), OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16")]
+    other = OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16", quantization="int8")
+    words = [OtherModel(folder=str(tmp_path / "gone")), other]
     settings = Settings(model="a", other_models=tuple(word.word() for word in words))
     (found,) = load_others(settings)
     assert (found.info.name, found.info.dtype, found.info.folder) == ("b", "bfloat16", AUSTEN)
+    assert found.info.quantization == "int8"
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        OtherModel(folder="/models/a"),
+        OtherModel(folder="/models/a", quantization="int8"),
         OtherModel(folder="/models/a b,c?d", name="owner/name, and=more", dtype="float16", max_model_len=512),
     ],
 )
@@ -258,7 +260,9 @@ def test_another_model_is_read_as_it_was_written_and_has_no_comma(other: OtherMo
     assert "," not in other.word()
 
 
-@pytest.mark.parametrize("word", ["?name=a", "/a?dtype=int3", "/a?max_model_len=x", "/a?seed=1", "/a?name"])
+@pytest.mark.parametrize(
+    "word", ["?name=a", "/a?dtype=int3", "/a?quantization=int3", "/a?max_model_len=x", "/a?seed=1", "/a?name"]
+)
 def test_another_model_that_is_written_wrongly_stops_the_start(word: str) -> None:
     with pytest.raises(SettingError, match="--other-models"):
         parse_settings(["--model", "a", "--other-models", word], {})

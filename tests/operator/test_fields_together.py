@@ -37,6 +37,10 @@ def tolerating(**toleration: Any) -> Json:
     [
         ({"model": {"uri": "file:///m", "revision": "main"}}, "revision is for hf:// only"),
         ({"model": {"uri": "pvc://m", "endpoint": "https://a.example"}}, "endpoint is for hf:// and s3://"),
+        (
+            {"model": {"uri": "file:///m", "quantization": "int8"}, "worker": {"device": "cuda"}},
+            "quantization is for the device cpu",
+        ),
         ({"worker": {"rdmaResource": {"name": "rdma/hca"}}}, "rdmaResource needs the device cuda"),
         (
             {"worker": {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}},

@@ -19,7 +19,7 @@ from orca.operator.resource import Json
 from orca.operator.status import status
 
 A = {"uri": "pvc://models/a"}
-B = {"uri": "pvc://models/b", "dtype": "bfloat16", "servedName": "b, the newer"}
+B = {"uri": "pvc://models/b", "dtype": "bfloat16", "quantization": "int8", "servedName": "b, the newer"}
 C = {"uri": "file:///opt/orca/models/c", "maxModelLen": 100}
 FETCHED = {"uri": "hf://org/model"}
 
@@ -73,6 +73,16 @@ def test_groups_of_the_new_model_come_when_all_gateways_have_it() -> None:
     assert condition(shop, shop.look(), "Progressing")[:2] == ("True", "GatewaysLearnModel")
     assert decided.change.is_telling
     shop.gateways()
+    shop.look()
+    assert len(shop.digests()) == 2
+
+
+def test_the_same_weights_rounded_are_another_model() -> None:
+    shop = ChangingShop(model=A)
+    shop.change(model=A | {"quantization": "int8"})
+    assert shop.look().change.is_telling
+    shop.gateways()
+    assert [each.quantization for each in shop.known()[0]] == ["int8", None]
     shop.look()
     assert len(shop.digests()) == 2
 

@@ -86,6 +86,7 @@ class Chain:
         block_tokens: int = 4,
         feeds_tokens: bool = False,
         dtype: str = "float32",
+        quantization: str | None = None,
         packs: bool | type[Linear] = False,
         **stage_options: Any,
     ) -> None:
@@ -98,7 +99,7 @@ class Chain:
             for rank in range(tensor):
                 shard = Shard(stage=stage, stages=stages, rank=rank, tensor=tensor)
                 member: Any = group.member(rank) if tensor > 1 else None
-                model = load_stage(folder, shard, dtype=dtype, group=member, packs=packs)
+                model = load_stage(folder, shard, dtype=dtype, quantization=quantization, group=member, packs=packs)
                 ranks.append(
                     Stage(
                         model,

@@ -89,6 +89,10 @@ def test_the_dtype_is_part_of_the_revision(original: Path) -> None:
     assert load_model_info(original, dtype="bfloat16").revision != load_model_info(original).revision
 
 
+def test_the_quantization_is_part_of_the_revision(original: Path) -> None:
+    assert load_model_info(original, quantization="int8").revision != load_model_info(original).revision
+
+
 def test_a_large_file_is_sampled_and_not_read_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca.core.model._WHOLE_FILE_BYTES", 1000)
     monkeypatch.setattr("orca.core.model._PIECES", 5)
@@ -164,6 +168,11 @@ def test_a_length_the_model_does_not_have_is_refused(original: Path, length: int
 def test_a_dtype_that_is_not_served_is_refused(original: Path) -> None:
     with pytest.raises(ModelError, match="'int8' is not one of"):
         load_model_info(original, dtype="int8")
+
+
+def test_a_quantization_that_is_not_served_is_refused(original: Path) -> None:
+    with pytest.raises(ModelError, match="'int4' is not one of int8"):
+        load_model_info(original, quantization="int4")
 
 
 def test_a_tokenizer_is_asked_for_only_where_one_is_needed(folder: Path) -> None:

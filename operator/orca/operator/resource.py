@@ -47,6 +47,7 @@ class Model:
     endpoint: str | None = None
     served_name: str | None = None
     dtype: str
+    quantization: str | None = None
     max_model_len: int | None = None
     token_secret: SecretKey | None = None
     cache: Cache

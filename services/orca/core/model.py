@@ -17,6 +17,7 @@ from typing import Any
 from orca.core.errors import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8",)
 
 # Texts that decide which tokens a prompt becomes and what a token means.
 _TOKENIZER_FILES = (
@@ -71,9 +72,10 @@ class ModelInfo:
 
     folder: Path
     name: str  # what clients call it
-    revision: str  # 16 hex digits of what decides outputs: config, tokenizer, dtype, weights
+    revision: str  # 16 hex digits of what decides outputs: config, tokenizer, dtype, quantization, weights
     architecture: str  # key of FAMILIES
     dtype: str  # one of DTYPES: what the stages compute in
+    quantization: str | None = None  # one of QUANTIZATIONS: what matrices are rounded to; None leaves them in dtype
     vocab_size: int  # rows of the embedding; every token id is below it
     max_model_len: int  # longest prompt + output in tokens
     num_layers: int
@@ -82,7 +84,12 @@ class ModelInfo:
 
 
 def load_model_info(
-    folder: Path | str, *, name: str | None = None, dtype: str = "float32", max_model_len: int | None = None
+    folder: Path | str,
+    *,
+    name: str | None = None,
+    dtype: str = "float32",
+    quantization: str | None = None,
+    max_model_len: int | None = None,
 ) -> ModelInfo:
     """Read what a folder says about its model.
 
@@ -90,12 +97,15 @@ def load_model_info(
         folder: a Hugging Face folder on this machine.
         name: what clients call the model; the folder's own name by default.
         dtype: one of DTYPES; part of the revision, because it decides outputs.
+        quantization: None, or one of QUANTIZATIONS; part of the revision likewise.
         max_model_len: a lower bound on length than the model's own, in tokens; not part of the revision.
     Raises: ModelError, with the file and the reason, when the folder cannot be served.
     """
     folder = Path(folder)
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if quantization not in (None, *QUANTIZATIONS):
+        raise ModelError(f"quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     config = read_config(folder)
     family = FAMILIES[config["model_type"]]
     own_max_len = _own_max_len(folder, config, family)
@@ -105,9 +115,10 @@ def load_model_info(
     return ModelInfo(
         folder=folder,
         name=name if name is not None else folder.resolve().name,
-        revision=_revision(folder, dtype),
+        revision=_revision(folder, dtype, quantization),
         architecture=config["model_type"],
         dtype=dtype,
+        quantization=quantization,
         vocab_size=_positive(folder, config, "vocab_size"),
         max_model_len=own_max_len if max_model_len is None else max_model_len,
         num_layers=_positive(folder, config, family.layers_key),
@@ -220,9 +231,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _revision(folder: Path, dtype: str) -> str:
+def _revision(folder: Path, dtype: str, quantization: str | None) -> str:
     """Digest of what decides outputs. Folder and model names are left out: a copy elsewhere is the same revision."""
     digest = hashlib.sha256(f"dtype {dtype}\n".encode())
+    if quantization is not None:
+        digest.update(f"quantization {quantization}\n".encode())
     for name in ("config.json", "generation_config.json", *_TOKENIZER_FILES):
         path = folder / name
         if path.is_file():

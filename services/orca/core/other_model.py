@@ -9,7 +9,7 @@ own model. Commas part such words, so one in a name or a folder is written %2C.
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from orca.core.model import DTYPES
+from orca.core.model import DTYPES, QUANTIZATIONS
 
 DTYPE = "float32"
 
@@ -19,11 +19,17 @@ class OtherModel:
     folder: str
     name: str | None = None  # what clients call it; None takes the folder's name
     dtype: str = DTYPE
+    quantization: str | None = None  # None leaves weights in dtype
     max_model_len: int | None = None  # in tokens; None takes what the model allows
 
     def word(self) -> str:
         """As `read` takes it."""
-        fields = {"name": self.name, "dtype": self.dtype, "max_model_len": self.max_model_len}
+        fields = {
+            "name": self.name,
+            "dtype": self.dtype,
+            "quantization": self.quantization,
+            "max_model_len": self.max_model_len,
+        }
         given = {name: value for name, value in fields.items() if value is not None}
         return f"{quote(self.folder)}?{urlencode(given)}"
 
@@ -32,12 +38,14 @@ class OtherModel:
         """Raises: ValueError when it is not of the form, names another field, or has a value that no model can have."""
         folder, _, query = word.partition("?")
         given = {name: values[-1] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
-        name, dtype, length = (given.pop(field, None) for field in ("name", "dtype", "max_model_len"))
-        if given or not folder or dtype not in (None, *DTYPES):
+        names = ("name", "dtype", "quantization", "max_model_len")
+        name, dtype, quantization, length = (given.pop(field, None) for field in names)
+        if given or not folder or dtype not in (None, *DTYPES) or quantization not in (None, *QUANTIZATIONS):
             raise ValueError(word)
         return cls(
             folder=unquote(folder),
             name=name,
             dtype=dtype or DTYPE,
+            quantization=quantization,
             max_model_len=None if length is None else int(length),
         )

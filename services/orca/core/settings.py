@@ -60,7 +60,7 @@ def check_bounds(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value, least, choices = getattr(settings, field.name), field.metadata["least"], field.metadata["choices"]
         require(value is None or least is None or value >= least, settings, field.name, f"{least} or more")
-        require(not choices or value in choices, settings, field.name, f"one of {', '.join(choices)}")
+        require(not choices or value is None or value in choices, settings, field.name, f"one of {', '.join(choices)}")
 
 
 def require(is_good: bool, settings: Any, name: str, rule: str) -> None:

@@ -57,7 +57,11 @@ def _written(path: Path) -> int:
 def load_newest(settings: Settings) -> Served:
     """The gateway's own model. Raises: ModelError when it cannot be served."""
     own = OtherModel(
-        folder=settings.model, name=settings.name, dtype=settings.dtype, max_model_len=settings.max_model_len
+        folder=settings.model,
+        name=settings.name,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
     )
     return _load(own, settings)
 
@@ -74,7 +78,13 @@ def load_others(settings: Settings) -> list[Served]:
 
 
 def _load(model: OtherModel, settings: Settings) -> Served:
-    info = load_model_info(model.folder, name=model.name, dtype=model.dtype, max_model_len=model.max_model_len)
+    info = load_model_info(
+        model.folder,
+        name=model.name,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        max_model_len=model.max_model_len,
+    )
     return Served.of(info, Tokenizer.from_folder(model.folder), settings)
 
 

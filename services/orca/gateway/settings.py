@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from orca.core.model import DTYPES
+from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.other_model import OtherModel
 from orca.core.settings import (
     check_bounds,
@@ -26,10 +26,15 @@ class Settings:
     other_models: tuple[str, ...] = setting(
         (),
         "further models that it reads answers of, and accepts calls for while the pool has them in force: "
-        "FOLDER?name=NAME&dtype=DTYPE&max_model_len=N, parted by commas",
+        "FOLDER?name=NAME&dtype=DTYPE&quantization=QUANTIZATION&max_model_len=N, parted by commas",
     )
     name: str | None = setting(None, "what clients call the model; unset takes the folder's name")
     dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    quantization: str | None = setting(
+        None,
+        "what the stages round matrices to; part of the revision; unset leaves them in dtype",
+        choices=QUANTIZATIONS,
+    )
     max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset takes what the model allows")
     # Loopback, because it encrypts nothing itself.
     host: str = setting("127.0.0.1", "address to listen on")

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = real_stage
 
 async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: MakeEngine) -> int:
     try:
-        model = load_model_info(settings.model, dtype=settings.dtype)
+        model = load_model_info(settings.model, dtype=settings.dtype, quantization=settings.quantization)
         tokenizer = Tokenizer.from_folder(settings.model)
         pool = RedisPool(settings.pool, settings.deployment, pool_settings)
     except (ModelError, ValueError) as error:

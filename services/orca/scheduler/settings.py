@@ -10,7 +10,7 @@ from orca.core.certificates import (
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.core.model import DTYPES
+from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import (
     check_bounds,
@@ -78,6 +78,11 @@ class Settings(ScheduleSettings):
 
     model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
     dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    quantization: str | None = setting(
+        None,
+        "what the stages round matrices to; part of the revision; unset leaves them in dtype",
+        choices=QUANTIZATIONS,
+    )
     stages: tuple[str, ...] = required("host:port of each stage's controller, stage 0 first, parted by commas")
     group: str = setting("g0", "name of the group, whose seat this process takes; one word")
     listen: str = setting("127.0.0.1:0", "host:port of the rendezvous of the stages; port 0 takes a free one")

@@ -90,7 +90,12 @@ class Rank:
         settings = self._settings
         torch.set_num_threads(settings.threads_per_rank)
         torch.set_grad_enabled(False)
-        info = load_model_info(Path(settings.model), dtype=settings.dtype, max_model_len=settings.max_model_len)
+        info = load_model_info(
+            Path(settings.model),
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            max_model_len=settings.max_model_len,
+        )
         self._info = info
         self._progress.at("reads weights")
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)

@@ -14,7 +14,7 @@ from orca.core.certificates import (
     tls_server_name_setting,
 )
 from orca.core.errors import SettingError
-from orca.core.model import DTYPES
+from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.settings import (
     check_bounds,
     is_address,
@@ -54,6 +54,9 @@ class WorkerSettings:
     tls_key_file: str | None = tls_key_setting()
     tls_server_name: str | None = tls_server_name_setting()
     dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
+    quantization: str | None = setting(
+        None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
+    )
     device: str = setting("cpu", "cpu, or cuda: rank r then takes the device r of those visible", choices=DEVICES)
     link: str = setting(
         "auto",
@@ -100,6 +103,7 @@ class WorkerSettings:
         require(0.0 < self.memory_share <= 1.0, self, "memory_share", "over 0, at most 1")
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.health_listen is None or is_address(self.health_listen), self, "health_listen", "host:port")
+        require(self.quantization is None or self.device == "cpu", self, "quantization", "for the device cuda")
         require(self.link != "nccl" or self.device == "cuda", self, "link", "for the device cpu: it joins GPUs only")
 
     @property

@@ -132,6 +132,7 @@ def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[K
         "other_models": ",".join(each.word() for each in others) or None,
         "name": spec.model.name,
         "dtype": spec.model.dtype,
+        "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
         "host": "0.0.0.0",
         "port": PORT,

@@ -143,6 +143,7 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
     values = {
         "model": place.folder,
         "dtype": spec.model.dtype,
+        "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
         "stages": spec.parallelism.stages,
         "tensor": spec.parallelism.tensor,
@@ -208,6 +209,7 @@ def _scheduler_pod(
     values = {
         "model": place.folder,
         "dtype": spec.model.dtype,
+        "quantization": spec.model.quantization,
         "group": group,
         "stages": ",".join(addresses),
         "generation": generation,

@@ -21,13 +21,14 @@ class KnownModel:
     claim: str | None  # that holds it; None for a folder of the images
     folder: str  # inside the claim, or of the images
     dtype: str
+    quantization: str | None = None
     name: str | None = None  # what clients call it; None takes the folder's name
     max_model_len: int | None = None
 
     @property
-    def identity(self) -> tuple[str | None, str, str]:
+    def identity(self) -> tuple[str | None, ...]:
         """What tells it from others: two that differ in the rest write the same tokens."""
-        return self.claim, self.folder, self.dtype
+        return self.claim, self.folder, self.dtype, self.quantization
 
     @property
     def mount(self) -> str:
@@ -38,7 +39,13 @@ class KnownModel:
     def word(self) -> str:
         """For `--other-models`."""
         folder = self.folder if self.claim is None else f"{self.mount}/{self.folder}".rstrip("/")
-        return OtherModel(folder=folder, name=self.name, dtype=self.dtype, max_model_len=self.max_model_len).word()
+        return OtherModel(
+            folder=folder,
+            name=self.name,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            max_model_len=self.max_model_len,
+        ).word()
 
     def volume(self) -> tuple[Json, Json]:
         """Volume and mount of its claim."""
@@ -56,6 +63,7 @@ def wanted(deployment: Deployment) -> KnownModel:
         claim=claims[0] if claims else None,
         folder=at.folder.removeprefix(FOLDER).strip("/") if claims else at.folder,
         dtype=spec.dtype,
+        quantization=spec.quantization,
         name=spec.name,
         max_model_len=spec.max_model_len,
     )
@@ -81,6 +89,7 @@ def _told(flags: Mapping[str, str]) -> Iterable[OtherModel]:
             folder=flags["--model"],
             name=flags.get("--name"),
             dtype=flags.get("--dtype", DTYPE),
+            quantization=flags.get("--quantization"),
             max_model_len=None if length is None else int(length),
         )
     for word in flags.get("--other-models", "").split(","):
@@ -94,7 +103,14 @@ def _located(pod: Json, container: Json, told: OtherModel) -> KnownModel:
         found = _claim(pod, mount["name"])
         if found is not None and f"{told.folder}/".startswith(f"{mount['mountPath']}/"):
             claim, folder = found, told.folder.removeprefix(mount["mountPath"]).strip("/")
-    return KnownModel(claim=claim, folder=folder, dtype=told.dtype, name=told.name, max_model_len=told.max_model_len)
+    return KnownModel(
+        claim=claim,
+        folder=folder,
+        dtype=told.dtype,
+        quantization=told.quantization,
+        name=told.name,
+        max_model_len=told.max_model_len,
+    )
 
 
 def _claim(pod: Json, volume: str) -> str | None:

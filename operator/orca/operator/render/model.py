@@ -27,7 +27,10 @@ def digest(model: Model) -> str:
 
 def outputs_digest(model: Model, image: str) -> str:
     """Names what decides outputs, as far as the spec tells: 8 hex digits. Args: image: of the stages."""
-    return _digest(model.uri, model.revision, model.endpoint, model.dtype, image if model.scheme == "file" else None)
+    # Without quantization as earlier releases have it: a new operator must not take what is there for another model.
+    rounded = () if model.quantization is None else (model.quantization,)
+    image_of_model = image if model.scheme == "file" else None
+    return _digest(model.uri, model.revision, model.endpoint, model.dtype, image_of_model, *rounded)
 
 
 def _digest(*words: str | None) -> str:

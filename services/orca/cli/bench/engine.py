@@ -45,7 +45,16 @@ class BatchTime:
         return self.batch.requests * self.batch.new_tokens / self.seconds
 
 
-def time_local(model: str, batches: Sequence[BatchShape], *, stages: int, threads: int, rounds: int) -> list[BatchTime]:
+def time_local(
+    model: str,
+    batches: Sequence[BatchShape],
+    *,
+    dtype: str,
+    quantization: str | None,
+    stages: int,
+    threads: int,
+    rounds: int,
+) -> list[BatchTime]:
     """The in-process engine on a model folder: all stages in one thread, one step at a time. Raises: ModelError."""
     import torch
 
@@ -55,7 +64,10 @@ def time_local(model: str, batches: Sequence[BatchShape], *, stages: int, thread
 
     torch.set_num_threads(threads)
     folder, _ = find_model(model)
-    models = [load_stage(folder, Shard(stage=stage, stages=stages)) for stage in range(stages)]
+    models = [
+        load_stage(folder, Shard(stage=stage, stages=stages), dtype=dtype, quantization=quantization)
+        for stage in range(stages)
+    ]
     slots = max(batch.slots(DEFAULT_BLOCK_TOKENS) for batch in batches)
     vocab_size = models[0].config.vocab_size
 

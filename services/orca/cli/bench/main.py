@@ -37,7 +37,7 @@ from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sw
 from orca.cli.bench.trace import generate
 from orca.cli.model_folder import find_model
 from orca.core.errors import ModelError, OrcaError, SettingError
-from orca.core.model import load_model_info
+from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
 
 
@@ -102,6 +102,8 @@ def _parser() -> Parser:
     add = alone.add_argument
     add("--engine", choices=("real", "simulated"), default="real", help="real runs in this process (%(default)s)")
     add("--model", metavar="DIR", help="what it runs (the small model)")
+    add("--dtype", choices=DTYPES, default="float32", help="what it computes in (%(default)s)")
+    add("--quantization", choices=QUANTIZATIONS, help="what matrices are rounded to (none)")
     add("--batch-sizes", type=listed(positive(int)), default=(1, 2, 4, 8, 16), metavar="N,M", help="(1,2,4,8,16)")
     add(
         "--prompt-tokens",
@@ -258,6 +260,8 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         times = engine.time_local(
             options.model or _small_model(),
             batches,
+            dtype=options.dtype,
+            quantization=options.quantization,
             stages=options.stages or 1,
             threads=options.threads,
             rounds=options.rounds,

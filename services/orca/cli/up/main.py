@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     settings = parse_settings(argv)
     _check_parts(settings)
     folder, name = find_model(str(small_model_folder()) if settings.model is None else settings.model)
-    model = load_model_info(folder, name=settings.served_name or name, dtype=settings.dtype)
+    model = load_model_info(
+        folder, name=settings.served_name or name, dtype=settings.dtype, quantization=settings.quantization
+    )
     tokenizer_file(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
@@ -185,6 +187,7 @@ async def _show_start(
     supervisor.was_up = True
     url = f"http://{addresses.reached[0]}"
     shape = f"groups {settings.replicas}, stages {settings.stages}, ranks a stage {settings.tensor}"
+    precision = model.dtype if model.quantization is None else f"{model.dtype}, weights {model.quantization}"
     took = f"ready in {time.monotonic() - began:.0f} s"
     held = "requests and logs" if settings.redis_url is None else "logs"
     notes = [
@@ -192,6 +195,6 @@ async def _show_start(
         f"data: {folder} ({held}; outlasts restarts, delete it to forget)",
         f"logs: {specs[-1].log.parent}/<process>.log",
     ]
-    title = f"\nReady: {model.name} at {url} ({model.dtype}, {shape}; {took})"
+    title = f"\nReady: {model.name} at {url} ({precision}, {shape}; {took})"
     display.show_system(title, supervisor.children, notes)
     display.tell(examples(url, model.name, has_keys=settings.has_keys))

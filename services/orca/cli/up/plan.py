@@ -191,7 +191,12 @@ def slots_of_use(settings: UpSettings, model: ModelInfo) -> int:
 
 
 def _model_flags(settings: UpSettings, model: ModelInfo) -> dict[str, object]:
-    return {"model": model.folder.resolve(), "dtype": settings.dtype, "log_level": settings.log_level}
+    return {
+        "model": model.folder.resolve(),
+        "dtype": settings.dtype,
+        "quantization": settings.quantization,
+        "log_level": settings.log_level,
+    }
 
 
 def _spec(

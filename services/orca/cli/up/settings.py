@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from orca.core.errors import SettingError
-from orca.core.model import DTYPES
+from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
@@ -28,6 +28,9 @@ class UpSettings(ScheduleSettings):
     )
     served_name: str | None = setting(None, "what clients call it; unset takes the folder's name")
     dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
+    quantization: str | None = setting(
+        None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
+    )
     device: str = setting("cpu", "where stages compute", choices=DEVICES)
     stages: int = setting(2, "inter-layer partitions, a process each", least=1)
     tensor: int = setting(1, "ranks inside each stage", least=1)
@@ -81,6 +84,7 @@ class UpSettings(ScheduleSettings):
         ScheduleSettings.__post_init__(self)
         require(self.port <= 65_535, self, "port", "65535 or less")
         require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
+        require(self.quantization is None or self.device == "cpu", self, "quantization", "for --device cuda")
         require(self.model is None or bool(self.model.strip()), self, "model", "a folder or a name on the hub")
         if not (is_loopback(self.host) or self.has_keys or self.open_to_network):
             raise SettingError(

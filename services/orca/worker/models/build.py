@@ -12,6 +12,7 @@ from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
 from orca.kernels.device import kernels_of
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
+from orca.worker.int8_linear import int8_layout
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
 from orca.worker.models import chain, gpt2, llama, opt
@@ -63,6 +64,7 @@ def load_stage(
     shard: Shard | None = None,
     *,
     dtype: str | None = None,
+    quantization: str | None = None,
     device: torch.device | str = "cpu",
     group: TensorGroup | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -74,12 +76,17 @@ def load_stage(
         model: what `load_model_info` answered, or a folder.
         shard: the rank's place; all of the model by default.
         dtype: what to compute in; the info's own by default, float32 for a folder.
+        quantization: what the matrices of a folder are rounded to; an info has its own.
         group: how the ranks of the stage exchange tensors; needed for more than one.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
         packs: lay weights out for the CPU as is measured to be fastest (worker.linear); or not; or all in one layout.
+            Weights of 8 bits have one of their own.
     Raises: ModelError naming the file, and the option or tensor, that stands in the way.
     """
-    info = model if isinstance(model, ModelInfo) else load_model_info(model, dtype=dtype or "float32")
+    if isinstance(model, ModelInfo):
+        info = model
+    else:
+        info = load_model_info(model, dtype=dtype or "float32", quantization=quantization)
     shard = shard or Shard()
     place = torch.device(device)
     kind: torch.dtype = getattr(torch, dtype or info.dtype)
@@ -87,8 +94,7 @@ def load_stage(
     family = _FAMILIES[type(config)]
     kernels_of(place).prepare(kind, config.head_dim)
     checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
-    packing = Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
-    weights = Weights(checkpoint, shard, packing)
+    weights = Weights(checkpoint, shard, _packing(info, place, packs))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -123,6 +129,14 @@ def load_stage(
         weight_bytes=weights.bytes,
         bytes_read=checkpoint.bytes_read,
     )
+
+
+def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear]) -> Packing:
+    if info.quantization is None:
+        return Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
+    if place.type != "cpu":
+        raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
+    return Packing(only=int8_layout())
 
 
 def _expected_bytes(checkpoint: Checkpoint, family: Family, prefix: str, shard: Shard, numbers: range) -> int:

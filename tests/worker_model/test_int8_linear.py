@@ -1,0 +1,102 @@
+"""Weights of 8 bits: near the full ones, alike in both layouts, a quarter of the memory."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from stage_driver import Chain, random_asks, serve
+from tiny_models import tiny_checkpoint
+
+from orca.core.errors import ModelError
+from orca.worker.int8_linear import Int8Linear, OneDnnInt8Linear, int8_layout
+from orca.worker.linear import Linear
+from orca.worker.models.build import load_stage
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Of the largest output: what the dtype itself rounds, a few times over.
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def test_each_output_has_its_own_scale_and_rounds_to_the_nearest_of_255_values() -> None:
+    weight = torch.tensor([[127.0, 1.4, -126.6, 0.0], [0.00127, 0.0, -0.00127, 0.0000149], [0.0, 0.0, 0.0, 0.0]])
+    expected = torch.tensor([[127.0, 1.0, -127.0, 0.0], [0.00127, 0.0, -0.00127, 0.00001], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(Int8Linear(weight)(torch.eye(4)).t(), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [Int8Linear, OneDnnInt8Linear])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_stay_near_those_of_the_full_weight(
+    kind: type[Int8Linear], has_bias: bool, dtype: torch.dtype
+) -> None:
+    """A weight of a normal distribution, rounded to 127 steps of its largest in 300, is 0.7 % off in sum."""
+    weight, bias = torch.randn(530, 300, dtype=dtype), torch.randn(530, dtype=dtype) if has_bias else None
+    x = torch.randn(40, 300, dtype=dtype)
+    y, full = kind(weight, bias)(x), Linear(weight, bias)(x)
+    assert y.dtype == dtype
+    assert (y - full).norm() / full.norm() < 0.012
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_of_bytes_equals_one_of_floats_for_any_number_of_rows(has_bias: bool, dtype: torch.dtype) -> None:
+    if int8_layout() is not OneDnnInt8Linear:
+        pytest.skip("this processor has no 8-bit dot products")
+    weight, bias = torch.randn(53, 31, dtype=dtype), torch.randn(53, dtype=dtype) if has_bias else None
+    packed, plain = OneDnnInt8Linear(weight, bias), Int8Linear(weight, bias)
+    for rows in (1, 2, 17, 127, 128, 129, 300):
+        x = torch.randn(rows, 31, dtype=dtype) * torch.logspace(-3, 2, rows, dtype=dtype)[:, None]
+        y, expected = packed(x), plain(x)
+        assert ((y - expected).abs() <= NEAR[dtype] * expected.abs().amax(dim=1, keepdim=True)).all()
+
+
+def test_a_row_of_zeros_gives_the_bias_and_one_that_is_no_number_stays_none() -> None:
+    bias = torch.randn(20)
+    y = int8_layout()(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [1.0]]).expand(3, 64))
+    assert torch.equal(y[0], bias)
+    assert y[1].isnan().all()
+    assert y[2].isfinite().all()
+
+
+def test_an_8_bit_weight_replaces_the_plain_one() -> None:
+    weight = torch.randn(64, 512)
+    assert int8_layout()(weight).bytes == 64 * 512 + 64 * 4
+
+
+def test_a_model_takes_a_quarter_of_the_memory_and_says_which_layout_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path, hidden_size=240, intermediate_size=640, vocab_size=199)
+    int8_layout.cache_clear()
+    with caplog.at_level(logging.INFO, logger="orca.worker.int8_linear"):
+        small = load_stage(folder, quantization="int8")
+    assert [record.message for record in caplog.records] == [f"weights of 8 bits: {int8_layout().__name__}"]
+    full = load_stage(folder, packs=False)
+    embedding = 199 * 240 * 4
+    assert (small.weight_bytes - embedding) / (full.weight_bytes - embedding) == pytest.approx(0.25, abs=0.01)
+    assert all(isinstance(linear, Int8Linear) for linear in small.linears)
+
+
+def test_a_tied_table_stays_as_it_is_and_the_head_is_a_rounded_copy(tmp_path: Path) -> None:
+    model = load_stage(tiny_checkpoint("qwen2", tmp_path), quantization="int8")
+    embed: Any = model.embed
+    assert embed.table.weight.dtype == torch.float32
+    assert isinstance(model.linears[-1], Int8Linear)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_model_with_weights_of_8_bits_stays_near_the_full_one(tmp_path: Path, tensor: int, dtype: str) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    asks, rounded = (random_asks(199, 24, seed=12, new_max=1) for _ in range(2))
+    serve(Chain(folder), asks)
+    serve(Chain(folder, dtype=dtype, quantization="int8", tensor=tensor), rounded)
+    alike = [one.output == other.output for one, other in zip(asks, rounded, strict=True)]
+    assert sum(alike) >= 0.8 * len(alike)
+
+
+def test_other_devices_than_the_cpu_refuse_weights_of_8_bits(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="int8 is for the device cpu, not meta"):
+        load_stage(tiny_checkpoint("llama", tmp_path), quantization="int8", device="meta")
