@@ -5,6 +5,7 @@
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
     homogeneous   the same with requests that are all alike (Figure 11)
     engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
+    chunks        prompts in chunks: throughput against the gaps between tokens, of the engine alone
     peers         beside Hugging Face transformers and OpenVINO GenAI, in one run on this machine
     host          scheduler, pool and gateway in front of an engine that computes nothing
 
@@ -117,6 +118,18 @@ def _parser() -> Parser:
     add("--threads", type=positive(int), default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
     simulate.add_engine_options(alone)
     add_output_options(alone, can_plot=True)
+
+    chunks = actions.add_parser("chunks", help="prompts in chunks: throughput against the gaps between tokens")
+    add = chunks.add_argument
+    add("--model", metavar="DIR", help="what it runs (the small model)")
+    add("--dtype", choices=DTYPES, default="float32", help="(%(default)s)")
+    bounds = listed(positive(int))
+    add("--max-batch-tokens", type=bounds, default=(64, 128, 256), metavar="N,M", help="bounds (64,128,256)")
+    add("--batch-size", type=positive(int), default=16, metavar="N", help="requests in a step (%(default)s)")
+    add("--threads", type=positive(int), default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
+    add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each bound (%(default)s)")
+    add_trace_options(chunks, preset="paper", requests=64)
+    add_output_options(chunks, can_plot=False)
 
     peers = actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI")
     add = peers.add_argument
@@ -282,6 +295,19 @@ def _vocabulary(folder: Path) -> int:
     return load_model_info(folder).vocab_size
 
 
+def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    from orca.cli.bench import chunks  # torch: only here
+    from orca.cli.bench.peers.workload import Workload
+
+    _refuse(up_options)
+    folder, _ = find_model(options.model or _small_model())
+    trace = generate(trace_spec(options, None))
+    workload = Workload.of(trace, folder, _vocabulary(folder), batch_size=options.batch_size, threads=options.threads)
+    runs = chunks.measure(workload, options.max_batch_tokens, dtype=options.dtype, rounds=options.rounds, say=_progress)
+    print("\n".join(chunks.lines(runs)))
+    write_json(options.json, chunks.to_json(runs))
+
+
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.cli.bench.peers import compare  # torch and safetensors: only here
 
@@ -339,6 +365,7 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
     "sweep": _sweep,
     "homogeneous": _homogeneous,
     "engine": _engine,
+    "chunks": _chunks,
     "peers": _peers,
     "host": _host,
 }

@@ -60,14 +60,7 @@ class Contest:
 
     @property
     def workload(self) -> Workload:
-        requests = self.trace.requests
-        return Workload(
-            model=str(self.model),
-            prompts=[self.trace.prompt(request.index, self.vocab_size) for request in requests],
-            new_tokens=[request.new_tokens for request in requests],
-            batch_size=self.batch_size,
-            threads=self.threads,
-        )
+        return Workload.of(self.trace, self.model, self.vocab_size, batch_size=self.batch_size, threads=self.threads)
 
     @property
     def environment(self) -> dict[str, str]:

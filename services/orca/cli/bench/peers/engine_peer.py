@@ -37,8 +37,20 @@ def main(arguments: list[str]) -> None:
     Answer(seconds=seconds, tokens=tokens, limit_seconds=time_products(model, steps)).save(Path(arguments[1]))
 
 
-def run(model: StageModel, workload: Workload, on_step: Callable[[Step], None] = lambda _: None) -> list[list[int]]:
-    """Algorithm 1 over the whole workload, one step at a time. Returns: the tokens of each request."""
+def run(
+    model: StageModel,
+    workload: Workload,
+    on_step: Callable[[Step], None] = lambda _: None,
+    *,
+    max_batch_tokens: int | None = None,
+) -> list[list[int]]:
+    """Algorithm 1 over the whole workload, one step at a time.
+
+    Args:
+        on_step: called when a step's tokens are drawn.
+        max_batch_tokens: of a step; prompts run in chunks. None runs them whole.
+    Returns: the tokens of each request.
+    """
     longest = max(len(prompt) + new for prompt, new in zip(workload.prompts, workload.new_tokens, strict=True))
     limits = Limits(
         stages=1,
@@ -46,6 +58,7 @@ def run(model: StageModel, workload: Workload, on_step: Callable[[Step], None] =
         slots=workload.batch_size * slots_needed(longest, DEFAULT_BLOCK_TOKENS),
         block_tokens=DEFAULT_BLOCK_TOKENS,
         max_model_len=longest,
+        max_batch_tokens=max_batch_tokens,
     )
     stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
     state, policy, epoch = GroupState(), Iteration(), Epoch(1, "bench")
@@ -54,10 +67,11 @@ def run(model: StageModel, workload: Workload, on_step: Callable[[Step], None] =
         state.add(request, Claim(1, "bench/1"))
     while (batch := next_batch(policy, state, limits)).picks:
         step = state.schedule(batch, epoch)
-        on_step(step)
         plan = stage.begin(step)
         sampled = stage.sample(plan, stage.forward(plan))
-        for pick, drawn in zip(state.read().picks, sampled, strict=True):
+        on_step(step)
+        drawing = (pick for pick in state.read().picks if pick.sample)
+        for pick, drawn in zip(drawing, sampled, strict=True):
             state.receive(pick.request, drawn.token.id)
             answers[pick.request.request].append(drawn.token.id)
     return list(answers.values())

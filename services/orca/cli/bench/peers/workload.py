@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orca.cli.bench.trace import Trace
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -17,6 +19,16 @@ class Workload:
     new_tokens: list[int]  # greedy tokens to generate for each, EOS or not
     batch_size: int
     threads: int
+
+    @staticmethod
+    def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "Workload":
+        return Workload(
+            model=str(model),
+            prompts=[trace.prompt(request.index, vocab_size) for request in trace.requests],
+            new_tokens=[request.new_tokens for request in trace.requests],
+            batch_size=batch_size,
+            threads=threads,
+        )
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
