@@ -56,7 +56,7 @@ def test_static_and_continuous_batching_give_every_request_the_same_tokens(workl
 
 def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
     static = Answer.load(peer("static", workload, tmp_path))
-    engine_peer.main([str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
+    engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
     engine = Answer.load(tmp_path / "engine.json")
     assert engine.tokens == static.tokens
     assert engine.limit_seconds is not None

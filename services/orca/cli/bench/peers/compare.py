@@ -35,8 +35,11 @@ from orca.core.leash import leashed
 
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"
-ENGINE, ORCA = "orca engine", "orca over HTTP"
-NOT_JUDGED = {OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits"}
+ENGINE, ENGINE_BFLOAT16, ORCA = "orca engine", "orca engine bfloat16", "orca over HTTP"
+NOT_JUDGED = {
+    OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits",
+    ENGINE_BFLOAT16: "lengths only: computes in bfloat16",
+}
 """What is no float32, and so has other tokens with good reason."""
 
 
@@ -126,7 +129,8 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     runs: dict[str, Callable[[Contest], Answer]] = {STATIC: _run_static, CONTINUOUS: _run_continuous}
     if contest.openvino is not None:
         runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
-    runs |= {ENGINE: _run_engine, ORCA: _run_orca}
+        runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
+    runs |= {ENGINE: partial(_run_engine, "float32"), ORCA: _run_orca}
     standings = [Standing(name) for name in runs]
     for number in range(1, contest.rounds + 1):
         for standing in standings:
@@ -169,9 +173,9 @@ def _run_openvino(precision: str, contest: Contest) -> Answer:
     return Answer.load(answer)
 
 
-def _run_engine(contest: Contest) -> Answer:
+def _run_engine(dtype: str, contest: Contest) -> Answer:
     answer = contest.folder / "engine.json"
-    _run_module(contest, sys.executable, "engine_peer", str(contest.folder / "workload.json"), str(answer))
+    _run_module(contest, sys.executable, "engine_peer", dtype, str(contest.folder / "workload.json"), str(answer))
     return Answer.load(answer)
 
 

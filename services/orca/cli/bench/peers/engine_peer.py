@@ -1,6 +1,6 @@
 """Orca's own engine and policy in one process, without pool and HTTP, and the limit of its matrix products:
 
-    python -m orca.cli.bench.peers.engine_peer WORKLOAD ANSWER
+    python -m orca.cli.bench.peers.engine_peer DTYPE WORKLOAD ANSWER
 
 The limit is what the products of the same steps take when nothing else is done, with the weights as the engine has laid
 them out: as fast as this machine's libraries can be. It is measured right behind the run, in the same process.
@@ -25,16 +25,17 @@ from orca.worker.stage import Stage
 
 
 def main(arguments: list[str]) -> None:
-    workload = Workload.load(Path(arguments[0]))
+    dtype, workload_file, answer_file = arguments
+    workload = Workload.load(Path(workload_file))
     torch.set_num_threads(workload.threads)
     torch.set_grad_enabled(False)
-    model = load_stage(workload.model)
+    model = load_stage(workload.model, dtype=dtype)
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
     start_s = perf_counter()
     tokens = run(model, workload, steps.append)
     seconds = perf_counter() - start_s
-    Answer(seconds=seconds, tokens=tokens, limit_seconds=time_products(model, steps)).save(Path(arguments[1]))
+    Answer(seconds=seconds, tokens=tokens, limit_seconds=time_products(model, steps)).save(Path(answer_file))
 
 
 def run(
