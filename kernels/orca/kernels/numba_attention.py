@@ -220,8 +220,8 @@ class CpuAttention:
         # Large tasks first, so that none is left to one thread while the others have nothing to do.
         tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
         self._rows = rows  # whose slots must not go while the tiles point to them
-        self._tiles = np.array(tiles, np.int64)
-        self._first_query = first_query.astype(np.int64)
+        self._tiles = torch.from_numpy(np.array(tiles, np.int64))
+        self._first_query = torch.from_numpy(first_query.astype(np.int64))
         self._heads, self._kv_heads, self._queries = len(kv_of_query), kv_heads, longest * group
         self._window = _NO_WINDOW if window is None else window
 
@@ -236,8 +236,8 @@ class CpuAttention:
             qkv,
             cache,
             output,
-            self._tiles.ctypes.data,
-            self._first_query.ctypes.data,
+            self._tiles,
+            self._first_query,
             scratch,
             tokens,
             self._heads,
