@@ -12,27 +12,34 @@ BLOCK_TOKENS = 4
 
 
 def random_step(
-    shapes: Sequence[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    shapes: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> tuple[Tensor, Tensor, list[ContextRow]]:
     """A step of rows (context, count) over scattered blocks; every slot that no row owns holds NaN."""
     generator = torch.Generator().manual_seed(3)
-    blocks = sum(-(-context // BLOCK_TOKENS) for context, _ in shapes) + 2
-    shuffled = torch.randperm(blocks, generator=generator)[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)
+    blocks = sum(-(-context // block_tokens) for context, _ in shapes) + 2
+    shuffled = torch.randperm(blocks, generator=generator)[:, None] * block_tokens + torch.arange(block_tokens)
     qkv = torch.randn(sum(count for _, count in shapes), heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
-    cache = torch.full((blocks, 2 * kv_heads, BLOCK_TOKENS, head_dim), float("nan"), dtype=dtype)
+    cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
     rows, first, taken = [], 0, 0
     for context, count in shapes:
-        used = -(-context // BLOCK_TOKENS)
+        used = -(-context // block_tokens)
         slots = shuffled[taken : taken + used].flatten()[:context]
         kv = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
         kv[-count:] = qkv[first : first + count, heads:]
-        Places.of(slots, BLOCK_TOKENS).write(cache, kv)
+        Places.of(slots, block_tokens).write(cache, kv)
         rows.append(ContextRow(first, count, slots))
         first, taken = first + count, taken + used
     return qkv, cache, rows
 
 
 STEPS = {
+    # Several tiles, which cross chunks of 256 positions; a whole prompt that ends behind one.
+    "tiles": [(300, 70), (545, 65), (288, 288)],
     "one-row": [(1, 1)],
     "long-row": [(300, 1)],
     "decode": [(5, 1), (17, 1), (1, 1), (16, 1)],

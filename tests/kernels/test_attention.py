@@ -73,7 +73,7 @@ def test_reference_gives_each_query_head_its_kv_head() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("window", [None, 1, 6], ids=lambda window: f"window-{window}")
+@pytest.mark.parametrize("window", [None, 1, 6, 257], ids=lambda window: f"window-{window}")
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("step", STEPS)
 def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None, kind: str) -> None:
@@ -85,6 +85,19 @@ def test_ragged_attention_equals_the_reference(step: str, heads: str, window: in
     expected = attend_reference(query, cache, rows, kv_of_query, scale=0.3, window=window)
     # Sums of at most 300 products of order 1 in another order: some units of 2^-24.
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 255])
+@pytest.mark.parametrize("block_tokens", [3, 16, 300])
+@pytest.mark.parametrize(("heads", "head_dim"), [([0], 1), ([0, 1, 1], 80), ([0] * 40, 128)], ids=str)
+def test_attention_of_any_shape_equals_the_reference(
+    heads: list[int], head_dim: int, block_tokens: int, window: int | None
+) -> None:
+    shapes = STEPS["tiles"] + STEPS["mixed"]
+    qkv, cache, rows = random_step(shapes, len(heads), max(heads) + 1, head_dim, torch.float32, block_tokens)
+    output = ragged("cpu", rows, heads, cache, window)(qkv, cache, 0.1)
+    expected = attend_reference(qkv[:, : len(heads)], cache, rows, heads, scale=0.1, window=window)
+    torch.testing.assert_close(output, expected.flatten(1), atol=4e-6, rtol=4e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

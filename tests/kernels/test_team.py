@@ -10,7 +10,8 @@ import torch
 from numba import carray
 
 from orca.kernels import numba_team
-from orca.kernels.numba_team import Kernel, elements, join, real, take
+from orca.kernels.numba_intrinsics import elements, join, real, take
+from orca.kernels.numba_team import Kernel
 
 
 def _sign_tasks(args: Any) -> None:
@@ -45,22 +46,22 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
     signed, joined = torch.zeros(1000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    Kernel(_sign_tasks)(signed, joined, 1000, 2)
+    Kernel("sign", _sign_tasks)(1000, signed, joined, 1000, 2)
     assert joined.tolist() == [1, 1]
     assert set(signed.tolist()) <= {1, 2}
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_one_thread_does_it_all_where_pytorch_has_no_openmp_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_team, "_OPENMP", None)
+    monkeypatch.setattr(numba_team, "_PARALLEL", None)
     signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    Kernel(_sign_tasks)(signed, joined, 10, 1)
+    Kernel("sign", _sign_tasks)(10, signed, joined, 10, 1)
     assert signed.tolist() == [1] * 10
 
 
 def test_a_float_is_given_as_it_is() -> None:
     half = torch.zeros(1, dtype=torch.float64)
-    Kernel(_halve)(half, -1e-300)
+    Kernel("halve", _halve)(1, half, -1e-300)
     assert half.item() == -5e-301
 
 
@@ -71,7 +72,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.Monk
     try:
         assert numba_team.folder() is None
         half = torch.zeros(1, dtype=torch.float64)
-        Kernel(_halve)(half, 3.0)
+        Kernel("halve", _halve)(1, half, 3.0)
         assert half.item() == 1.5
     finally:
         numba_team.folder.cache_clear()
@@ -81,9 +82,47 @@ def test_compiled_kernels_are_kept_by_their_sources(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     numba_team.folder.cache_clear()
     try:
-        Kernel(_halve).compile()
+        Kernel("halve", _halve).compile()
         (folder,) = (tmp_path / "orca" / "kernels").iterdir()
         assert numba_team.folder() == folder
         assert any(folder.rglob("*.nbc"))
+    finally:
+        numba_team.folder.cache_clear()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_no_more_threads_are_woken_than_there_are_tasks() -> None:
+    signed, joined = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    Kernel("sign", _sign_tasks)(1, signed, joined, 1, 1)
+    assert (signed.tolist(), joined.tolist()) == ([1], [1])
+
+
+def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numba_team.folder.cache_clear()
+    try:
+        Kernel("halve", _halve).compile()
+        for kept in (path for path in tmp_path.rglob("*") if path.is_file()):
+            kept.write_bytes(b"")
+        half = torch.zeros(1, dtype=torch.float64)
+        Kernel("halve", _halve)(1, half, 5.0)
+        assert half.item() == 2.5
+        assert "is compiled and not kept" in caplog.text
+    finally:
+        numba_team.folder.cache_clear()
+
+
+def test_variants_of_a_kernel_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numba_team.folder.cache_clear()
+    try:
+        for name in ("one", "other"):
+            Kernel(name, _halve).compile()
+        kept_in = numba_team.folder()
+        assert kept_in is not None
+        assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
     finally:
         numba_team.folder.cache_clear()

@@ -54,10 +54,10 @@ def test_a_product_of_bytes_equals_one_of_floats_for_any_number_of_rows(has_bias
 
 def test_a_row_of_zeros_gives_the_bias_and_one_that_is_no_number_stays_none() -> None:
     bias = torch.randn(20)
-    y = int8_layout()(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [1.0]]).expand(3, 64))
+    y = int8_layout()(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [torch.inf], [1.0]]).expand(4, 64))
     assert torch.equal(y[0], bias)
-    assert y[1].isnan().all()
-    assert y[2].isfinite().all()
+    assert y[1:3].isnan().all()
+    assert y[3].isfinite().all()
 
 
 def test_an_8_bit_weight_replaces_the_plain_one() -> None:

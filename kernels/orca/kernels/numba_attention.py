@@ -25,10 +25,9 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.numba_team import (
+from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
-    Kernel,
     add_weighted,
     dots,
     elements,
@@ -40,6 +39,7 @@ from orca.kernels.numba_team import (
     take,
     wide,
 )
+from orca.kernels.numba_team import Kernel
 from orca.kernels.reference import ContextRow
 
 _CHUNK = 256
@@ -83,7 +83,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
 
     def attend(args: Any) -> None:
         tokens, heads, kv_heads = args[8], args[9], args[10]
-        block_tokens, num_tiles, window, most = args[11], args[12], args[13], args[14]
+        block_tokens, num_tiles, window, queries_max = args[11], args[12], args[13], args[14]
         scale = np.float32(real(args[15]))
         qkv = carray(elements(args[2], kind), (tokens, heads + 2 * kv_heads, head_dim))
         cache = args[3]
@@ -94,13 +94,13 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         line_bytes = block_tokens * row_bytes
 
         # This thread's scratch memory.
-        queries_at = args[7] + join(args) * _scratch_floats(most, head_dim) * 4
-        sums_at = queries_at + most * wide_bytes
-        scores_at = sums_at + most * wide_bytes
-        queries = carray(elements(queries_at, np.float32), (most, head_dim))
-        sums = carray(elements(sums_at, np.float32), (most, head_dim))
-        scores = carray(elements(scores_at, np.float32), (most, _CHUNK))
-        largest, total = carray(elements(scores_at + most * _CHUNK * 4, np.float32), (2, most))
+        queries_at = args[7] + join(args) * _scratch_floats(queries_max, head_dim) * 4
+        sums_at = queries_at + queries_max * wide_bytes
+        scores_at = sums_at + queries_max * wide_bytes
+        queries = carray(elements(queries_at, np.float32), (queries_max, head_dim))
+        sums = carray(elements(sums_at, np.float32), (queries_max, head_dim))
+        scores = carray(elements(scores_at, np.float32), (queries_max, _CHUNK))
+        largest, total = carray(elements(scores_at + queries_max * _CHUNK * 4, np.float32), (2, queries_max))
 
         task = take(args)
         while task < num_tiles * kv_heads:
@@ -195,7 +195,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                     result[d] = narrow(sums[i, d] / total[i], kind)
             task = upcoming
 
-    return Kernel(attend)
+    return Kernel(f"attention-{dtype}-{head_dim}", attend)
 
 
 class CpuAttention:
@@ -207,6 +207,8 @@ class CpuAttention:
     def __init__(
         self, rows: Sequence[ContextRow], kv_of_query: Sequence[int], *, kv_heads: int, window: int | None
     ) -> None:
+        assert list(kv_of_query) == sorted(kv_of_query)
+        assert all(row.slots.dtype == torch.int64 and row.slots.is_contiguous() for row in rows)
         first_query = np.searchsorted(kv_of_query, np.arange(kv_heads + 1))
         group = max(1, int(np.diff(first_query).max()))
         longest = max(1, _QUERIES // group)
@@ -233,6 +235,7 @@ class CpuAttention:
         output = qkv.new_empty(tokens, self._heads * head_dim)
         scratch = torch.empty(torch.get_num_threads() * _scratch_floats.py_func(self._queries, head_dim))
         kernel(qkv.dtype, head_dim)(
+            len(self._tiles) * self._kv_heads,
             qkv,
             cache,
             output,

@@ -16,9 +16,14 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.numba_team import BITS_OF, FAST, Kernel, elements, exp, narrow, real, take, wide
+from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, exp, narrow, real, take, wide
+from orca.kernels.numba_team import Kernel
 
 _TASK_TOKENS = 4
+
+
+def _tasks(tokens: int) -> int:
+    return -(-tokens // _TASK_TOKENS)
 
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
@@ -30,10 +35,25 @@ def keep(qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> Non
     assert qkv.is_contiguous()
     assert cache.is_contiguous()
     tokens, heads, head_dim = qkv.shape
+    assert slots.shape == (tokens,)
+    assert slots.dtype == torch.int64
+    assert slots.is_contiguous()
+    assert turns is None or (turns.dtype == torch.complex64 and turns.is_contiguous())
+    assert turns is None or turns.numel() * 2 == tokens * head_dim
+    blocks, kept, block_tokens, _ = cache.shape
     _keep(qkv.dtype)(
-        qkv, cache, slots, 0 if turns is None else turns, tokens, heads, cache.shape[0], cache.shape[1], cache.shape[2],
+        _tasks(tokens),
+        qkv,
+        cache,
+        slots,
+        0 if turns is None else turns,
+        tokens,
+        heads,
+        blocks,
+        kept,
+        block_tokens,
         head_dim,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -59,7 +79,7 @@ def _keep(dtype: torch.dtype) -> Kernel:
                         to[d] = of[d]
             first = take(args) * _TASK_TOKENS
 
-    return Kernel(body)
+    return Kernel(f"keep-{dtype}", body)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -75,10 +95,13 @@ def _turn(row: Any, turns: Any, kind: Any) -> None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
     assert x.is_contiguous()
     assert weight.is_contiguous()
-    assert added is None or added.is_contiguous()
+    assert weight.dtype == x.dtype
+    assert added is None or (added.is_contiguous() and added.dtype == x.dtype and added.shape == x.shape)
     normed = torch.empty_like(x)
     width = x.shape[-1]
-    _rms_norm(x.dtype)(x, weight, 0 if added is None else added, normed, x.numel() // width, width, eps)
+    _rms_norm(x.dtype)(
+        _tasks(x.numel() // width), x, weight, 0 if added is None else added, normed, x.numel() // width, width, eps
+    )
     return normed
 
 
@@ -100,7 +123,7 @@ def _rms_norm(dtype: torch.dtype) -> Kernel:
                 _normalise(normed[token], x[token], weight, eps, kind)
             first = take(args) * _TASK_TOKENS
 
-    return Kernel(body)
+    return Kernel(f"rms_norm-{dtype}", body)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -123,7 +146,7 @@ def gated_silu(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     gated = gate_up.new_empty(tokens, width)
-    _gated_silu(gate_up.dtype)(gate_up, gated, tokens, width)
+    _gated_silu(gate_up.dtype)(tokens, gate_up, gated, tokens, width)
     return gated
 
 
@@ -140,7 +163,7 @@ def _gated_silu(dtype: torch.dtype) -> Kernel:
             _gate(gated[token], gate_up[token, 0], gate_up[token, 1], kind)
             token = take(args)
 
-    return Kernel(body)
+    return Kernel(f"gated_silu-{dtype}", body)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

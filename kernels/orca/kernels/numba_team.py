@@ -2,308 +2,120 @@
 
 A kernel is a function of an array of 64-bit numbers: addresses and sizes. Numba compiles it for the processor at hand
 (LLVM; kept on disk for the next process, where a folder may be written), and it runs as one OpenMP parallel region of
-the very libgomp that PyTorch has loaded: those threads are there already, and no second team contends with them. Every
-thread takes the next of the kernel's tasks off a counter until none is left. So the result does not depend on how many
-take part (one, where there is no such library), and a thread that others have pushed aside holds nobody up.
+the very library that PyTorch computes with: those threads are there already, and no second team contends with them.
+Every thread takes the next of the kernel's tasks off a counter until none is left, so the result does not depend on how
+many take part; no more are woken than there are tasks.
 """
 
 import ctypes
 import hashlib
-import math
+import logging
 import os
 import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-import numpy as np
+import llvmlite.binding
+import numba
 import torch
-from llvmlite import ir
-from numba import cfunc, config, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import cfunc, config
 from torch import Tensor
 
-FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-"""How kernels are compiled: sums may be taken in any order; infinities and NaN keep their meaning."""
+from orca.kernels.numba_intrinsics import ARGS, FAST
 
-_ARGS = types.CPointer(types.int64)
+log = logging.getLogger(__name__)
 
 
 class Kernel:
     """A kernel, compiled at its first call or by `compile`.
 
     Args:
+        name: its own, also among its variants.
         body: (args) -> None. args[0] and args[1] are the counters of `take` and `join`, args[2:] what the call gives.
     """
 
-    def __init__(self, body: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, body: Callable[[Any], None]) -> None:
+        self._name = name
         self._body = body
         self._compiled: Any = None
 
     def compile(self) -> None:
         if self._compiled is None:
-            self._compiled = _compiled(self._body)
+            self._compiled = _compiled(self._name, self._body)
 
-    def __call__(self, *args: int | float | Tensor) -> None:
-        """Run on all threads, to the end. A tensor gives the address of its first element, a float its bits: `real`."""
+    def __call__(self, tasks: int, *args: int | float | Tensor) -> None:
+        """Run to the end, on as many threads as PyTorch has and there are tasks for.
+
+        Args:
+            args: a tensor gives the address of its first element, a float its bits (`real`).
+        """
         self.compile()
         layout = ["qq"]
         numbers: list[int | float] = [0, 0]
         for each in args:
             layout.append("d" if isinstance(each, float) else "q")
             numbers.append(each.data_ptr() if isinstance(each, Tensor) else each)
-        _run(self._compiled.address, struct.pack("".join(layout), *numbers))
+        packed = struct.pack("".join(layout), *numbers)
+        # The kernel counts in its first numbers, so each call has a copy of its own.
+        own = ctypes.create_string_buffer(packed, len(packed))
+        threads = min(tasks, torch.get_num_threads())
+        if threads < 2 or _PARALLEL is None:
+            _ALONE(self._compiled.address)(ctypes.addressof(own))
+        else:
+            _PARALLEL(self._compiled.address, ctypes.addressof(own), threads, 0)
 
 
-def _compiled(body: Callable[[Any], None]) -> Any:
-    signature = types.void(_ARGS)
+_ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_compiling = Lock()
+
+
+def _compiled(name: str, body: Callable[[Any], None]) -> Any:
     kept_in = folder()
-    if kept_in is None:
-        return cfunc(signature, **FAST)(body)
-    others = config.CACHE_DIR
-    config.CACHE_DIR = str(kept_in)
-    try:
-        return cfunc(signature, cache=True, **FAST)(body)
-    finally:
-        config.CACHE_DIR = others
+    if kept_in is not None:
+        with _compiling:
+            others = config.CACHE_DIR
+            # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
+            # at a time would leave pointing to each other's code.
+            config.CACHE_DIR = str(kept_in / name)
+            try:
+                return cfunc(ARGS, cache=True, **FAST)(body)
+            except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
+                log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
+            finally:
+                config.CACHE_DIR = others
+    return cfunc(ARGS, **FAST)(body)
 
 
 @cache
 def folder() -> Path | None:
-    """Where compiled kernels are kept, by what they are compiled from: Numba itself looks at the kernel's own file, not
-    at those that it imports. None where nothing can be kept."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("numba_*.py")))
+    """Where compiled kernels are kept, by all that they are compiled from and for: Numba itself looks at the kernel's
+    own file, not at those that it imports. None where nothing can be kept."""
+    kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
+    kind.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
+    for path in sorted(Path(__file__).parent.glob("numba_*.py")):
+        kind.update(path.read_bytes())
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        kept_in = home / "orca" / "kernels" / hashlib.sha256(sources).hexdigest()[:16]
+        kept_in = home / "orca" / "kernels" / kind.hexdigest()[:16]
         kept_in.mkdir(parents=True, exist_ok=True)
         return kept_in if os.access(kept_in, os.W_OK) else None
     except (OSError, RuntimeError):  # no home, or one that only can be read
         return None
 
 
-_ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-def _openmp() -> Any:
-    """GOMP_parallel(function, its argument, threads, flags) of PyTorch's own OpenMP library; None where it has none."""
+def _parallel() -> Any:
+    """GOMP_parallel(function, its argument, threads, flags) of the OpenMP library that PyTorch is linked with."""
     try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
+        parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError) as error:
+        log.warning("PyTorch's OpenMP is not to be found, so kernels run on one thread: %s", error)
         return None
-    package = Path(torch.__file__).resolve().parent
-    for line in maps.splitlines():
-        path = Path(line.split()[-1])
-        if "libgomp" in path.name and {package, package.with_name("torch.libs")} & {*path.parents}:
-            parallel = ctypes.CDLL(str(path)).GOMP_parallel
-            parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-            parallel.restype = None
-            return parallel
-    return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
 
 
-_OPENMP = _openmp()
-
-
-def _run(address: int, args: bytes) -> None:
-    """Args: args: packed; the kernel counts in its first numbers, so that each call wants a copy of its own."""
-    own = ctypes.create_string_buffer(args, len(args))
-    if _OPENMP is None:
-        _ALONE(address)(ctypes.addressof(own))
-    else:
-        _OPENMP(address, ctypes.addressof(own), torch.get_num_threads(), 0)
-
-
-_HALF = ir.HalfType()
-_FLOAT = ir.FloatType()
-
-BITS_OF = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
-"""What a kernel takes the elements of a tensor for: the two half precisions for whole numbers of different kinds."""
-
-
-def _count(place: int, what: str) -> Any:
-    def count(_typing: Any, args: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-            counter = builder.gep(values[0], [ir.Constant(ir.IntType(64), place)])
-            return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-        return types.int64(_ARGS), generate
-
-    count.__doc__ = what
-    return intrinsic(count)
-
-
-take = _count(0, "The first of the kernel's tasks that nobody has taken; they are numbered from 0.")
-join = _count(1, "A number of its own for each thread that calls it once; they are numbered from 0.")
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def elements(_typing: Any, address: Any, kind: Any) -> Any:
-    """An address as a pointer to elements of a NumPy type, for numba.carray."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(kind.dtype)(types.int64, kind), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def real(_typing: Any, number: Any) -> Any:
-    """A float that was given to the kernel."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return builder.bitcast(values[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def power_of_two(_typing: Any, exponent: Any) -> Any:
-    """2 ** exponent as float32, for -126 <= exponent <= 127."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        bits = builder.shl(builder.add(values[0], ir.Constant(ir.IntType(32), 127)), ir.Constant(ir.IntType(32), 23))
-        return builder.bitcast(bits, _FLOAT)
-
-    return types.float32(types.int32), generate
-
-
-def _widened(builder: Any, bits: Any, kind: Any, lanes: int | None = None) -> Any:
-    """LLVM's float32 of an element (or of a vector of `lanes`) of that kind."""
-
-    def shaped(element: Any) -> Any:
-        return element if lanes is None else ir.VectorType(element, lanes)
-
-    if kind == types.float32:
-        return bits
-    if kind == types.int16:
-        return builder.fpext(builder.bitcast(bits, shaped(_HALF)), shaped(_FLOAT))
-    word = shaped(ir.IntType(32))
-    sixteen = ir.Constant(word, 16 if lanes is None else [16] * lanes)
-    return builder.bitcast(builder.shl(builder.zext(bits, word), sixteen), shaped(_FLOAT))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def wide(_typing: Any, bits: Any) -> Any:
-    """An element of a tensor as float32 (`BITS_OF`)."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _widened(builder, values[0], bits)
-
-    return types.float32(bits), generate
-
-
-def _row(builder: Any, address: Any, place: int, kind: Any, dim: int) -> Any:
-    """LLVM's vector of a row of `dim` elements, `place` rows behind an address, as float32."""
-    bits = ir.VectorType(_FLOAT if kind == types.float32 else ir.IntType(16), dim)
-    here = builder.add(address, ir.Constant(ir.IntType(64), place * dim * kind.bitwidth // 8))
-    loaded = builder.load(builder.inttoptr(here, bits.as_pointer()), align=kind.bitwidth // 8)
-    return _widened(builder, loaded, kind, dim)
-
-
-def _float(builder: Any, address: Any, place: int) -> Any:
-    """LLVM's pointer to a float32, `place` of them behind an address."""
-    return builder.inttoptr(builder.add(address, ir.Constant(ir.IntType(64), 4 * place)), _FLOAT.as_pointer())
-
-
-# Rows are straight pieces of vector code of a length that the compiler knows: a loop over so few elements spends more
-# time on its end than on the elements. They are given by their addresses.
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def dots(_typing: Any, query: Any, keys: Any, scores: Any, kind: Any, dim: Any, count: Any) -> Any:
-    """Scores [count] of keys [count, dim] of a kind by a query [dim] of float32."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        lanes = dim.literal_value
-        reduced = ir.FunctionType(_FLOAT, [_FLOAT, ir.VectorType(_FLOAT, lanes)])
-        reduce = cgutils.get_or_insert_function(builder.module, reduced, f"llvm.vector.reduce.fadd.v{lanes}f32")
-        asked = _row(builder, values[0], 0, types.float32, lanes)
-        for place in range(count.literal_value):
-            product = builder.fmul(asked, _row(builder, values[1], place, kind.dtype, lanes))
-            score = builder.call(reduce, [_FLOAT(0.0), product], fastmath=("reassoc", "contract"))
-            builder.store(score, _float(builder, values[2], place))
-        return context.get_dummy_value()
-
-    return types.void(query, keys, scores, kind, dim, count), generate
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_weighted(_typing: Any, total: Any, weights: Any, rows: Any, kind: Any, dim: Any, count: Any) -> Any:
-    """total [dim] += weights [count] x rows [count, dim] of a kind; all others are float32."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        lanes = dim.literal_value
-        vector = ir.VectorType(_FLOAT, lanes)
-        nothing = ir.Constant(vector, ir.Undefined)
-        all_first = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-        sum_ = _row(builder, values[0], 0, types.float32, lanes)
-        for place in range(count.literal_value):
-            weight = builder.load(_float(builder, values[1], place))
-            spread = builder.shuffle_vector(
-                builder.insert_element(nothing, weight, ir.IntType(32)(0)), nothing, all_first
-            )
-            product = builder.fmul(spread, _row(builder, values[2], place, kind.dtype, lanes), flags=("contract",))
-            sum_ = builder.fadd(sum_, product, flags=("contract",))
-        builder.store(sum_, builder.inttoptr(values[0], vector.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(total, weights, rows, kind, dim, count), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def narrow(_typing: Any, number: Any, kind: Any) -> Any:
-    """A float32 as an element of a tensor of that kind, rounded to the nearest, ties to even."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        if kind.dtype == types.float32:
-            return values[0]
-        if kind.dtype == types.int16:
-            return builder.bitcast(builder.fptrunc(values[0], _HALF), ir.IntType(16))
-
-        def word(value: int) -> Any:
-            return ir.Constant(ir.IntType(32), value)
-
-        bits = builder.bitcast(values[0], ir.IntType(32))
-        is_odd = builder.and_(builder.lshr(bits, word(16)), word(1))
-        rounded = builder.lshr(builder.add(bits, builder.add(is_odd, word(0x7FFF))), word(16))
-        is_nan = builder.fcmp_unordered("uno", values[0], values[0])
-        return builder.trunc(builder.select(is_nan, word(0x7FC0), rounded), ir.IntType(16))
-
-    return kind.dtype(types.float32, kind), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(_typing: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, into the second level: the first has too few lines in flight."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(ask, [builder.inttoptr(values[0], byte), word(0), word(2), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def exp(x: Any) -> Any:
-    """e ** x in float32, for x <= 0, to 2 units in the last place; 1 at 0, and 0 below -87.
-
-    Unlike math.exp it is plain arithmetic, of which LLVM makes vector instructions. The polynomial is Cephes' expf.
-    """
-    is_small = x < np.float32(-87.0)
-    x = max(x, np.float32(-87.0))
-    turns = np.float32(math.floor(x * np.float32(1.4426950408889634) + np.float32(0.5)))
-    rest = x - turns * np.float32(0.693359375) + turns * np.float32(2.12194440e-4)
-    sum_ = np.float32(1.9875691500e-4)
-    sum_ = sum_ * rest + np.float32(1.3981999507e-3)
-    sum_ = sum_ * rest + np.float32(8.3334519073e-3)
-    sum_ = sum_ * rest + np.float32(4.1665795894e-2)
-    sum_ = sum_ * rest + np.float32(1.6666665459e-1)
-    sum_ = sum_ * rest + np.float32(5.0000001201e-1)
-    power = (sum_ * rest * rest + rest + np.float32(1.0)) * power_of_two(np.int32(turns))
-    return np.float32(0.0) if is_small else power
+_PARALLEL = _parallel()

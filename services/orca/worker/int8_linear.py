@@ -10,8 +10,10 @@ bytes of whole numbers:
 
     x[r, i] is about step[r] (256 (high[r, i] - 128) + low[r, i] - 128),  step[r] = max over i of |x[r, i]| / 32512
 
-A row's error is smaller than what rounding it to bfloat16 makes, up to some ten thousand inputs. Two rows of bytes cost
-as much as one of bfloat16, and the weight, which is what a small batch waits for, takes half the memory.
+Over a whole row the error is smaller than that of rounding to bfloat16. Beside one element that is a thousand times as
+large as the others, these are rounded as coarsely as bfloat16 does, beside a larger one more coarsely: a row has one
+step. Two rows of bytes cost as much as one of bfloat16, and the weight, which is what a small batch waits for, takes
+half the memory.
 """
 
 import logging
@@ -72,6 +74,7 @@ class OneDnnInt8Linear(Int8Linear):
 
     def _product(self, x: Tensor) -> Tensor:
         largest = x.abs().amax(dim=1, keepdim=True).float().clamp_min_(_TINY)
+        largest += largest - largest  # a row with an infinity has no numbers, as one with NaN
         numbers = torch.addcmul(_OFFSET, x.float(), largest.reciprocal(), value=_ROW_MAX).int()
         low_high = (numbers >> _LOW_HIGH).byte()
         products = self._multiply(
