@@ -9,7 +9,7 @@ from torch import Tensor
 
 from orca.kernels.device import RaggedAttention, kernels_of
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, attend_reference
+from orca.kernels.reference import ContextRow, Sight, attend_reference
 
 CPU = torch.device("cpu")
 
@@ -26,15 +26,15 @@ def ragged(
     kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None
 ) -> RaggedAttention:
     _, lines, block_tokens, _ = cache.shape
-    return KINDS[kind].attention(
-        rows,
-        kv_of_query,
+    seen = Sight(
+        kv_of_query=kv_of_query,
         kv_heads=lines // 2,
         block_tokens=block_tokens,
         window=window,
         dtype=cache.dtype,
         device=CPU,
     )
+    return KINDS[kind].attention(rows, seen)
 
 
 def row(first: int, count: int, *slots: int) -> ContextRow:

@@ -43,6 +43,15 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for what programs keep of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numba_team.folder.cache_clear()
+    yield tmp_path
+    numba_team.folder.cache_clear()
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
     signed, joined = torch.zeros(1000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
@@ -65,29 +74,19 @@ def test_a_float_is_given_as_it_is() -> None:
     assert half.item() == -5e-301
 
 
-def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    numba_team.folder.cache_clear()
-    try:
-        assert numba_team.folder() is None
-        half = torch.zeros(1, dtype=torch.float64)
-        Kernel("halve", _halve)(1, half, 3.0)
-        assert half.item() == 1.5
-    finally:
-        numba_team.folder.cache_clear()
+def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> None:
+    (kept_kernels / "orca").touch()
+    assert numba_team.folder() is None
+    half = torch.zeros(1, dtype=torch.float64)
+    Kernel("halve", _halve)(1, half, 3.0)
+    assert half.item() == 1.5
 
 
-def test_compiled_kernels_are_kept_by_their_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_team.folder.cache_clear()
-    try:
-        Kernel("halve", _halve).compile()
-        (folder,) = (tmp_path / "orca" / "kernels").iterdir()
-        assert numba_team.folder() == folder
-        assert any(folder.rglob("*.nbc"))
-    finally:
-        numba_team.folder.cache_clear()
+def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
+    Kernel("halve", _halve).compile()
+    (folder,) = (kept_kernels / "orca" / "kernels").iterdir()
+    assert numba_team.folder() == folder
+    assert any(folder.rglob("*.nbc"))
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -98,31 +97,22 @@ def test_no_more_threads_are_woken_than_there_are_tasks() -> None:
 
 
 def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kept_kernels: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_team.folder.cache_clear()
-    try:
-        Kernel("halve", _halve).compile()
-        for kept in (path for path in tmp_path.rglob("*") if path.is_file()):
-            kept.write_bytes(b"")
-        half = torch.zeros(1, dtype=torch.float64)
-        Kernel("halve", _halve)(1, half, 5.0)
-        assert half.item() == 2.5
-        assert "is compiled and not kept" in caplog.text
-    finally:
-        numba_team.folder.cache_clear()
+    Kernel("halve", _halve).compile()
+    for kept in (path for path in kept_kernels.rglob("*") if path.is_file()):
+        kept.write_bytes(b"")
+    half = torch.zeros(1, dtype=torch.float64)
+    Kernel("halve", _halve)(1, half, 5.0)
+    assert half.item() == 2.5
+    assert "is compiled and not kept" in caplog.text
 
 
-def test_variants_of_a_kernel_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("kept_kernels")
+def test_variants_of_a_kernel_are_kept_apart() -> None:
     """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_team.folder.cache_clear()
-    try:
-        for name in ("one", "other"):
-            Kernel(name, _halve).compile()
-        kept_in = numba_team.folder()
-        assert kept_in is not None
-        assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
-    finally:
-        numba_team.folder.cache_clear()
+    for name in ("one", "other"):
+        Kernel(name, _halve).compile()
+    kept_in = numba_team.folder()
+    assert kept_in is not None
+    assert {path.name for path in kept_in.iterdir()} == {"one", "other"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 
 
 class RaggedAttention(Protocol):
@@ -36,24 +36,11 @@ class Kernels(Protocol):
         """Compile what a model needs, so that its first step does not wait for it."""
         ...
 
-    def attention(
-        self,
-        rows: Sequence[ContextRow],
-        kv_of_query: Sequence[int],
-        *,
-        kv_heads: int,
-        block_tokens: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> RaggedAttention:
+    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> RaggedAttention:
         """Ragged paged attention (reference.py: its meaning).
 
         Args:
             rows: the requests of the step; together they cover each flat token once.
-            kv_of_query: for each query head of this rank the KV head (of this rank) it reads, ascending.
-            kv_heads: KV heads of this rank.
-            window: positions a token sees, itself included; None sees all before it.
         """
         ...
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import carray, literally, njit
 from torch import Tensor
 
 from orca.kernels.numba_intrinsics import (
@@ -40,7 +40,7 @@ from orca.kernels.numba_intrinsics import (
     wide,
 )
 from orca.kernels.numba_team import Kernel
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 
 _CHUNK = 256
 """Positions whose scores are held at a time."""
@@ -73,6 +73,78 @@ def _weights(scores: Any, low: Any, high: Any, largest: Any) -> Any:
         seen[j] = exp(seen[j] - largest)
         total += seen[j]
     return total
+
+
+def _over_block(operation: Any) -> Any:
+    """`operation` over rows [first, last) of a block and all queries of a task, four rows at a time where there are.
+
+    By their addresses: `rows` of the block in the cache; `ahead`, which is asked for meanwhile; `each`, the first
+    query's own row of float32; `scores`, the first query's score of the block's row 0.
+    """
+
+    @njit(**FAST)  # type: ignore[untyped-decorator]
+    def walk(
+        rows: Any,
+        first: Any,
+        last: Any,
+        ahead: Any,
+        each: Any,
+        scores: Any,
+        asked: Any,
+        row_bytes: Any,
+        kind: Any,
+        head_dim: Any,
+    ) -> None:
+        width = literally(head_dim)
+        fours_end = last - (last - first) % 4
+        for j in range(first, fours_end, 4):
+            for byte in range(0, 4 * row_bytes, _LINE_BYTES):
+                prefetch(ahead + j * row_bytes + byte)
+            for i in range(asked):
+                at = scores + (i * _CHUNK + j) * 4
+                operation(each + i * width * 4, rows + j * row_bytes, at, kind, width, 4)
+        for j in range(fours_end, last):
+            for i in range(asked):
+                at = scores + (i * _CHUNK + j) * 4
+                operation(each + i * width * 4, rows + j * row_bytes, at, kind, width, 1)
+
+    return walk
+
+
+_score_keys = _over_block(dots)
+_add_values = _over_block(add_weighted)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _weigh(
+    scores: Any,
+    sums: Any,
+    largest: Any,
+    total: Any,
+    position: Any,
+    group: Any,
+    asked: Any,
+    window: Any,
+    begin: Any,
+    start: Any,
+    stop: Any,
+) -> None:
+    """A chunk's scores become weights under the maximum so far, and what was summed under the one before follows it."""
+    for i in range(asked):
+        own_position = position + i // group
+        low = max(own_position - window + 1 - start, 0)
+        high = min(own_position + 1, stop) - start
+        if low >= high:
+            scores[i, : stop - start] = 0.0
+            continue
+        raised = max(largest[i], scores[i, low:high].max())
+        if start > begin:
+            kept = exp(largest[i] - raised)
+            total[i] *= kept
+            for d in range(sums.shape[1]):
+                sums[i, d] *= kept
+        largest[i] = raised
+        total[i] += _weights(scores[i, : stop - start], low, high, raised)
 
 
 @cache
@@ -136,35 +208,10 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                     keys = cache + (_line(slots, block, block_tokens, lines) + kv_head) * line_bytes
                     ahead = keys + kv_heads * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    fours_end = last - (last - first) % 4
-                    for j in range(first, fours_end, 4):
-                        for byte in range(0, 4 * row_bytes, _LINE_BYTES):
-                            prefetch(ahead + j * row_bytes + byte)
-                        query, score = queries_at, scores_at + (block + j - start) * 4
-                        for _ in range(asked):
-                            dots(query, keys + j * row_bytes, score, kind, head_dim, 4)
-                            query, score = query + wide_bytes, score + _CHUNK * 4
-                    for j in range(fours_end, last):
-                        query, score = queries_at, scores_at + (block + j - start) * 4
-                        for _ in range(asked):
-                            dots(query, keys + j * row_bytes, score, kind, head_dim, 1)
-                            query, score = query + wide_bytes, score + _CHUNK * 4
+                    at = scores_at + (block - start) * 4
+                    _score_keys(keys, first, last, ahead, queries_at, at, asked, row_bytes, kind, head_dim)
 
-                for i in range(asked):
-                    own_position = position + i // group
-                    low = max(own_position - window + 1 - start, 0)
-                    high = min(own_position + 1, stop) - start
-                    if low >= high:
-                        scores[i, : stop - start] = 0.0
-                        continue
-                    raised = max(largest[i], scores[i, low:high].max())
-                    if start > begin:
-                        kept = exp(largest[i] - raised)
-                        total[i] *= kept
-                        for d in range(head_dim):
-                            sums[i, d] *= kept
-                    largest[i] = raised
-                    total[i] += _weights(scores[i, : stop - start], low, high, raised)
+                _weigh(scores, sums, largest, total, position, group, asked, window, begin, start, stop)
 
                 for block in range(block_start, stop, block_tokens):
                     values = cache + (_line(slots, block, block_tokens, lines) + kv_heads + kv_head) * line_bytes
@@ -175,19 +222,8 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                         ahead = _line(next_slots, next_begin + block - block_start, block_tokens, lines) + next_head
                         ahead = cache + ahead * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    fours_end = last - (last - first) % 4
-                    for j in range(first, fours_end, 4):
-                        for byte in range(0, 4 * row_bytes, _LINE_BYTES):
-                            prefetch(ahead + j * row_bytes + byte)
-                        sum_, weight = sums_at, scores_at + (block + j - start) * 4
-                        for _ in range(asked):
-                            add_weighted(sum_, weight, values + j * row_bytes, kind, head_dim, 4)
-                            sum_, weight = sum_ + wide_bytes, weight + _CHUNK * 4
-                    for j in range(fours_end, last):
-                        sum_, weight = sums_at, scores_at + (block + j - start) * 4
-                        for _ in range(asked):
-                            add_weighted(sum_, weight, values + j * row_bytes, kind, head_dim, 1)
-                            sum_, weight = sum_ + wide_bytes, weight + _CHUNK * 4
+                    at = scores_at + (block - start) * 4
+                    _add_values(values, first, last, ahead, sums_at, at, asked, row_bytes, kind, head_dim)
 
             for i in range(asked):
                 result = out[token + i // group, head + i % group]
@@ -204,12 +240,10 @@ class CpuAttention:
     Args: as of device.Kernels.attention.
     """
 
-    def __init__(
-        self, rows: Sequence[ContextRow], kv_of_query: Sequence[int], *, kv_heads: int, window: int | None
-    ) -> None:
-        assert list(kv_of_query) == sorted(kv_of_query)
+    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+        assert list(seen.kv_of_query) == sorted(seen.kv_of_query)
         assert all(row.slots.dtype == torch.int64 and row.slots.is_contiguous() for row in rows)
-        first_query = np.searchsorted(kv_of_query, np.arange(kv_heads + 1))
+        first_query = np.searchsorted(seen.kv_of_query, np.arange(seen.kv_heads + 1))
         group = max(1, int(np.diff(first_query).max()))
         longest = max(1, _QUERIES // group)
         tiles: list[tuple[int, int, int, int]] = []
@@ -224,8 +258,8 @@ class CpuAttention:
         self._rows = rows  # whose slots must not go while the tiles point to them
         self._tiles = torch.from_numpy(np.array(tiles, np.int64))
         self._first_query = torch.from_numpy(first_query.astype(np.int64))
-        self._heads, self._kv_heads, self._queries = len(kv_of_query), kv_heads, longest * group
-        self._window = _NO_WINDOW if window is None else window
+        self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, longest * group
+        self._window = _NO_WINDOW if seen.window is None else seen.window
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
         """As device.RaggedAttention."""

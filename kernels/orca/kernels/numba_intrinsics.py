@@ -150,12 +150,12 @@ def dots(_typing: Any, query: Any, keys: Any, scores: Any, kind: Any, dim: Any, 
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_weighted(_typing: Any, total: Any, weights: Any, rows: Any, kind: Any, dim: Any, count: Any) -> Any:
+def add_weighted(_typing: Any, total: Any, rows: Any, weights: Any, kind: Any, dim: Any, count: Any) -> Any:
     """total [dim] += weights [count] x rows [count, dim] of a kind; all others are float32."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         width = dim.literal_value
-        factors = [builder.load(_float(builder, values[1], place)) for place in range(count.literal_value)]
+        factors = [builder.load(_float(builder, values[2], place)) for place in range(count.literal_value)]
         for first, lanes in _pieces(width):
             vector = ir.VectorType(_FLOAT, lanes)
             nothing = ir.Constant(vector, ir.Undefined)
@@ -164,14 +164,14 @@ def add_weighted(_typing: Any, total: Any, weights: Any, rows: Any, kind: Any, d
             for place, factor in enumerate(factors):
                 lone = builder.insert_element(nothing, factor, ir.IntType(32)(0))
                 spread = builder.shuffle_vector(lone, nothing, all_first)
-                row = _vector(builder, values[2], place * width + first, kind.dtype, lanes)
+                row = _vector(builder, values[1], place * width + first, kind.dtype, lanes)
                 product = builder.fmul(spread, row, flags=("contract",))
                 sum_ = builder.fadd(sum_, product, flags=("contract",))
             to = builder.add(values[0], ir.Constant(ir.IntType(64), 4 * first))
             builder.store(sum_, builder.inttoptr(to, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(total, weights, rows, kind, dim, count), generate
+    return types.void(total, rows, weights, kind, dim, count), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

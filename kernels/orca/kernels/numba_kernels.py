@@ -6,7 +6,7 @@ import torch
 
 from orca.kernels import numba_attention, numba_rows
 from orca.kernels.numba_attention import CpuAttention
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 
 
 class CpuKernels:
@@ -17,19 +17,8 @@ class CpuKernels:
         for kernel in (numba_attention.kernel(dtype, head_dim), *numba_rows.kernels(dtype)):
             kernel.compile()
 
-    def attention(
-        self,
-        rows: Sequence[ContextRow],
-        kv_of_query: Sequence[int],
-        *,
-        kv_heads: int,
-        block_tokens: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> CpuAttention:
-        del block_tokens, dtype, device  # the cache tells them
-        return CpuAttention(rows, kv_of_query, kv_heads=kv_heads, window=window)
+    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
+        return CpuAttention(rows, seen)
 
     keep = staticmethod(numba_rows.keep)
     rms_norm = staticmethod(numba_rows.rms_norm)

@@ -41,10 +41,12 @@ class Kernel:
         self._name = name
         self._body = body
         self._compiled: Any = None
+        self._alone: Any = None  # the same, for one thread to call
 
     def compile(self) -> None:
         if self._compiled is None:
             self._compiled = _compiled(self._name, self._body)
+            self._alone = _ALONE(self._compiled.address)
 
     def __call__(self, tasks: int, *args: int | float | Tensor) -> None:
         """Run to the end, on as many threads as PyTorch has and there are tasks for.
@@ -63,7 +65,7 @@ class Kernel:
         own = ctypes.create_string_buffer(packed, len(packed))
         threads = min(tasks, torch.get_num_threads())
         if threads < 2 or _PARALLEL is None:
-            _ALONE(self._compiled.address)(ctypes.addressof(own))
+            self._alone(ctypes.addressof(own))
         else:
             _PARALLEL(self._compiled.address, ctypes.addressof(own), threads, 0)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 
 
 class PlainKernels:
@@ -21,20 +21,8 @@ class PlainKernels:
     def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
         """PyTorch's operations are compiled."""
 
-    def attention(
-        self,
-        rows: Sequence[ContextRow],
-        kv_of_query: Sequence[int],
-        *,
-        kv_heads: int,
-        block_tokens: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> "PlainAttention":
-        return PlainAttention(
-            rows, kv_of_query, kv_heads=kv_heads, block_tokens=block_tokens, window=window, dtype=dtype, device=device
-        )
+    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> "PlainAttention":
+        return PlainAttention(rows, seen)
 
     def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
         kept = cache.shape[1]
@@ -60,28 +48,19 @@ class PlainKernels:
 class PlainAttention:
     """The geometry of one step. Args: as of device.Kernels.attention."""
 
-    def __init__(
-        self,
-        rows: Sequence[ContextRow],
-        kv_of_query: Sequence[int],
-        *,
-        kv_heads: int,
-        block_tokens: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._heads = len(kv_of_query)
+    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+        device, window = seen.device, seen.window
+        self._heads = len(seen.kv_of_query)
         # One KV head per query head in order needs no map.
-        is_plain = list(kv_of_query) == list(range(kv_heads))
-        self._head_map = None if is_plain else torch.tensor(kv_of_query, device=device)
+        is_plain = list(seen.kv_of_query) == list(range(seen.kv_heads))
+        self._head_map = None if is_plain else torch.tensor(seen.kv_of_query, device=device)
         singles = [row for row in rows if row.count == 1]
         self._is_all_single = len(singles) == len(rows)
-        self._prefills = [_Prefill(row, block_tokens, window, dtype, device) for row in rows if row.count > 1]
+        self._prefills = [_Prefill(row, seen) for row in rows if row.count > 1]
         self._decode: _GatheredDecode | None = None
         if singles:
-            seen = [row.slots if window is None else row.slots[-window:] for row in singles]
-            self._decode = _GatheredDecode(seen, kv_of_query, block_tokens, device)
+            slots = [row.slots if window is None else row.slots[-window:] for row in singles]
+            self._decode = _GatheredDecode(slots, seen)
             self._single_rows = torch.tensor([row.first for row in singles], device=device)
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
@@ -107,15 +86,14 @@ class PlainAttention:
 class _Prefill:
     """One row of several tokens: scaled_dot_product_attention over its own context."""
 
-    def __init__(
-        self, row: ContextRow, block_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, row: ContextRow, seen: Sight) -> None:
+        device, window = seen.device, seen.window
         self._here = slice(row.first, row.first + row.count)
         context = len(row.slots)
         is_whole = context == row.count
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
         # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
-        self._seen = None if is_whole else Places.of(row.slots[first_seen:].to(device), block_tokens)
+        self._seen = None if is_whole else Places.of(row.slots[first_seen:].to(device), seen.block_tokens)
         self._mask: Tensor | None = None
         if not is_whole or (window is not None and window < context):
             first_key = 0 if is_whole else first_seen
@@ -124,7 +102,9 @@ class _Prefill:
             is_seen = key <= own
             if window is not None:
                 is_seen &= key > own - window
-            self._mask = torch.zeros(is_seen.shape, dtype=dtype, device=device).masked_fill_(~is_seen, float("-inf"))
+            self._mask = torch.zeros(is_seen.shape, dtype=seen.dtype, device=device).masked_fill_(
+                ~is_seen, float("-inf")
+            )
 
     def __call__(
         self, output: Tensor, query: Tensor, own_kv: Tensor, cache: Tensor, head_map: Tensor | None, scale: float
@@ -148,16 +128,14 @@ class _GatheredDecode:
     """All one-token rows at once: gathers the seen keys and values, computes in float32.
 
     Args:
-        seen: per row the slots of the positions that it sees; they are laid end to end.
+        slots: per row, of the positions that it sees; they are laid end to end.
     """
 
-    def __init__(
-        self, seen: Sequence[Tensor], kv_of_query: Sequence[int], block_tokens: int, device: torch.device
-    ) -> None:
-        lengths = torch.tensor([len(slots) for slots in seen], device=device)
-        self._places = Places.of(torch.cat(list(seen)).to(device), block_tokens)
-        self._row_of = torch.repeat_interleave(torch.arange(len(seen), device=device), lengths)
-        self._head_map = torch.tensor(kv_of_query, device=device)
+    def __init__(self, slots: Sequence[Tensor], seen: Sight) -> None:
+        lengths = torch.tensor([len(each) for each in slots], device=seen.device)
+        self._places = Places.of(torch.cat(list(slots)).to(seen.device), seen.block_tokens)
+        self._row_of = torch.repeat_interleave(torch.arange(len(slots), device=seen.device), lengths)
+        self._head_map = torch.tensor(seen.kv_of_query, device=seen.device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
         rows, row_of = query.shape[0], self._row_of

@@ -29,6 +29,18 @@ class ContextRow:
     slots: Tensor  # [context] int64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a rank's attention sees of the keys and values that it keeps, the same for all rows of a step."""
+
+    kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
+    kv_heads: int  # of this rank
+    block_tokens: int
+    window: int | None  # positions a token sees, itself included; None sees all before it
+    dtype: torch.dtype
+    device: torch.device
+
+
 def attend_reference(
     query: Tensor,
     cache: Tensor,

@@ -23,7 +23,7 @@ from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import RaggedAttention, kernels_of
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
@@ -277,15 +277,15 @@ class Stage:
             # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
             effective = None if window is None or window >= longest else window
             if effective not in attention:
-                attention[effective] = kernels_of(model.device).attention(
-                    rows,
-                    model.heads.kv_of_query,
+                seen = Sight(
+                    kv_of_query=model.heads.kv_of_query,
                     kv_heads=model.heads.num_kv,
                     block_tokens=self.cache.block_tokens,
                     window=effective,
                     dtype=model.dtype,
                     device=model.device,
                 )
+                attention[effective] = kernels_of(model.device).attention(rows, seen)
             attention[window] = attention[effective]
         return attention
 

@@ -88,15 +88,14 @@ def _name(each: Chunked) -> str:
 
 def lines(runs: Sequence[Chunked]) -> list[str]:
     """A table of medians; gaps in milliseconds."""
-    rows = [f"{'tokens/step':>11}{'tokens/s':>10}{'gap p50':>9}{'p99':>8}{'longest':>9}{'same':>7}"]
-    for each in runs:
-        p50, p99 = (1000 * percentile(each.gaps_s, share) for share in (0.5, 0.99))
-        longest = 1000 * median(each.longest_s)
-        row = (
-            f"{_name(each):>11}{each.tokens_per_s:>10.0f}{p50:>9.1f}{p99:>8.1f}{longest:>9.1f}{median(each.same):>7.0%}"
-        )
-        rows += [row]
-    return rows
+    head = f"{'tokens/step':>11}{'tokens/s':>10}{'gap p50':>9}{'p99':>8}{'longest':>9}{'same':>7}"
+    return [head, *map(_line, runs)]
+
+
+def _line(each: Chunked) -> str:
+    p50, p99 = (1000 * percentile(each.gaps_s, share) for share in (0.5, 0.99))
+    longest, same = 1000 * median(each.longest_s), median(each.same)
+    return f"{_name(each):>11}{each.tokens_per_s:>10.0f}{p50:>9.1f}{p99:>8.1f}{longest:>9.1f}{same:>7.0%}"
 
 
 def to_json(runs: Sequence[Chunked]) -> list[dict[str, Any]]:

@@ -40,11 +40,6 @@ class StepContext:
         """What the stage's layer `index` may confine itself to, once it has kept keys and values; None: all rows."""
         return self.wanted if index == len(self.caches) - 1 else None
 
-    def rows_after_attention(self, x: Tensor, index: int) -> Tensor:
-        """Those of x [tokens, hidden] that the stage's layer `index` goes on with behind its attention."""
-        wanted = self.wanted_of(index)
-        return x if wanted is None else x.index_select(0, wanted.rows)
-
 
 class LayerNorm:
     def __init__(self, weight: Tensor | None, bias: Tensor | None, size: int, eps: float) -> None:
@@ -102,7 +97,7 @@ class Attention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Attention of x [tokens, hidden], already summed over the ranks.
 
-        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden] (StepContext.rows_after_attention).
+        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden] (`rows_after`).
         """
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
         if self._head_norm is not None:
@@ -115,6 +110,11 @@ class Attention:
         if (wanted := step.wanted_of(self._index)) is not None:
             qkv, attention = qkv.index_select(0, wanted.rows), wanted.attention
         return step.group.all_reduce(self._out(attention[self._window](qkv, cache, self._scale)))
+
+    def rows_after(self, x: Tensor, step: StepContext) -> Tensor:
+        """Those of x [tokens, hidden] that the layer goes on with behind this attention."""
+        wanted = step.wanted_of(self._index)
+        return x if wanted is None else x.index_select(0, wanted.rows)
 
 
 class MLP:

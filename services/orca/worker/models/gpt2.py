@@ -23,7 +23,6 @@ class GPT2Layer:
 
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}h.{number}."
-        self._index = index
         hidden, dim = config.hidden_size, config.head_dim
         heads = heads_of(weights.shard, config.num_heads, config.num_heads)
         taken = weights.shard.slice(config.intermediate_size, "MLP columns")
@@ -52,7 +51,7 @@ class GPT2Layer:
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = step.rows_after_attention(x, self._index) + self._attention(self._attention_norm(x), step)
+        x = self._attention.rows_after(x, step) + self._attention(self._attention_norm(x), step)
         return x + self._mlp(self._mlp_norm(x), step)
 
 

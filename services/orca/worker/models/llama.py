@@ -23,7 +23,6 @@ class LlamaLayer:
 
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
-        self._index = index
         hidden, dim = config.hidden_size, config.head_dim
         heads = heads_of(weights.shard, config.num_heads, config.num_kv_heads)
         taken = weights.shard.slice(config.intermediate_size, "MLP columns")
@@ -73,7 +72,7 @@ class LlamaLayer:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         attended = self._attention(self._attention_norm(x), step)
-        x = step.rows_after_attention(x, self._index)
+        x = self._attention.rows_after(x, step)
         return x.add_(self._mlp(self._mlp_norm(x, attended), step))
 
 

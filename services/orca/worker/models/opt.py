@@ -30,7 +30,6 @@ class OPTLayer:
 
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
-        self._index = index
         hidden, dim, has_bias = config.hidden_size, config.head_dim, config.has_bias
         heads = heads_of(weights.shard, config.num_heads, config.num_heads)
         features = scaled(heads.query, dim)
@@ -57,9 +56,9 @@ class OPTLayer:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         if self._norms_first:
-            x = step.rows_after_attention(x, self._index) + self._attention(self._attention_norm(x), step)
+            x = self._attention.rows_after(x, step) + self._attention(self._attention_norm(x), step)
             return x + self._mlp(self._mlp_norm(x), step)
-        x = self._attention_norm(step.rows_after_attention(x, self._index) + self._attention(x, step))
+        x = self._attention_norm(self._attention.rows_after(x, step) + self._attention(x, step))
         return self._mlp_norm(x + self._mlp(x, step))
 
 
