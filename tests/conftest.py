@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -20,6 +21,17 @@ def pytest_configure(config: pytest.Config) -> None:
         from turns import Turns
 
         config.pluginmanager.register(Turns(gate=HERE / "conftest.py", turn=HERE / "turns.py"))
+
+
+@pytest.fixture
+def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty folder for what programs keep of their own, compiled kernels and layouts among it."""
+    from orca.kernels import numba_team
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numba_team.folder.cache_clear()
+    yield tmp_path
+    numba_team.folder.cache_clear()
 
 
 @pytest.hookimpl(optionalhook=True)

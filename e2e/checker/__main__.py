@@ -37,8 +37,11 @@ ENVIRONMENTS = {
 }
 
 
+STAGES = ("--stages", "2")
+"""Of `orca up`, unless the words behind `--up` say otherwise: the link between two stages can break too."""
+
 UP_FLAGS = {"freezes": ("--probe-s", "0")}
-"""Of `orca up`, by command: who is to wake as a stranger must not be replaced while it is frozen."""
+"""More of them, by command: who is to wake as a stranger must not be replaced while it is frozen."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -80,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
         open_max=arguments.open,
         distinct=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
-        up=(*UP_FLAGS.get(arguments.command, ()), *arguments.up),
+        up=(*STAGES, *UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
         make_system=_system(arguments, folder),
         environment=ENVIRONMENTS.get(arguments.command, {}),

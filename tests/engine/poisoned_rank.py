@@ -5,6 +5,7 @@ Run by a controller in the place of worker.rank: its model, links and frames are
 
 import os
 import signal
+import sys
 
 from orca.core.step import StepResult
 from orca.worker import rank
@@ -33,4 +34,4 @@ class PoisonedExecutor(Executor):
 
 if __name__ == "__main__":
     rank.Executor = PoisonedExecutor  # type: ignore[misc]
-    rank.main()
+    rank.main(sys.argv[1:])

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def slots(bytes_per_slot: int, **choices: object) -> int:
-    model = SimpleNamespace(kv_bytes_per_slot=bytes_per_slot)
+    model = SimpleNamespace(kv_bytes_per_slot=bytes_per_slot, weight_bytes=0)
     return slots_possible(WorkerSettings(model="/m", **choices), model, CPU)  # type: ignore[arg-type]
 
 

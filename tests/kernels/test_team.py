@@ -1,13 +1,18 @@
 """How kernels of CPUs run: on PyTorch's threads, each task once, with or without OpenMP and a folder to write to."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numba import carray
+from torch_threads import computing_threads
 
 from orca.kernels import numba_team
 from orca.kernels.numba_intrinsics import elements, join, real, take
@@ -37,25 +42,14 @@ def _halve(args: Any) -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty folder for what programs keep of their own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_team.folder.cache_clear()
-    yield tmp_path
-    numba_team.folder.cache_clear()
+    with computing_threads(2):
+        yield
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
     signed, joined = torch.zeros(1000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    Kernel("sign", _sign_tasks)(1000, signed, joined, 1000, 2)
+    Kernel("sign", _sign_tasks)(1000, signed.data_ptr(), joined.data_ptr(), 1000, 2)
     assert joined.tolist() == [1, 1]
     assert set(signed.tolist()) <= {1, 2}
 
@@ -64,13 +58,13 @@ def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
 def test_one_thread_does_it_all_where_pytorch_has_no_openmp_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_team, "_PARALLEL", None)
     signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    Kernel("sign", _sign_tasks)(10, signed, joined, 10, 1)
+    Kernel("sign", _sign_tasks)(10, signed.data_ptr(), joined.data_ptr(), 10, 1)
     assert signed.tolist() == [1] * 10
 
 
 def test_a_float_is_given_as_it_is() -> None:
     half = torch.zeros(1, dtype=torch.float64)
-    Kernel("halve", _halve)(1, half, -1e-300)
+    Kernel("halve", _halve)(1, half.data_ptr(), -1e-300)
     assert half.item() == -5e-301
 
 
@@ -78,7 +72,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> N
     (kept_kernels / "orca").touch()
     assert numba_team.folder() is None
     half = torch.zeros(1, dtype=torch.float64)
-    Kernel("halve", _halve)(1, half, 3.0)
+    Kernel("halve", _halve)(1, half.data_ptr(), 3.0)
     assert half.item() == 1.5
 
 
@@ -90,10 +84,38 @@ def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_no_more_threads_are_woken_than_there_are_tasks() -> None:
+def test_a_single_task_wakes_no_thread() -> None:
     signed, joined = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    Kernel("sign", _sign_tasks)(1, signed, joined, 1, 1)
+    Kernel("sign", _sign_tasks)(1, signed.data_ptr(), joined.data_ptr(), 1, 1)
     assert (signed.tolist(), joined.tolist()) == ([1], [1])
+
+
+def test_a_kernel_of_few_tasks_ends_no_threads() -> None:
+    """GNU's OpenMP ends those that a smaller team leaves out: the next kernel would wait for new ones to start."""
+    half, threads = torch.zeros(1, dtype=torch.float64), []
+    with computing_threads(4):
+        for tasks in (1000, 2, 1, 1000):
+            Kernel("halve", _halve)(tasks, half.data_ptr(), 1.0)
+            threads.append(sorted(Path("/proc/self/task").iterdir()))
+    assert threads == [threads[0]] * 4
+
+
+def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    made = numba_team._ALONE
+
+    def made_late(address: int) -> Any:
+        """Long after the other threads came."""
+        compiled.append(address)
+        sleep(0.05)
+        return made(address)
+
+    monkeypatch.setattr(numba_team, "_ALONE", made_late)
+    kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda place: kernel(1, halves[place].data_ptr(), 1.0), range(4)))
+    assert halves.tolist() == [0.5] * 4
+    assert len(compiled) == 1
 
 
 def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
@@ -103,7 +125,7 @@ def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
     for kept in (path for path in kept_kernels.rglob("*") if path.is_file()):
         kept.write_bytes(b"")
     half = torch.zeros(1, dtype=torch.float64)
-    Kernel("halve", _halve)(1, half, 5.0)
+    Kernel("halve", _halve)(1, half.data_ptr(), 5.0)
     assert half.item() == 2.5
     assert "is compiled and not kept" in caplog.text
 
@@ -116,3 +138,21 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
     kept_in = numba_team.folder()
     assert kept_in is not None
     assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
+
+
+_COMPILE = """
+from torch import float32
+from orca.kernels.numba_product import kernel
+from orca.kernels.numba_tile import Tile
+kernel(float32, Tile(lanes=4, rows=1, pairs=False)).compile()
+"""
+
+
+def test_the_next_process_finds_a_kernel_compiled(kept_kernels: Path) -> None:
+    """Numba tells functions apart by what they close over: something new in each process would be compiled in each."""
+    seen = []
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", _COMPILE], check=True)
+        seen.append({path: path.stat().st_mtime_ns for path in kept_kernels.rglob("*") if path.is_file()})
+    assert seen[0]
+    assert seen[0] == seen[1]

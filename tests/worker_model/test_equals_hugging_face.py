@@ -8,7 +8,7 @@ import torch
 from stage_driver import Ask, Chain, Expected, differences, generate, random_asks, serve
 from tiny_models import FAMILIES, reference_model, tiny_checkpoint
 
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear
+from orca.worker.linear import Linear, MklLinear, OneDnnLinear, PanelLinear
 
 NEW_MAX = 14
 
@@ -88,8 +88,8 @@ def test_tokens_fed_on_the_device_give_the_same_output(family: str, models: Any)
     model.check(asks)
 
 
-@pytest.mark.parametrize("layout", [OneDnnLinear, MklLinear])
-@pytest.mark.parametrize("family", ["opt", "qwen3"])
+@pytest.mark.parametrize("layout", [PanelLinear, OneDnnLinear, MklLinear])
+@pytest.mark.parametrize("family", ["llama", "opt", "qwen3"])
 def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], models: Any) -> None:
     model = models(family)
     asks = random_asks(model.vocab_size, 24, seed=9, new_max=NEW_MAX)

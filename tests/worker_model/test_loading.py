@@ -14,7 +14,7 @@ from tiny_models import FAMILIES, tiny_checkpoint
 from torch import Tensor
 
 from orca.core.errors import ModelError
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, least_s
+from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.shard import Shard, SingleRank, heads_of, part
 
@@ -197,7 +197,7 @@ def test_names_without_the_outer_prefix_are_found(tmp_path: Path) -> None:
     assert load(folder).weight_bytes == before
 
 
-@pytest.mark.parametrize("kind", [OneDnnLinear, MklLinear])
+@pytest.mark.parametrize("kind", [PanelLinear, OneDnnLinear, MklLinear])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has_bias: bool) -> None:
     weight, bias = torch.randn(53, 31), torch.randn(53) if has_bias else None
@@ -249,9 +249,10 @@ def test_small_weights_stay_as_they_are_and_are_not_timed(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_a_onednn_weight_replaces_the_plain_one_and_an_mkl_weight_joins_it() -> None:
+def test_a_weight_in_panels_or_of_onednn_replaces_the_plain_one_and_an_mkl_weight_joins_it() -> None:
     weight = torch.randn(64, 32)
     assert OneDnnLinear(weight).bytes == Linear(weight).bytes
+    assert PanelLinear(weight).bytes == Linear(weight).bytes + 64 * 4  # sums begin with a bias, be it 0
     assert MklLinear(weight).bytes == 2 * Linear(weight).bytes
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import tiny_checkpoint
+from tiny_models import reference_model, tiny_checkpoint
 
 from orca.core.errors import ModelError
-from orca.core.model import load_model_info, tokenizer_file
+from orca.core.model import count_parameters, load_model_info, tokenizer_file
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,22 @@ def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
         load_model_info(folder)
+
+
+def test_parameters_are_counted_over_all_files_by_their_headers(folder: Path) -> None:
+    counted = count_parameters(folder)
+    assert counted == sum(parameter.numel() for parameter in reference_model(folder).parameters())
+    shutil.copy(folder / "model.safetensors", folder / "b.safetensors")
+    weight_map = {"x": "model.safetensors", "y": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert count_parameters(folder) == 2 * counted
+
+
+@pytest.mark.parametrize("header", [b"not JSON", b'{"x": 5}   ', b'["x"]'])
+def test_a_header_without_shapes_is_refused(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="its header cannot be read"):
+        count_parameters(folder)
 
 
 def test_several_weight_files_need_an_index(folder: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import Claim, NewRequest, Row, Step
-from orca.worker.linear import OneDnnLinear
+from orca.worker.linear import PanelLinear
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import load_stage
 from orca.worker.shard import Shard
@@ -214,7 +214,7 @@ def test_a_seed_gives_the_same_tokens_in_every_layout_batch_and_chunking(folder:
         {"max_batch_size": 10, "seed": 3},
         {"stages": 3, "chunk": 2},
         {"tensor": 2, "block_tokens": 8},
-        {"stages": 2, "feeds_tokens": True, "packs": OneDnnLinear},
+        {"stages": 2, "feeds_tokens": True, "packs": PanelLinear},
     ):
         assert seeded_outputs(folder, **layout) == alone, layout
 

@@ -55,12 +55,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32.
 
         Args:
             x: [tokens, hidden], contiguous.
-            added: [tokens, hidden]: x becomes x + added first, in place.
         """
         ...
 
@@ -73,7 +72,7 @@ class Kernels(Protocol):
 def kernels_of(device: torch.device) -> Kernels:
     """The fastest that there are for a device."""
     if device.type == "cpu":
-        # Numba takes most of a second to import, which other devices need not wait for.
+        # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_kernels import CpuKernels
 
         return CpuKernels()

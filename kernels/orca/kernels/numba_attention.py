@@ -28,6 +28,7 @@ from torch import Tensor
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
+    LINE_BYTES,
     add_weighted,
     dots,
     elements,
@@ -46,7 +47,6 @@ _CHUNK = 256
 """Positions whose scores are held at a time."""
 _QUERIES = 32
 """Queries of a task: tokens x query heads of one KV head. Their scores stay in the processor's first cache."""
-_LINE_BYTES = 64
 _NO_WINDOW = 1 << 62
 
 
@@ -98,7 +98,7 @@ def _over_block(operation: Any) -> Any:
         width = literally(head_dim)
         fours_end = last - (last - first) % 4
         for j in range(first, fours_end, 4):
-            for byte in range(0, 4 * row_bytes, _LINE_BYTES):
+            for byte in range(0, 4 * row_bytes, LINE_BYTES):
                 prefetch(ahead + j * row_bytes + byte)
             for i in range(asked):
                 at = scores + (i * _CHUNK + j) * 4
@@ -270,12 +270,12 @@ class CpuAttention:
         scratch = torch.empty(torch.get_num_threads() * _scratch_floats.py_func(self._queries, head_dim))
         kernel(qkv.dtype, head_dim)(
             len(self._tiles) * self._kv_heads,
-            qkv,
-            cache,
-            output,
-            self._tiles,
-            self._first_query,
-            scratch,
+            qkv.data_ptr(),
+            cache.data_ptr(),
+            output.data_ptr(),
+            self._tiles.data_ptr(),
+            self._first_query.data_ptr(),
+            scratch.data_ptr(),
             tokens,
             self._heads,
             self._kv_heads,

@@ -2,18 +2,20 @@
 bits, rows as vectors, prefetch, a fast exponential.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 """How kernels are compiled: sums may be taken in any order; infinities and NaN keep their meaning."""
+IN_ORDER = {"fastmath": False, "error_model": "numpy"}
+"""How a function is compiled that is part of several kernels and must give the same bits in each. Said outright: what a
+function leaves open it takes over from whichever calls it first."""
 
 _POINTER = types.CPointer(types.int64)
 ARGS = types.void(_POINTER)
@@ -52,6 +54,18 @@ def elements(_typing: Any, address: Any, kind: Any) -> Any:
     return types.CPointer(kind.dtype)(types.int64, kind), generate
 
 
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def own_floats(_typing: Any, count: Any) -> Any:
+    """The address of that many float32 on this thread's stack, for as long as the kernel runs; a literal."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
+        memory = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, count.literal_value))
+        memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(count), generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def real(_typing: Any, number: Any) -> Any:
     """A float that was given to the kernel."""
@@ -62,30 +76,41 @@ def real(_typing: Any, number: Any) -> Any:
     return types.float64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def power_of_two(_typing: Any, exponent: Any) -> Any:
-    """2 ** exponent as float32, for -126 <= exponent <= 127."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        bits = builder.shl(builder.add(values[0], ir.Constant(ir.IntType(32), 127)), ir.Constant(ir.IntType(32), 23))
-        return builder.bitcast(bits, _FLOAT)
-
-    return types.float32(types.int32), generate
+# What follows takes LLVM's numbers one by one or as vectors: the type of a value says how many it has.
 
 
-def _widened(builder: Any, bits: Any, kind: Any, lanes: int | None = None) -> Any:
-    """LLVM's float32 of an element (or of a vector of `lanes`) of that kind."""
+def _shaped(element: Any, like: Any) -> Any:
+    """LLVM's type of elements, as many as `like` has."""
+    return ir.VectorType(element, like.type.count) if isinstance(like.type, ir.VectorType) else element
 
-    def shaped(element: Any) -> Any:
-        return element if lanes is None else ir.VectorType(element, lanes)
 
+def _filled(kind: Any, value: float) -> Any:
+    """LLVM's constant of a type, the same value in each lane."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
+
+
+def widened(builder: Any, bits: Any, kind: Any) -> Any:
+    """LLVM's float32 of elements of that kind."""
     if kind == types.float32:
         return bits
     if kind == types.int16:
-        return builder.fpext(builder.bitcast(bits, shaped(_HALF)), shaped(_FLOAT))
-    word = shaped(ir.IntType(32))
-    sixteen = ir.Constant(word, 16 if lanes is None else [16] * lanes)
-    return builder.bitcast(builder.shl(builder.zext(bits, word), sixteen), shaped(_FLOAT))
+        return builder.fpext(builder.bitcast(bits, _shaped(_HALF, bits)), _shaped(_FLOAT, bits))
+    word = _shaped(ir.IntType(32), bits)
+    return builder.bitcast(builder.shl(builder.zext(bits, word), _filled(word, 16)), _shaped(_FLOAT, bits))
+
+
+def _narrowed(builder: Any, number: Any, kind: Any) -> Any:
+    """LLVM's elements of that kind of float32, rounded to the nearest, ties to even."""
+    if kind == types.float32:
+        return number
+    element, word = _shaped(ir.IntType(16), number), _shaped(ir.IntType(32), number)
+    if kind == types.int16:
+        return builder.bitcast(builder.fptrunc(number, _shaped(_HALF, number)), element)
+    bits, sixteen = builder.bitcast(number, word), _filled(word, 16)
+    is_odd = builder.and_(builder.lshr(bits, sixteen), _filled(word, 1))
+    rounded = builder.lshr(builder.add(bits, builder.add(is_odd, _filled(word, 0x7FFF))), sixteen)
+    is_nan = builder.fcmp_unordered("uno", number, number)
+    return builder.trunc(builder.select(is_nan, _filled(word, 0x7FC0), rounded), element)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -93,9 +118,25 @@ def wide(_typing: Any, bits: Any) -> Any:
     """An element of a tensor as float32 (`BITS_OF`)."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _widened(builder, values[0], bits)
+        return widened(builder, values[0], bits)
 
     return types.float32(bits), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def narrow_lanes(_typing: Any, numbers: Any, into: Any, kind: Any, lanes: Any, is_added: Any) -> Any:
+    """float32 `numbers` [lanes], or their sums with what is there, become elements of a kind; by their addresses."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        width = lanes.literal_value
+        result = vector(builder, values[0], 0, types.float32, width)
+        if is_added.literal_value:
+            result = builder.fadd(result, vector(builder, values[1], 0, kind.dtype, width))
+        result = _narrowed(builder, result, kind.dtype)
+        builder.store(result, builder.inttoptr(values[1], result.type.as_pointer()), align=kind.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(numbers, into, kind, lanes, is_added), generate
 
 
 _LANES = 16
@@ -107,17 +148,36 @@ def _pieces(dim: int) -> list[tuple[int, int]]:
     return [(first, min(_LANES, dim - first)) for first in range(0, dim, _LANES)]
 
 
-def _vector(builder: Any, address: Any, element: int, kind: Any, lanes: int) -> Any:
+def vector(builder: Any, address: Any, element: int, kind: Any, lanes: int) -> Any:
     """LLVM's vector of elements of a kind as float32, from `element` behind an address on."""
     bits = ir.VectorType(_FLOAT if kind == types.float32 else ir.IntType(16), lanes)
     here = builder.add(address, ir.Constant(ir.IntType(64), element * kind.bitwidth // 8))
     loaded = builder.load(builder.inttoptr(here, bits.as_pointer()), align=kind.bitwidth // 8)
-    return _widened(builder, loaded, kind, lanes)
+    return widened(builder, loaded, kind)
 
 
 def _float(builder: Any, address: Any, place: int) -> Any:
     """LLVM's pointer to a float32, `place` of them behind an address."""
     return builder.inttoptr(builder.add(address, ir.Constant(ir.IntType(64), 4 * place)), _FLOAT.as_pointer())
+
+
+def spread(builder: Any, number: Any, lanes: int) -> Any:
+    """LLVM's vector with a number in each lane."""
+    nothing = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
+    all_first = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return builder.shuffle_vector(builder.insert_element(nothing, number, ir.IntType(32)(0)), nothing, all_first)
+
+
+LINE_BYTES = 64
+"""Of the processor's cache."""
+
+
+def ask_for(builder: Any, address: Any) -> None:
+    """LLVM's prefetch of an address's cache line, into the second level: the first has too few lines in flight."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(ask, [builder.inttoptr(address, byte), word(0), word(2), word(1)])
 
 
 # Rows are straight pieces of vector code of a length that the compiler knows: a loop over so few elements spends more
@@ -130,11 +190,11 @@ def dots(_typing: Any, query: Any, keys: Any, scores: Any, kind: Any, dim: Any, 
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         width = dim.literal_value
-        asked = [_vector(builder, values[0], first, types.float32, lanes) for first, lanes in _pieces(width)]
+        asked = [vector(builder, values[0], first, types.float32, lanes) for first, lanes in _pieces(width)]
         for place in range(count.literal_value):
             sums: dict[int, Any] = {}  # by lanes: all pieces but the last are alike
             for query_piece, (first, lanes) in zip(asked, _pieces(width), strict=True):
-                key = _vector(builder, values[1], place * width + first, kind.dtype, lanes)
+                key = vector(builder, values[1], place * width + first, kind.dtype, lanes)
                 product = builder.fmul(query_piece, key, flags=("contract",))
                 sums[lanes] = builder.fadd(sums[lanes], product, flags=("contract",)) if lanes in sums else product
             score = _FLOAT(0.0)
@@ -157,18 +217,13 @@ def add_weighted(_typing: Any, total: Any, rows: Any, weights: Any, kind: Any, d
         width = dim.literal_value
         factors = [builder.load(_float(builder, values[2], place)) for place in range(count.literal_value)]
         for first, lanes in _pieces(width):
-            vector = ir.VectorType(_FLOAT, lanes)
-            nothing = ir.Constant(vector, ir.Undefined)
-            all_first = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-            sum_ = _vector(builder, values[0], first, types.float32, lanes)
+            sum_ = vector(builder, values[0], first, types.float32, lanes)
             for place, factor in enumerate(factors):
-                lone = builder.insert_element(nothing, factor, ir.IntType(32)(0))
-                spread = builder.shuffle_vector(lone, nothing, all_first)
-                row = _vector(builder, values[1], place * width + first, kind.dtype, lanes)
-                product = builder.fmul(spread, row, flags=("contract",))
+                row = vector(builder, values[1], place * width + first, kind.dtype, lanes)
+                product = builder.fmul(spread(builder, factor, lanes), row, flags=("contract",))
                 sum_ = builder.fadd(sum_, product, flags=("contract",))
             to = builder.add(values[0], ir.Constant(ir.IntType(64), 4 * first))
-            builder.store(sum_, builder.inttoptr(to, vector.as_pointer()), align=4)
+            builder.store(sum_, builder.inttoptr(to, sum_.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(total, rows, weights, kind, dim, count), generate
@@ -179,52 +234,154 @@ def narrow(_typing: Any, number: Any, kind: Any) -> Any:
     """A float32 as an element of a tensor of that kind, rounded to the nearest, ties to even."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        if kind.dtype == types.float32:
-            return values[0]
-        if kind.dtype == types.int16:
-            return builder.bitcast(builder.fptrunc(values[0], _HALF), ir.IntType(16))
-
-        def word(value: int) -> Any:
-            return ir.Constant(ir.IntType(32), value)
-
-        bits = builder.bitcast(values[0], ir.IntType(32))
-        is_odd = builder.and_(builder.lshr(bits, word(16)), word(1))
-        rounded = builder.lshr(builder.add(bits, builder.add(is_odd, word(0x7FFF))), word(16))
-        is_nan = builder.fcmp_unordered("uno", values[0], values[0])
-        return builder.trunc(builder.select(is_nan, word(0x7FC0), rounded), ir.IntType(16))
+        return _narrowed(builder, values[0], kind.dtype)
 
     return kind.dtype(types.float32, kind), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_typing: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, into the second level: the first has too few lines in flight."""
+    """`ask_for` an address."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(ask, [builder.inttoptr(values[0], byte), word(0), word(2), word(1)])
+        ask_for(builder, values[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def exp(x: Any) -> Any:
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of_squares(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
+    """Of `count` elements of a kind, in float32; always in the same order."""
+    long = ir.IntType(64)
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        at, many = values[:2]
+        kind_bytes = kind.dtype.bitwidth // 8
+        whole = builder.and_(many, long(-_LANES))
+        zeros = ir.Constant(ir.VectorType(_FLOAT, _LANES), [0.0] * _LANES)
+        lanes = cgutils.alloca_once_value(builder, zeros)
+        total = cgutils.alloca_once_value(builder, _FLOAT(0.0))
+
+        def add(sums: Any, first: Any, width: int) -> None:
+            here = builder.add(at, builder.mul(first, long(kind_bytes)))
+            numbers = vector(builder, here, 0, kind.dtype, width)
+            numbers = numbers if width > 1 else builder.extract_element(numbers, ir.IntType(32)(0))
+            square = builder.fmul(numbers, numbers, flags=("contract",))
+            builder.store(builder.fadd(builder.load(sums), square, flags=("contract",)), sums)
+
+        with cgutils.for_range_slice(builder, long(0), whole, long(_LANES)) as (first, _):
+            add(lanes, first, _LANES)
+        with cgutils.for_range_slice(builder, whole, many, long(1)) as (first, _):
+            add(total, first, 1)
+        each = builder.load(lanes)
+        width = _LANES
+        while width > 1:  # halves upon halves
+            width //= 2
+            order = ir.VectorType(ir.IntType(32), width)
+            low, high = (
+                builder.shuffle_vector(each, each, ir.Constant(order, list(range(start, start + width))))
+                for start in (0, width)
+            )
+            each = builder.fadd(low, high)
+        return builder.fadd(builder.extract_element(each, ir.IntType(32)(0)), builder.load(total))
+
+    return types.float32(address, count, kind), generate
+
+
+def _call(builder: Any, name: str, x: Any) -> Any:
+    """LLVM's own function of float32."""
+    name = f"llvm.{name}.v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else f"llvm.{name}.f32"
+    kind = ir.FunctionType(x.type, [x.type])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [x])
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """LLVM's e ** x (`exp`). The polynomial is Cephes' expf."""
+
+    def multiply_add(one: Any, other: Any, added: Any) -> Any:
+        return builder.fadd(builder.fmul(one, other, flags=("contract",)), added, flags=("contract",))
+
+    is_small = builder.fcmp_ordered("<", x, _filled(x.type, -87.0))
+    x = builder.select(is_small, _filled(x.type, -87.0), x)
+    turns = _call(builder, "floor", multiply_add(x, _filled(x.type, 1.4426950408889634), _filled(x.type, 0.5)))
+    rest = multiply_add(turns, _filled(x.type, -0.693359375), x)
+    rest = multiply_add(turns, _filled(x.type, 2.12194440e-4), rest)
+    sum_ = _filled(x.type, 1.9875691500e-4)
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        sum_ = multiply_add(sum_, rest, _filled(x.type, factor))
+    power = multiply_add(builder.fmul(sum_, rest), rest, builder.fadd(rest, _filled(x.type, 1.0)))
+    word = _shaped(ir.IntType(32), x)
+    exponent = builder.add(builder.fptosi(turns, word), _filled(word, 127))
+    scaled = builder.fmul(power, builder.bitcast(builder.shl(exponent, _filled(word, 23)), x.type))
+    return builder.select(is_small, _filled(x.type, 0.0), scaled)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exp(_typing: Any, x: Any) -> Any:
     """e ** x in float32, for x <= 0, to 2 units in the last place; 1 at 0, and 0 below -87.
 
-    Unlike math.exp it is plain arithmetic, of which LLVM makes vector instructions. The polynomial is Cephes' expf.
+    Unlike math.exp it is plain arithmetic, of which LLVM makes vector instructions.
     """
-    is_small = x < np.float32(-87.0)
-    x = max(x, np.float32(-87.0))
-    turns = np.float32(math.floor(x * np.float32(1.4426950408889634) + np.float32(0.5)))
-    rest = x - turns * np.float32(0.693359375) + turns * np.float32(2.12194440e-4)
-    sum_ = np.float32(1.9875691500e-4)
-    sum_ = sum_ * rest + np.float32(1.3981999507e-3)
-    sum_ = sum_ * rest + np.float32(8.3334519073e-3)
-    sum_ = sum_ * rest + np.float32(4.1665795894e-2)
-    sum_ = sum_ * rest + np.float32(1.6666665459e-1)
-    sum_ = sum_ * rest + np.float32(5.0000001201e-1)
-    power = (sum_ * rest * rest + rest + np.float32(1.0)) * power_of_two(np.int32(turns))
-    return np.float32(0.0) if is_small else power
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return _exp(builder, values[0])
+
+    return types.float32(types.float32), generate
+
+
+def _silu(builder: Any, x: Any) -> Any:
+    """LLVM's x / (1 + e^-x), from e^-|x|, which cannot overflow."""
+    one = _filled(x.type, 1.0)
+    small = _exp(builder, builder.fneg(_call(builder, "fabs", x)))
+    share = builder.select(builder.fcmp_ordered(">=", x, _filled(x.type, 0.0)), one, small)
+    return builder.fdiv(builder.fmul(x, share), builder.fadd(one, small))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def silu(_typing: Any, x: Any) -> Any:
+    """x / (1 + e^-x) in float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return _silu(builder, values[0])
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def turn_lanes(_typing: Any, numbers: Any, turns: Any, lanes: Any) -> Any:
+    """float32 numbers [lanes], pairs of neighbours, times complex turns [lanes / 2], in place; by their addresses."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        width = lanes.literal_value
+        number, turn = (vector(builder, at, 0, types.float32, width) for at in values[:2])
+        order = ir.VectorType(ir.IntType(32), width)
+
+        def picked(of: Any, places: list[int]) -> Any:
+            return builder.shuffle_vector(of, ir.Constant(of.type, ir.Undefined), ir.Constant(order, places))
+
+        cos = picked(turn, [lane // 2 * 2 for lane in range(width)])
+        sin = builder.fmul(
+            picked(turn, [lane // 2 * 2 + 1 for lane in range(width)]),
+            ir.Constant(turn.type, [-1.0, 1.0] * (width // 2)),
+        )
+        others = builder.fmul(picked(number, [lane ^ 1 for lane in range(width)]), sin)
+        turned = builder.fadd(builder.fmul(number, cos, flags=("contract",)), others, flags=("contract",))
+        builder.store(turned, builder.inttoptr(values[0], turned.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(numbers, turns, lanes), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def gate_lanes(_typing: Any, numbers: Any, lanes: Any) -> Any:
+    """Of float32 numbers [2 x lanes], by their address, the first half becomes silu(it) * the second."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        width = lanes.literal_value
+        gate, up = (vector(builder, values[0], first, types.float32, width) for first in (0, width))
+        gated = builder.fmul(_silu(builder, gate), up)
+        builder.store(gated, builder.inttoptr(values[0], gated.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(numbers, lanes), generate

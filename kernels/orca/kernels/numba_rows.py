@@ -1,7 +1,7 @@
 """What layers do with each token by itself, on a CPU (device.py has the meaning): one launch each, a few tokens a task.
 
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
-    rms_norm    reads x (and what is added) once, then from the processor's cache; writes the norm (and the sum)
+    rms_norm    reads x once, then from the processor's cache; writes the norm
     gated_silu  reads gate and up once, writes half as much
 
 Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same.
@@ -16,7 +16,18 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, exp, narrow, real, take, wide
+from orca.kernels.numba_intrinsics import (
+    BITS_OF,
+    FAST,
+    IN_ORDER,
+    elements,
+    narrow,
+    real,
+    silu,
+    sum_of_squares,
+    take,
+    wide,
+)
 from orca.kernels.numba_team import Kernel
 
 _TASK_TOKENS = 4
@@ -43,10 +54,10 @@ def keep(qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> Non
     blocks, kept, block_tokens, _ = cache.shape
     _keep(qkv.dtype)(
         _tasks(tokens),
-        qkv,
-        cache,
-        slots,
-        0 if turns is None else turns,
+        qkv.data_ptr(),
+        cache.data_ptr(),
+        slots.data_ptr(),
+        0 if turns is None else turns.data_ptr(),
         tokens,
         heads,
         blocks,
@@ -92,61 +103,49 @@ def _turn(row: Any, turns: Any, kind: Any) -> None:
         row[2 * pair + 1] = narrow(real_ * sin + imaginary * cos, kind)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert weight.dtype == x.dtype
-    assert added is None or (added.is_contiguous() and added.dtype == x.dtype and added.shape == x.shape)
     normed = torch.empty_like(x)
     width = x.shape[-1]
-    _rms_norm(x.dtype)(
-        _tasks(x.numel() // width), x, weight, 0 if added is None else added, normed, x.numel() // width, width, eps
-    )
+    tokens = x.numel() // width
+    _rms_norm(x.dtype)(_tasks(tokens), x.data_ptr(), weight.data_ptr(), normed.data_ptr(), tokens, width, eps)
     return normed
 
 
 @cache
 def _rms_norm(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
+    kind, kind_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
-        tokens, width, eps = args[6], args[7], np.float32(real(args[8]))
-        x = carray(elements(args[2], kind), (tokens, width))
-        weight = carray(elements(args[3], kind), (width,))
-        added = carray(elements(args[4], kind), (tokens, width))
-        normed = carray(elements(args[5], kind), (tokens, width))
+        tokens, width, eps = args[5], args[6], np.float32(real(args[7]))
         first = take(args) * _TASK_TOKENS
         while first < tokens:
             for token in range(first, min(first + _TASK_TOKENS, tokens)):
-                if args[4] != 0:
-                    _add(x[token], added[token], kind)
-                _normalise(normed[token], x[token], weight, eps, kind)
+                behind = token * width * kind_bytes
+                normalise(args[4] + behind, args[2] + behind, args[3], width, eps, kind)
             first = take(args) * _TASK_TOKENS
 
     return Kernel(f"rms_norm-{dtype}", body)
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _add(row: Any, added: Any, kind: Any) -> None:
-    for d in range(len(row)):
-        row[d] = narrow(wide(row[d]) + wide(added[d]), kind)
-
-
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _normalise(normed: Any, row: Any, weight: Any, eps: Any, kind: Any) -> None:
-    squares = np.float32(0.0)
-    for d in range(len(row)):
-        squares += wide(row[d]) * wide(row[d])
-    factor = np.float32(1.0) / math.sqrt(squares / np.float32(len(row)) + eps)
-    for d in range(len(row)):
-        normed[d] = narrow(wide(row[d]) * factor * wide(weight[d]), kind)
+@njit(**IN_ORDER)  # type: ignore[untyped-decorator]
+def normalise(normed_at: Any, x_at: Any, weight_at: Any, width: Any, eps: Any, kind: Any) -> None:
+    """Of one token, by addresses. In one order of operations, so that a token's norm is the same in every kernel."""
+    normed, x = carray(elements(normed_at, kind), (width,)), carray(elements(x_at, kind), (width,))
+    weight = carray(elements(weight_at, kind), (width,))
+    mean = sum_of_squares(x_at, width, kind) / np.float32(width)
+    factor = np.float32(1.0) / np.float32(math.sqrt(mean + eps))
+    for d in range(width):
+        normed[d] = narrow(wide(x[d]) * factor * wide(weight[d]), kind)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     gated = gate_up.new_empty(tokens, width)
-    _gated_silu(gate_up.dtype)(tokens, gate_up, gated, tokens, width)
+    _gated_silu(gate_up.dtype)(tokens, gate_up.data_ptr(), gated.data_ptr(), tokens, width)
     return gated
 
 
@@ -168,9 +167,5 @@ def _gated_silu(dtype: torch.dtype) -> Kernel:
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _gate(gated: Any, gate: Any, up: Any, kind: Any) -> None:
-    one = np.float32(1.0)
     for d in range(len(gated)):
-        x = wide(gate[d])
-        # 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
-        small = exp(-abs(x))
-        gated[d] = narrow(x * (one if x >= 0 else small) / (one + small) * wide(up[d]), kind)
+        gated[d] = narrow(silu(wide(gate[d])) * wide(up[d]), kind)

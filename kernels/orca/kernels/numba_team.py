@@ -4,7 +4,7 @@ A kernel is a function of an array of 64-bit numbers: addresses and sizes. Numba
 (LLVM; kept on disk for the next process, where a folder may be written), and it runs as one OpenMP parallel region of
 the very library that PyTorch computes with: those threads are there already, and no second team contends with them.
 Every thread takes the next of the kernel's tasks off a counter until none is left, so the result does not depend on how
-many take part; no more are woken than there are tasks.
+many take part. A single task wakes none of them.
 """
 
 import ctypes
@@ -22,7 +22,6 @@ import llvmlite.binding
 import numba
 import torch
 from numba import cfunc, config
-from torch import Tensor
 
 from orca.kernels.numba_intrinsics import ARGS, FAST
 
@@ -42,31 +41,33 @@ class Kernel:
         self._body = body
         self._compiled: Any = None
         self._alone: Any = None  # the same, for one thread to call
+        self._layout: struct.Struct | None = None  # of the counters and arguments
 
     def compile(self) -> None:
-        if self._compiled is None:
-            self._compiled = _compiled(self._name, self._body)
-            self._alone = _ALONE(self._compiled.address)
+        with _compiling:
+            if self._compiled is None:
+                self._compiled = _compiled(self._name, self._body)
+                self._alone = _ALONE(self._compiled.address)
 
-    def __call__(self, tasks: int, *args: int | float | Tensor) -> None:
-        """Run to the end, on as many threads as PyTorch has and there are tasks for.
+    def __call__(self, tasks: int, *args: int | float) -> None:
+        """Run to the end, on all threads that PyTorch has, or on this one alone where there is one task.
 
         Args:
-            args: a tensor gives the address of its first element, a float its bits (`real`).
+            args: numbers, and addresses of what lives until the call returns; a float gives its bits (`real`), and so
+                it does in each call.
         """
-        self.compile()
-        layout = ["qq"]
-        numbers: list[int | float] = [0, 0]
-        for each in args:
-            layout.append("d" if isinstance(each, float) else "q")
-            numbers.append(each.data_ptr() if isinstance(each, Tensor) else each)
-        packed = struct.pack("".join(layout), *numbers)
+        if self._layout is None:
+            self.compile()
+            self._layout = struct.Struct("qq" + "".join("d" if isinstance(each, float) else "q" for each in args))
+        packed = self._layout.pack(0, 0, *args)
         # The kernel counts in its first numbers, so each call has a copy of its own.
         own = ctypes.create_string_buffer(packed, len(packed))
-        threads = min(tasks, torch.get_num_threads())
-        if threads < 2 or _PARALLEL is None:
+        threads = torch.get_num_threads()
+        if tasks < 2 or threads < 2 or _PARALLEL is None:
             self._alone(ctypes.addressof(own))
         else:
+            # Never some of them: GNU's OpenMP ends those that a smaller team leaves out, and starts others for the next
+            # larger one.
             _PARALLEL(self._compiled.address, ctypes.addressof(own), threads, 0)
 
 
@@ -75,19 +76,19 @@ _compiling = Lock()
 
 
 def _compiled(name: str, body: Callable[[Any], None]) -> Any:
+    """By one thread at a time, for where Numba keeps what it compiles is a setting of the whole process."""
     kept_in = folder()
     if kept_in is not None:
-        with _compiling:
-            others = config.CACHE_DIR
-            # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
-            # at a time would leave pointing to each other's code.
-            config.CACHE_DIR = str(kept_in / name)
-            try:
-                return cfunc(ARGS, cache=True, **FAST)(body)
-            except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
-                log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
-            finally:
-                config.CACHE_DIR = others
+        others = config.CACHE_DIR
+        # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
+        # at a time would leave pointing to each other's code.
+        config.CACHE_DIR = str(kept_in / name)
+        try:
+            return cfunc(ARGS, cache=True, **FAST)(body)
+        except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
+            log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
+        finally:
+            config.CACHE_DIR = others
     return cfunc(ARGS, **FAST)(body)
 
 

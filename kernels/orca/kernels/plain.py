@@ -35,9 +35,7 @@ class PlainKernels:
                 pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
         Places.of(slots, cache.shape[2]).write(cache, qkv[:, -kept:])
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
-        if added is not None:
-            x.add_(added)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:

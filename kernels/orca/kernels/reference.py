@@ -1,4 +1,5 @@
-"""Ragged paged attention, request by request in plain PyTorch: the meaning that every faster version is tested against.
+"""What kernels are told, and ragged paged attention, request by request in plain PyTorch: the meaning that every faster
+version is tested against.
 
     out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
 
@@ -27,6 +28,23 @@ class ContextRow:
     first: int
     count: int
     slots: Tensor  # [context] int64
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """What RMSNorm does to a row: x / sqrt(mean(x^2) + eps) * weight, rounded to x's dtype."""
+
+    weight: Tensor  # [inputs]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a step's keys and values go, and how they and its queries are turned (device.Kernels.keep)."""
+
+    cache: Tensor
+    slots: Tensor
+    turns: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,8 @@ class Int8Linear(Linear):
     """Weight as it is, made floats anew for each product: right on any processor, and slow."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        rounded, self._scale = _rounded(weight)
-        super().__init__(rounded, bias)
+        super().__init__(weight, bias)
+        self.weight, self._scale = _rounded(weight)
 
     @property
     def bytes(self) -> int:

@@ -1,8 +1,9 @@
 """y = x W^T + b with the weight laid out for the machine it runs on.
 
-At a batch of some dozens of rows a plain matrix product spends much of its time rearranging the weight. oneDNN and MKL
-can do that once, while loading; which of the three is fastest depends on processor and shape, so each distinct shape is
-timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the plain one.
+At a batch of some dozens of rows a plain matrix product spends much of its time rearranging the weight. Our own kernel
+(numba_product.py), oneDNN and MKL can do that once, while loading; which of the four is fastest depends on processor
+and shape, so each distinct shape is timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the
+plain one.
 """
 
 import logging
@@ -14,6 +15,10 @@ from math import inf, prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from orca.kernels.device import kernels_of
+from orca.kernels.reference import Kept, RowNorm
+from orca.worker.norms import Norm, RMSNorm
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +36,16 @@ _TIMED_S = 0.1
 _TIMED_OUTPUTS = 16384
 # Smaller weights live in the processor's cache, where all layouts are alike; timing them would only delay the start.
 _SMALL_BYTES = 128 << 10
-# A packed layout must win by this much: below it is noise, and plain weights can be shared with an embedding.
-_WORTH = 0.95
-# MKL keeps a second copy, so it must also beat oneDNN by a margin that is worth the memory.
-_WORTH_A_COPY = 0.8
 
 
 class Linear:
-    """A weight [out, in] and perhaps a bias [out]; rows in, rows out."""
+    """A weight [out, in] and perhaps a bias [out]; rows in, rows out.
+
+    What models do right before and behind it is asked of it, too: some layouts do it in the same go.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
         self.weight = weight
         self.bias = bias
 
@@ -51,12 +56,76 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def add_to(self, to: Tensor, x: Tensor) -> None:
+        """to [rows, out] += the outputs for x, in place."""
+        to.add_(self(x))
+
+    def after(self, norm: Norm | None, x: Tensor) -> Tensor:
+        """The outputs for normalised rows."""
+        return self(x if norm is None else norm(x))
+
+    def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
+        """`after`, silu(gate) * up, [rows, out / 2], where the outputs are gate and up."""
+        return kernels_of(x.device).gated_silu(self.after(norm, x))
+
+    def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
+        """`after`, [rows, query heads + 2 x kv heads, head_dim], turned and put into the KV cache."""
+        qkv = self.after(norm, x).view(x.shape[0], self.outputs // kept.cache.shape[3], kept.cache.shape[3])
+        kernels_of(x.device).keep(qkv, kept.cache, kept.slots, kept.turns)
+        return qkv
+
+
+class PanelLinear(Linear):
+    """Weight in panels of our own kernel, which does all that is asked in one go.
+
+    Args:
+        is_gated: `gated` is called, too.
+    Raises: ValueError where the kernel cannot multiply so many inputs.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> None:
+        # Numba takes a quarter of a second to import, which other devices need not wait for.
+        from orca.kernels.numba_product import Panels
+
+        super().__init__(weight)
+        self._panels = Panels(weight, bias, is_gated=is_gated)
+        self.weight = self._panels.weight
+
+    @property
+    def bytes(self) -> int:
+        return self._panels.bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._panels.product(x)
+
+    def add_to(self, to: Tensor, x: Tensor) -> None:
+        self._panels.add_product(x, to)
+
+    def after(self, norm: Norm | None, x: Tensor) -> Tensor:
+        return self._panels.product(*_before(norm, x))
+
+    def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
+        return self._panels.gated_product(*_before(norm, x))
+
+    def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
+        if not self._panels.can_keep(kept.cache.shape[3]):
+            return super().kept(norm, x, kept)
+        return self._panels.kept_product(*_before(norm, x), kept)
+
+
+def _before(norm: Norm | None, x: Tensor) -> tuple[Tensor, RowNorm | None]:
+    """Rows, and what the kernel has to do to them first."""
+    if isinstance(norm, RMSNorm):
+        return x, norm.rows
+    return (x if norm is None else norm(x)), None
+
 
 class OneDnnLinear(Linear):
     """Weight in oneDNN's blocked layout; right for any number of rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS), bias)
+        super().__init__(weight, bias)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -83,29 +152,16 @@ class MklLinear(Linear):
         return y[:rows]
 
 
-@dataclass(slots=True)
-class Packing:
-    """Chooses a layout for each shape, and remembers it for the other layers."""
+# By how much each must win against the best of those before it. Packed weights against plain ones: below it is noise,
+# and plain weights can be shared with an embedding. Others against panels: those do what follows a product in the same
+# go and ask for weights that are not in the cache, which both does not show in the timing. MKL keeps a second copy.
+_WORTH = {PanelLinear: 0.95, OneDnnLinear: 0.9, MklLinear: 0.8}
 
-    is_on: bool = True  # off for devices other than the CPU, and where a caller wants plain weights
-    only: type[Linear] | None = None  # a layout to take without timing any
-    _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A weight [out, in] in the fastest layout for its shape. Packing keeps no reference to `weight`."""
-        if not self.is_on:
-            return Linear(weight, bias)
-        if self.only is not None:
-            return self.only(weight, bias)
-        if _bytes(weight) < _SMALL_BYTES:
-            return Linear(weight, bias)
-        key = (weight.shape[0], weight.shape[1], weight.dtype)
-        if key not in self._chosen:
-            self._chosen[key] = _fastest(weight, bias)
-        return self._chosen[key](weight, bias)
+Choose = Callable[[Tensor, Tensor | None], type[Linear]]
+"""From a weight and its bias to the layout for all weights of its shape."""
 
 
-def _fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
+def fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
     """The layout with the least time, as the product over `_TIMED_ROWS`: a tenth counts alike at each.
 
     The run that counts follows one of the same product. With memory written in between, so that the weight comes from
@@ -114,29 +170,30 @@ def _fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
     """
     part, part_bias = weight[:_TIMED_OUTPUTS], None if bias is None else bias[:_TIMED_OUTPUTS]
     candidates: list[Linear] = []
-    for kind in (Linear, OneDnnLinear, MklLinear):
+    for kind in (Linear, *_WORTH):
         try:
             candidate = kind(part, part_bias)
             candidate(weight.new_ones(1, weight.shape[1]))
-        except (RuntimeError, NotImplementedError, AttributeError):
-            continue  # not in this build of torch, or not for this dtype on this processor
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+            continue  # not in this build of torch, or not for this dtype or shape on this processor
         candidates.append(candidate)
     times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
     seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
     taken = {kind: prod(each) ** (1 / len(each)) for kind, each in seconds.items()}
     best: type[Linear] = Linear
-    if taken.get(OneDnnLinear, inf) < _WORTH * taken[Linear]:
-        best = OneDnnLinear
-    if taken.get(MklLinear, inf) < _WORTH_A_COPY * taken[best]:
-        best = MklLinear
+    for kind, worth in _WORTH.items():
+        if taken.get(kind, inf) < worth * taken[best]:
+            best = kind
     said = "; ".join(
         f"{kind.__name__} {' '.join(f'{1e6 * time:.0f}' for time in each)}" for kind, each in seconds.items()
     )
-    name = str(weight.dtype).removeprefix("torch.")
-    log.info(
-        "weight %d x %d %s: %s; microseconds for %s rows: %s", *weight.shape, name, best.__name__, _TIMED_ROWS, said
-    )
+    log.info("weight %s: %s; microseconds for %s rows: %s", shape_name(weight), best.__name__, _TIMED_ROWS, said)
     return best
+
+
+def shape_name(weight: Tensor) -> str:
+    """What layouts are chosen by: `512 x 1536 float32`."""
+    return f"{weight.shape[0]} x {weight.shape[1]} {str(weight.dtype).removeprefix('torch.')}"
 
 
 def least_s(candidates: Sequence[Linear], x: Tensor, clock: Callable[[], float] = time.perf_counter) -> list[float]:
@@ -151,6 +208,37 @@ def least_s(candidates: Sequence[Linear], x: Tensor, clock: Callable[[], float] 
                     took = clock() - start
                     least[place], spent[place] = min(least[place], took), spent[place] + took
     return least
+
+
+@dataclass(slots=True)
+class Packing:
+    """Chooses a layout for each shape, and remembers it for the other layers."""
+
+    is_on: bool = True  # off for devices other than the CPU, and where a caller wants plain weights
+    only: type[Linear] | None = None  # a layout to take without timing any
+    choose: Choose = fastest  # asked once for each shape
+    _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> Linear:
+        """A weight [out, in] in the fastest layout for its shape. Packing keeps no reference to `weight`.
+
+        Args:
+            is_gated: the outputs are gate and up, of equal sizes, and wanted as silu(gate) * up.
+        """
+        kind = self._kind(weight, bias)
+        return PanelLinear(weight, bias, is_gated=is_gated) if kind is PanelLinear else kind(weight, bias)
+
+    def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:
+        if not self.is_on:
+            return Linear
+        if self.only is not None:
+            return self.only
+        if _bytes(weight) < _SMALL_BYTES:
+            return Linear
+        key = (weight.shape[0], weight.shape[1], weight.dtype)
+        if key not in self._chosen:
+            self._chosen[key] = self.choose(weight, bias)
+        return self._chosen[key]
 
 
 def _bytes(tensor: Tensor) -> int:

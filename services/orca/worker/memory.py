@@ -31,7 +31,7 @@ def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.de
     log.info(
         "KV slots offered",
         extra={"slots": slots, "kv_bytes": slots * model.kv_bytes_per_slot, "free_bytes": room}
-        | {"memory_share": settings.memory_share, "ranks_sharing": sharers},
+        | {"memory_share": settings.memory_share, "ranks_sharing": sharers, "weight_bytes": model.weight_bytes},
     )
     return slots
 

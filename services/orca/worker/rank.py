@@ -1,4 +1,4 @@
-"""A rank process: one device's part of one stage. `python -m orca.worker.rank <fd>`, started by its controller only.
+"""A rank process: one device's part of one stage. Started by its controller only.
 
 Main thread: loads its slice of the weights, then computes. A reader thread takes frames from the controller, so that an
 order to leave an epoch, or the controller's death, is seen while the main thread computes or waits for a peer. A third
@@ -8,11 +8,10 @@ thread sends the heartbeat.
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from orca.worker.settings import WorkerSettings
 from orca.worker.shard import Shard
 from orca.worker.stage import Stage
 
-log = logging.getLogger("orca.worker.rank")  # __name__ is __main__ here
+log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
 
@@ -280,9 +279,9 @@ def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
     return torch.device(settings.device)
 
 
-def main() -> None:
-    """Entry of the process: argv holds the number of the inherited socket."""
-    frame_socket = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+def main(argv: Sequence[str]) -> None:
+    """Entry of the process. Args: argv: the number of the inherited socket."""
+    frame_socket = FrameSocket(socket.socket(fileno=int(argv[0])))
     first = frame_socket.read()
     if first is None or first[0] is not Kind.START:
         os._exit(1)
@@ -309,7 +308,3 @@ def main() -> None:
     logging.shutdown()
     # Not sys.exit: Gloo's threads and sockets of a broken epoch do not survive an orderly interpreter exit.
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

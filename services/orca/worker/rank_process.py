@@ -23,7 +23,7 @@ from orca.worker.watch import Signs
 
 log = logging.getLogger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "orca.worker.rank")
+RANK_COMMAND = (sys.executable, "-m", "orca.core.begin", "orca.worker.rank")
 
 _COMPUTED_S = 0.5
 """Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""

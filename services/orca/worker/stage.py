@@ -154,7 +154,7 @@ class Stage:
         """Run the stage's layers over a step.
 
         Args:
-            hidden: [tokens, hidden] from the stage before; the first stage has none.
+            hidden: [tokens, hidden] from the stage before, which is overwritten; the first stage has none.
         Returns: [tokens, hidden] for the next stage; on the last one float32 logits [sampling rows, vocab].
         """
         model, context = self._model, plan.context

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.device import RaggedAttention, kernels_of
+from orca.kernels.reference import Kept
 from orca.worker.linear import Linear
 from orca.worker.models.weights import Weights
-from orca.worker.shard import Heads, TensorGroup
+from orca.worker.norms import Norm
+from orca.worker.shard import Heads, SingleRank, TensorGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +43,20 @@ class StepContext:
         return self.wanted if index == len(self.caches) - 1 else None
 
 
-class LayerNorm:
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, size: int, eps: float) -> None:
-        self._weight, self._bias, self._size, self._eps = weight, bias, (size,), eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._size, self._weight, self._bias, self._eps)
-
-
-class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps, self._kernels = weight, eps, kernels_of(weight.device)
-
-    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """[tokens, hidden]; with `added`, x becomes x + added first, in place."""
-        return self._kernels.rms_norm(x, self._weight, self._eps, added)
+def _added(x: Tensor, linear: Linear, features: Tensor, step: StepContext) -> Tensor:
+    """x [tokens, hidden] += a row-parallel linear of features, summed over the ranks; in place."""
+    if isinstance(step.group, SingleRank):
+        linear.add_to(x, features)
+    else:
+        x.add_(step.group.all_reduce(linear(features)))
+    return x
 
 
 class Attention:
-    """Attention of one layer: fused query-key-value projection, rotation, cache, ragged attention, output projection.
+    """x + attention(norm(x)): fused query-key-value projection, rotation, cache, ragged attention, output projection.
 
     Args:
+        norm: before it; None where the model has it elsewhere.
         qkv: column-parallel; this rank's query heads, then its key heads, then its value heads.
         out: row-parallel.
         index: of the layer inside the stage.
@@ -72,6 +65,7 @@ class Attention:
 
     def __init__(
         self,
+        norm: Norm | None,
         qkv: Linear,
         out: Linear,
         heads: Heads,
@@ -83,6 +77,7 @@ class Attention:
         head_norm: Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> None:
+        self._norm = norm
         self._qkv = qkv
         self._out = out
         self._head_dim = head_dim
@@ -95,51 +90,52 @@ class Attention:
         self._kernels = kernels_of(qkv.weight.device)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """Attention of x [tokens, hidden], already summed over the ranks.
-
-        Returns: [tokens, hidden]; of the model's last layer [wanted, hidden] (`rows_after`).
-        """
-        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
-        if self._head_norm is not None:
-            turned = qkv[:, : self._num_turned]
-            normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
-            torch.mul(normed, self._head_norm, out=turned)
+        """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`)."""
         cache = step.caches[self._index]
-        self._kernels.keep(qkv, cache, step.slots, step.turns)
+        qkv = self._kept(x, Kept(cache, step.slots, step.turns))
         attention = step.attention
         if (wanted := step.wanted_of(self._index)) is not None:
-            qkv, attention = qkv.index_select(0, wanted.rows), wanted.attention
-        return step.group.all_reduce(self._out(attention[self._window](qkv, cache, self._scale)))
+            qkv, x = qkv.index_select(0, wanted.rows), x.index_select(0, wanted.rows)
+            attention = wanted.attention
+        return _added(x, self._out, attention[self._window](qkv, cache, self._scale), step)
 
-    def rows_after(self, x: Tensor, step: StepContext) -> Tensor:
-        """Those of x [tokens, hidden] that the layer goes on with behind this attention."""
-        wanted = step.wanted_of(self._index)
-        return x if wanted is None else x.index_select(0, wanted.rows)
+    def _kept(self, x: Tensor, kept: Kept) -> Tensor:
+        """Queries, keys and values [tokens, heads, head_dim], turned and in the cache."""
+        if self._head_norm is None:
+            return self._qkv.kept(self._norm, x, kept)
+        qkv = self._qkv.after(self._norm, x).view(x.shape[0], -1, self._head_dim)
+        turned = qkv[:, : self._num_turned]
+        normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
+        torch.mul(normed, self._head_norm, out=turned)
+        self._kernels.keep(qkv, kept.cache, kept.slots, kept.turns)
+        return qkv
 
 
 class MLP:
-    """down(act(up(x)))."""
+    """x + down(act(up(norm(x)))), in place."""
 
-    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
-        self._up, self._down, self._act = up, down, _ACT[activation]
+    def __init__(self, norm: Norm | None, up: Linear, down: Linear, activation: str) -> None:
+        self._norm, self._up, self._down, self._act = norm, up, down, _ACT[activation]
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return step.group.all_reduce(self._down(self._act(self._up(x))))
+        return _added(x, self._down, self._act(self._up.after(self._norm, x)), step)
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)), gate and up in one product."""
+    """x + down(act(gate(norm(x))) * up(norm(x))), in place; gate and up are one product.
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
-        self._gate_up, self._down, self._act = gate_up, down, _ACT[activation]
-        self._kernels = kernels_of(gate_up.weight.device)
+    Args:
+        gate_up: a gated one where `is_silu(activation)`.
+    """
+
+    def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
+        self._norm, self._gate_up, self._down, self._act = norm, gate_up, down, _ACT[activation]
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        gate_up = self._gate_up(x)
         if self._act is F.silu:
-            return step.group.all_reduce(self._down(self._kernels.gated_silu(gate_up)))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return step.group.all_reduce(self._down(self._act(gate).mul_(up)))
+            return _added(x, self._down, self._gate_up.gated(self._norm, x), step)
+        gate, up = self._gate_up.after(self._norm, x).chunk(2, dim=-1)
+        return _added(x, self._down, self._act(gate).mul_(up), step)
 
 
 class Embedding:
@@ -172,14 +168,18 @@ class Head:
             weight = weights.checkpoint.read(name, (vocab_size, dim), taken)
         self._linear = weights.linear(weight)
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+    def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
         """[rows, hidden] to [rows, vocab] in float32."""
-        return step.group.all_gather_last(self._linear(x), self._sizes).float()
+        return step.group.all_gather_last(self._linear.after(norm, x), self._sizes).float()
 
 
 def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, int]:
     """[first, last) of heads as [first, last) of features, `factor` to a head."""
     return offset + span[0] * factor, offset + span[1] * factor
+
+
+def is_silu(activation: str) -> bool:
+    return _ACT[activation] is F.silu
 
 
 def _quick_gelu(x: Tensor) -> Tensor:

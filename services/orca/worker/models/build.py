@@ -13,6 +13,7 @@ from orca.core.model import ModelInfo, load_model_info
 from orca.kernels.device import kernels_of
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.int8_linear import int8_layout
+from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
 from orca.worker.models import chain, gpt2, llama, opt
@@ -133,7 +134,8 @@ def load_stage(
 
 def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear]) -> Packing:
     if info.quantization is None:
-        return Packing(is_on=bool(packs) and place.type == "cpu", only=packs if isinstance(packs, type) else None)
+        only = packs if isinstance(packs, type) else None
+        return Packing(is_on=bool(packs) and place.type == "cpu", only=only, choose=remembered)
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     return Packing(only=int8_layout())

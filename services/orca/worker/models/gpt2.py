@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from orca.worker.config import GPT2Config
-from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
+from orca.worker.norms import LayerNorm
 from orca.worker.shard import heads_of
 
 
@@ -29,8 +30,9 @@ class GPT2Layer:
         # c_attn holds the columns of q, k and v side by side.
         qkv = [Columns(f"{here}attn.c_attn", 3 * hidden, scaled(heads.query, dim, hidden * part)) for part in range(3)]
         up = [Columns(f"{here}mlp.c_fc", config.intermediate_size, taken)]
-        self._attention_norm = _norm(weights, config, f"{here}ln_1")
+        attention_norm = _norm(weights, config, f"{here}ln_1")
         self._attention = Attention(
+            attention_norm,
             weights.columns(qkv, hidden, has_bias=True, is_transposed=True),
             weights.rows(
                 f"{here}attn.c_proj", hidden, hidden, scaled(heads.query, dim), has_bias=True, is_transposed=True
@@ -41,8 +43,9 @@ class GPT2Layer:
             scale=config.scales[number],
             window=None,
         )
-        self._mlp_norm = _norm(weights, config, f"{here}ln_2")
+        mlp_norm = _norm(weights, config, f"{here}ln_2")
         self._mlp = MLP(
+            mlp_norm,
             weights.columns(up, hidden, has_bias=True, is_transposed=True),
             weights.rows(
                 f"{here}mlp.c_proj", hidden, config.intermediate_size, taken, has_bias=True, is_transposed=True
@@ -51,8 +54,7 @@ class GPT2Layer:
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = self._attention.rows_after(x, step) + self._attention(self._attention_norm(x), step)
-        return x + self._mlp(self._mlp_norm(x), step)
+        return self._mlp(self._attention(x, step), step)
 
 
 class GPT2Head:
@@ -62,7 +64,7 @@ class GPT2Head:
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return self._head(self._norm(x), step)
+        return self._head(self._norm, x, step)
 
 
 def _norm(weights: Weights, config: GPT2Config, name: str) -> LayerNorm:

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from orca.worker.config import LlamaConfig
-from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, RMSNorm, StepContext, scaled
+from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights, paired
+from orca.worker.norms import RMSNorm
 from orca.worker.shard import heads_of
 
 
@@ -33,8 +34,9 @@ class LlamaLayer:
                 for name in ("q_norm", "k_norm")
             )
             head_norm = torch.cat((q_norm.expand(heads.num_query, dim), k_norm.expand(heads.num_kv, dim)))
-        self._attention_norm = RMSNorm(weights.tensor(f"{here}input_layernorm.weight", (hidden,)), config.norm_eps)
+        attention_norm = RMSNorm(weights.tensor(f"{here}input_layernorm.weight", (hidden,)), config.norm_eps)
         self._attention = Attention(
+            attention_norm,
             weights.columns(
                 [
                     Columns(f"{here}self_attn.q_proj", config.num_heads * dim, scaled(heads.query, dim), pairs=dim),
@@ -59,21 +61,21 @@ class LlamaLayer:
             head_norm=head_norm,
             norm_eps=config.norm_eps,
         )
-        self._mlp_norm = RMSNorm(weights.tensor(f"{here}post_attention_layernorm.weight", (hidden,)), config.norm_eps)
+        mlp_norm = RMSNorm(weights.tensor(f"{here}post_attention_layernorm.weight", (hidden,)), config.norm_eps)
         self._mlp = GatedMLP(
+            mlp_norm,
             weights.columns(
                 [Columns(f"{here}mlp.{name}", config.intermediate_size, taken) for name in ("gate_proj", "up_proj")],
                 hidden,
                 has_bias=config.has_mlp_bias,
+                is_gated=is_silu(config.activation),
             ),
             weights.rows(f"{here}mlp.down_proj", hidden, config.intermediate_size, taken, has_bias=config.has_mlp_bias),
             config.activation,
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        attended = self._attention(self._attention_norm(x), step)
-        x = self._attention.rows_after(x, step)
-        return x.add_(self._mlp(self._mlp_norm(x, attended), step))
+        return self._mlp(self._attention(x, step), step)
 
 
 class LlamaHead:
@@ -83,7 +85,7 @@ class LlamaHead:
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return self._head(self._norm(x), step)
+        return self._head(self._norm, x, step)
 
 
 FAMILY = Family(

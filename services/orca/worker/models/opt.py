@@ -4,9 +4,10 @@ from torch import Tensor
 
 from orca.worker.config import OPTConfig
 from orca.worker.linear import Linear
-from orca.worker.models.blocks import MLP, Attention, Embedding, Head, LayerNorm, StepContext, scaled
+from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
+from orca.worker.norms import LayerNorm
 from orca.worker.shard import heads_of
 
 _OFFSET = 2  # the first two rows of the position table belonged to padding in training
@@ -36,9 +37,13 @@ class OPTLayer:
         taken = weights.shard.slice(config.intermediate_size, "MLP columns")
         qkv = [Columns(f"{here}self_attn.{name}", hidden, features) for name in ("q_proj", "k_proj", "v_proj")]
         up = [Columns(f"{here}fc1", config.intermediate_size, taken)]
-        self._norms_first = config.norms_first
-        self._attention_norm = _norm(weights, config, f"{here}self_attn_layer_norm")
+        attention_norm, mlp_norm = (
+            _norm(weights, config, f"{here}{name}") for name in ("self_attn_layer_norm", "final_layer_norm")
+        )
+        # What the parts do not do first is done behind them.
+        self._norms_behind = None if config.norms_first else (attention_norm, mlp_norm)
         self._attention = Attention(
+            attention_norm if config.norms_first else None,
             weights.columns(qkv, hidden, has_bias=has_bias),
             weights.rows(f"{here}self_attn.out_proj", hidden, hidden, features, has_bias=has_bias),
             heads,
@@ -47,19 +52,18 @@ class OPTLayer:
             scale=dim**-0.5,
             window=None,
         )
-        self._mlp_norm = _norm(weights, config, f"{here}final_layer_norm")
         self._mlp = MLP(
+            mlp_norm if config.norms_first else None,
             weights.columns(up, hidden, has_bias=has_bias),
             weights.rows(f"{here}fc2", hidden, config.intermediate_size, taken, has_bias=has_bias),
             config.activation,
         )
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        if self._norms_first:
-            x = self._attention.rows_after(x, step) + self._attention(self._attention_norm(x), step)
-            return x + self._mlp(self._mlp_norm(x), step)
-        x = self._attention_norm(self._attention.rows_after(x, step) + self._attention(x, step))
-        return self._mlp_norm(x + self._mlp(x, step))
+        if self._norms_behind is None:
+            return self._mlp(self._attention(x, step), step)
+        attention_norm, mlp_norm = self._norms_behind
+        return mlp_norm(self._mlp(attention_norm(self._attention(x, step)), step))
 
 
 class OPTHead:
@@ -72,7 +76,7 @@ class OPTHead:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         x = x if self._norm is None else self._norm(x)
         x = x if self._project is None else self._project(x)
-        return self._head(x, step)
+        return self._head(None, x, step)
 
 
 def _norm(weights: Weights, config: OPTConfig, name: str) -> LayerNorm:

@@ -48,11 +48,20 @@ class Weights:
         self._tensors.append(tensor)
         return tensor
 
-    def columns(self, parts: Sequence[Columns], inputs: int, *, has_bias: bool, is_transposed: bool = False) -> Linear:
+    def columns(
+        self,
+        parts: Sequence[Columns],
+        inputs: int,
+        *,
+        has_bias: bool,
+        is_transposed: bool = False,
+        is_gated: bool = False,
+    ) -> Linear:
         """A column-parallel linear: the parts' output features, stacked, over all `inputs`.
 
         Args:
             is_transposed: the checkpoint stores [in, out] (GPT-2's Conv1D).
+            is_gated: the parts are gate and up, wanted as silu(gate) * up.
         """
         read = self.checkpoint.read
         weights = [
@@ -62,7 +71,7 @@ class Weights:
             for part in parts
         ]
         biases = [_in_order(read(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias]
-        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None, is_gated=is_gated)
 
     def rows(
         self,
@@ -83,9 +92,9 @@ class Weights:
         bias = read(f"{name}.bias", (outputs,)) if has_bias else None
         return self.linear(weight, bias if self.shard.rank == 0 else None)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> Linear:
         """A linear of a weight [out, in] at hand, packed where that is faster."""
-        linear = self._packing.linear(weight, bias)
+        linear = self._packing.linear(weight, bias, is_gated=is_gated)
         self.linears.append(linear)
         return linear
 

@@ -1,0 +1,195 @@
+"""The inner part of matrix products on a CPU: a few rows by two vectors of outputs, all sums in registers."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import llvmlite.binding
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from orca.kernels.numba_intrinsics import LINE_BYTES, ask_for, spread, vector, widened
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a processor's registers hold: the sums of `rows` rows and two vectors of outputs, besides a vector of each
+    for the weights and one for an input."""
+
+    lanes: int  # of a vector of float32
+    rows: int
+    pairs: bool  # of neighbouring inputs are multiplied at a time (AVX512_BF16, of bfloat16 alone)
+
+    @property
+    def together(self) -> int:
+        """Inputs that are multiplied at a time."""
+        return 2 if self.pairs else 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.lanes}{'-pairs' if self.pairs else ''}"
+
+
+@cache
+def tile_of(dtype: torch.dtype) -> Tile:
+    """For the processor at hand."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if not features.get("avx512f", False):
+        return Tile(lanes=8, rows=6, pairs=False)
+    return Tile(lanes=16, rows=12, pairs=dtype == torch.bfloat16 and features.get("avx512bf16", False))
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def add_products(
+    _typing: Any,
+    sums: Any,
+    x: Any,
+    row_bytes: Any,
+    weights: Any,
+    ahead: Any,
+    depth: Any,
+    rows: Any,
+    kind: Any,
+    lanes: Any,
+    rows_max: Any,
+    pairs: Any,
+) -> Any:
+    """sums [rows, 2 x lanes] += x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)], by their addresses.
+
+    Args:
+        row_bytes: from a row of x to the next.
+        ahead: of as many bytes as the weights have, to ask for.
+        depth: in inputs, or in pairs of them; 1 or more.
+        rows: 1 to rows_max.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        width = lanes.literal_value
+        inputs = _Pairs(width) if pairs.literal_value else _Singles(width, kind.dtype)
+        end = builder.append_basic_block("end")
+        switch = builder.switch(values[6], end)
+        for count in range(1, rows_max.literal_value + 1):
+            block = builder.append_basic_block(f"rows{count}")
+            switch.add_case(ir.Constant(ir.IntType(64), count), block)
+            builder.position_at_end(block)
+            _add_products(builder, values[:6], count, inputs)
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(sums, x, row_bytes, weights, ahead, depth, rows, kind, lanes, rows_max, pairs), generate
+
+
+class _Inputs(Protocol):
+    """How inputs are multiplied. Addresses and vectors are LLVM's."""
+
+    lanes: int
+    bytes: int  # of those that are multiplied at a time
+
+    def one(self, builder: Any, address: Any) -> Any:
+        """A row's input (or pair), in each lane."""
+        ...
+
+    def weights(self, builder: Any, address: Any) -> Any:
+        """Of a vector of outputs."""
+        ...
+
+    def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
+        """sums + one x weights."""
+        ...
+
+
+class _Singles:
+    """One by one, as float32."""
+
+    def __init__(self, lanes: int, kind: Any) -> None:
+        self.lanes, self.bytes, self._kind = lanes, kind.bitwidth // 8, kind
+
+    def one(self, builder: Any, address: Any) -> Any:
+        bits = ir.FloatType() if self._kind == types.float32 else ir.IntType(16)
+        loaded = builder.load(builder.inttoptr(address, bits.as_pointer()))
+        return spread(builder, widened(builder, loaded, self._kind), self.lanes)
+
+    def weights(self, builder: Any, address: Any) -> Any:
+        return vector(builder, address, 0, self._kind, self.lanes)
+
+    def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
+        return builder.fadd(sums, builder.fmul(one, weights, flags=("contract",)), flags=("contract",))
+
+
+class _Pairs:
+    """Two neighbours of bfloat16 at a time, with one instruction of AVX512_BF16."""
+
+    bytes = 4
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self._words = ir.VectorType(ir.IntType(32), lanes)
+        self._numbers = ir.VectorType(_Bfloat(), 2 * lanes)
+
+    def one(self, builder: Any, address: Any) -> Any:
+        word = builder.load(builder.inttoptr(address, ir.IntType(32).as_pointer()), align=2)
+        return builder.bitcast(spread(builder, word, self.lanes), self._numbers)
+
+    def weights(self, builder: Any, address: Any) -> Any:
+        words = builder.load(builder.inttoptr(address, self._words.as_pointer()), align=2)
+        return builder.bitcast(words, self._numbers)
+
+    def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
+        kind = ir.FunctionType(sums.type, [sums.type, self._numbers, self._numbers])
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [sums, weights, one])
+
+
+class _Bfloat(ir.Type):
+    """LLVM's type of this name, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    _to_string = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None:
+    """LLVM's code of `add_products` for one number of rows: a loop over the inputs."""
+    sums_at, x, row_bytes, weights, ahead, depth = values
+    lanes, long = inputs.lanes, ir.IntType(64)
+    vector_bytes = lanes * inputs.bytes
+    places = [(row, half) for row in range(rows) for half in range(2)]
+    rows_at = [builder.add(x, builder.mul(row_bytes, long(row))) for row in range(rows)]
+    before = [vector(builder, sums_at, (2 * row + half) * lanes, types.float32, lanes) for row, half in places]
+
+    start, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("loop_end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(long)
+    sums = [builder.phi(each.type) for each in before]
+    done = builder.mul(index, long(2 * vector_bytes))
+    for line in range(0, 2 * vector_bytes, LINE_BYTES):
+        ask_for(builder, builder.add(builder.add(ahead, done), long(line)))
+    halves = [
+        inputs.weights(builder, builder.add(builder.add(weights, done), long(half * vector_bytes))) for half in range(2)
+    ]
+    after = []
+    for row, at in enumerate(rows_at):
+        one = inputs.one(builder, builder.add(at, builder.mul(index, long(inputs.bytes))))
+        after += [inputs.add(builder, sums[2 * row + half], one, halves[half]) for half in range(2)]
+    following = builder.add(index, long(1))
+    for phi, first, next_ in zip([index, *sums], [long(0), *before], [following, *after], strict=True):
+        phi.add_incoming(first, start)
+        phi.add_incoming(next_, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+
+    builder.position_at_end(end)
+    for (row, half), sum_ in zip(places, after, strict=True):
+        to = builder.add(sums_at, long(4 * (2 * row + half) * lanes))
+        builder.store(sum_, builder.inttoptr(to, sum_.type.as_pointer()), align=4)

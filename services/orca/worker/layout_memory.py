@@ -1,0 +1,88 @@
+"""The layouts that were found to be the fastest (linear.py), kept from one start to the next: timing them takes longer
+than reading the weights.
+
+Each is a small file beside the compiled kernels of this processor, and its name has all else that the choice depends
+on. Where nothing can be kept, each start times anew.
+"""
+
+import hashlib
+import logging
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orca.worker import linear
+from orca.worker.linear import Choose, Linear, fastest, shape_name
+
+log = logging.getLogger(__name__)
+
+
+def remembered(weight: Tensor, bias: Tensor | None, choose: Choose = fastest) -> type[Linear]:
+    """What `choose` finds for a weight of this shape, which is asked only where no earlier start has."""
+    file = _file(weight)
+    if file is None:
+        return choose(weight, bias)
+    kind = _read(file)
+    if kind is None:
+        kind = _confirmed(weight, bias, choose)
+        _write(file, kind)
+    else:
+        log.info("weight %s: %s, found by an earlier start: %s", shape_name(weight), kind.__name__, file)
+    return kind
+
+
+def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Linear]:
+    """What wins two of three times: it is kept for long, and other processes may have been in the way once."""
+    first = choose(weight, bias)
+    return first if choose(weight, bias) is first else choose(weight, bias)
+
+
+def _file(weight: Tensor) -> Path | None:
+    # Numba takes a quarter of a second to import, which other devices need not wait for.
+    from orca.kernels.numba_team import folder
+
+    kept_in = folder()
+    if kept_in is None:
+        return None
+    return kept_in / "layouts" / f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads())}"
+
+
+@cache
+def _conditions(threads: int) -> str:
+    """What times depend on besides the shape, as a few letters."""
+    on = hashlib.sha256(f"{torch.__version__} {threads} {_processor()}".encode())
+    on.update(Path(linear.__file__).read_bytes())
+    return on.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name: of one architecture there are many, with other caches and speeds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def _read(file: Path) -> type[Linear] | None:
+    """None where there is no file, or none that names a layout."""
+    try:
+        name = file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    layouts: list[type[Linear]] = [Linear, *Linear.__subclasses__()]
+    return next((kind for kind in layouts if kind.__name__ == name), None)
+
+
+def _write(file: Path, kind: type[Linear]) -> None:
+    """Whole or not at all: another rank may read it at the same time."""
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        new.write_text(kind.__name__)
+        new.replace(file)
+    except OSError as error:
+        log.warning("the layout of a weight is not kept, the next start times it again: %s", error)

@@ -1,0 +1,167 @@
+"""Products with a weight in panels, against PyTorch's in float64, for the tiles of this processor and of others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_threads import computing_threads
+
+from orca.kernels.device import kernels_of
+from orca.kernels.numba_product import Panels
+from orca.kernels.numba_tile import Tile, tile_of
+from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import Kept, RowNorm
+
+TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
+"""Vectors that are longer than this processor's are cut up by the compiler."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+# Inputs and outputs: of one; off every grid; a whole number of panels; more inputs than are gone through at a time.
+SHAPES = [(2, 1), (30, 37), (64, 96), (1100, 50)]
+
+
+def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_rounded_once(y: Tensor, exact: Tensor, inputs: int) -> None:
+    """Sums of float32 in any order, rounded to the dtype at the end: to its nearest number."""
+    sums = 2 * torch.finfo(torch.float32).eps * inputs
+    torch.testing.assert_close(y.double(), exact, atol=sums, rtol=torch.finfo(y.dtype).eps / 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_for_any_number_of_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+    weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
+    with_bias, without = Panels(weight, bias, tile=TILES[tile]), Panels(weight, tile=TILES[tile])
+    for rows in (*range(14), 25, 96, 97, 200):
+        x = some(rows, inputs, dtype=dtype, seed=2)
+        exact = x.double() @ weight.double().t()
+        assert_rounded_once(without.product(x), exact, inputs)
+        assert_rounded_once(with_bias.product(x), exact + bias, inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_added_to_what_is_there_is_rounded_once(
+    inputs: int, outputs: int, tile: str, dtype: torch.dtype
+) -> None:
+    weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
+    panels = Panels(weight, bias, tile=TILES[tile])
+    x, there = some(19, inputs, dtype=dtype, seed=2), some(19, outputs, dtype=dtype, seed=3)
+    exact = there.double() + x.double() @ weight.double().t() + bias
+    panels.add_product(x, there)
+    assert_rounded_once(there, exact, inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (30, 38), (64, 96), (1100, 50)])
+def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+    weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
+    panels = Panels(weight, bias, is_gated=True, tile=TILES[tile])
+    x = some(19, inputs, dtype=dtype, seed=2)
+    outputs_of_both = x.double() @ weight.double().t() + bias
+    gate, up = outputs_of_both.chunk(2, dim=1)
+    assert_rounded_once(panels.gated_product(x), F.silu(gate) * up, 64)
+    assert_rounded_once(panels.product(x), outputs_of_both, 64)
+
+
+def test_a_gate_far_from_zero() -> None:
+    gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan")])
+    panels = Panels(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
+    torch.testing.assert_close(
+        panels.gated_product(torch.ones(1, 1)), F.silu(gate)[None], atol=1e-35, rtol=1e-6, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_outputs_whatever_is_beside_it(dtype: torch.dtype) -> None:
+    panels, x = Panels(some(100, 600, dtype=dtype)), some(130, 600, dtype=dtype, seed=1)
+    together = panels.product(x)
+    for first, last in ((0, 1), (3, 20), (90, 130)):
+        assert torch.equal(panels.product(x[first:last]), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("outputs", [1, 40])
+def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(outputs: int, dtype: torch.dtype) -> None:
+    """One element at a time at the end of a row, and a vector of them before that: all numbers of the dtype but those
+    that processors may take for zero, plus a fraction of their last place."""
+    numbers = torch.arange(0, 2**16, 7, dtype=torch.int32).to(torch.int16).view(dtype)
+    there = numbers[: len(numbers) // outputs * outputs].view(-1, outputs).clone()
+    panels = Panels(torch.eye(outputs, outputs + outputs % 2).to(dtype))
+    share = (there.float() * 1.5 * 2.0 ** -(9 if dtype == torch.bfloat16 else 12)).to(dtype)
+    is_usual = share.isfinite() & (share.abs() >= torch.finfo(dtype).tiny)
+    share = torch.where(is_usual, share, 0.0)
+    expected = (there.float() + share.float()).to(dtype)
+    panels.add_product(F.pad(share, (0, outputs % 2)), there)
+    torch.testing.assert_close(there, expected, atol=0, rtol=0, equal_nan=True)
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
+    panels, x = Panels(some(300, 64, dtype=torch.float32)), some(50, 64, dtype=torch.float32, seed=1)
+    results = []
+    for threads in (1, 2, 5):
+        with computing_threads(threads):
+            results.append(panels.product(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_inputs_that_cannot_be_paired_are_refused() -> None:
+    with pytest.raises(ValueError, match="an odd number of inputs, 5, has no pairs"):
+        Panels(torch.ones(4, 5, dtype=torch.bfloat16), tile=Tile(lanes=16, rows=12, pairs=True))
+
+
+def test_a_weight_takes_no_more_memory_than_it_did() -> None:
+    weight = torch.randn(96, 64)
+    assert Panels(weight).bytes == weight.numel() * 4 + 96 * 4
+
+
+def test_only_bfloat16_is_paired() -> None:
+    assert not tile_of(torch.float32).pairs
+    assert not tile_of(torch.float16).pairs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+    weight, norm = some(outputs, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
+    panels = Panels(weight, tile=TILES[tile])
+    for rows in (1, 19, 200):
+        x = some(rows, inputs, dtype=dtype, seed=2)
+        normed = kernels_of(x.device).rms_norm(x, norm.weight, norm.eps)
+        assert torch.equal(panels.product(x, norm), panels.product(normed))
+    if outputs % 2 == 0:
+        gated = Panels(weight, is_gated=True, tile=TILES[tile])
+        assert torch.equal(gated.gated_product(x, norm), gated.gated_product(normed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 16), (5, 2, 48), (4, 4, 64)])
+def test_a_product_that_is_kept(heads: int, kv_heads: int, head_dim: int, is_turned: bool, dtype: torch.dtype) -> None:
+    tokens, blocks, block_tokens, inputs = 101, 30, 4, 40
+    x, norm = some(tokens, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
+    panels = Panels(some((heads + 2 * kv_heads) * head_dim, inputs, dtype=dtype, seed=2) / inputs**0.5)
+    slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
+    angles = some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
+    turns = torch.polar(torch.ones_like(angles), angles) if is_turned else None
+    caches = [torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
+    kept = panels.kept_product(x, norm, Kept(caches[0], slots, turns))
+    qkv = panels.product(x, norm).view(tokens, -1, head_dim)
+    PlainKernels().keep(qkv, caches[1], slots, turns)
+    # Turned before they are rounded, and rounded before they are turned.
+    unit = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(kept, qkv, atol=3 * unit, rtol=unit)
+    torch.testing.assert_close(*caches, atol=3 * unit, rtol=unit, equal_nan=True)
+
+
+def test_heads_that_a_vector_does_not_fit_into_are_kept_otherwise() -> None:
+    panels = Panels(torch.ones(80, 4), tile=TILES["avx512"])
+    assert [head_dim for head_dim in (8, 16, 40, 80) if panels.can_keep(head_dim)] == [16, 80]
