@@ -160,7 +160,8 @@ async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger
         # Nobody has closed yet.
         assert len(one.server.server_state.connections) <= 1 + TURNED_AWAY_MAX
         assert {code for _, code, _ in answers} == {"too_many_connections"}
-        await until(lambda: len(one.server.server_state.connections) == 1)
+        # The one that is served ends, too, when it has been idle for long.
+        await until(lambda: len(one.server.server_state.connections) <= 1)
 
 
 async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_served() -> None:

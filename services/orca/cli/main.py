@@ -6,7 +6,6 @@ sentence and exit code 2.
 """
 
 import argparse
-import importlib
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from orca.core.begin import imported
 from orca.core.errors import ModelError, SettingError
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options = parser.parse_args(words)
     try:
-        module = importlib.import_module(COMMANDS[options.command].module)
+        module = imported(COMMANDS[options.command].module)
         return module.main(options.arguments) or 0
     except (SettingError, ModelError) as error:
         print(f"orca {options.command}: {error}", file=sys.stderr)

@@ -1,12 +1,9 @@
-"""Who may do what in Redis, and how a part proves that it is that user: name, password and certificates from files.
+"""Who may do what in Redis. How a part proves that it is that user is in connecting.py.
 
 All parts of a deployment are one Redis user that may touch the keys of its deployment, listen to its channel and call
 what the scripts and this package call, and nothing else. Of an external Redis its administrator writes
 the lines of `orca pool acl` into its ACL file. They keep the rights of the default user though it is off: Redis reads
 its append-only file back with them, and without them forgets every request when it restarts.
-
-Secrets stand in files, read anew for each connection, so that a rotated one takes effect at the next. They are in no
-URL, since URLs end up in process lists and logs.
 """
 
 import hashlib
@@ -14,14 +11,8 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from redis.asyncio.connection import SSLConnection, parse_url
-from redis.credentials import CredentialProvider
-from redis.exceptions import ConnectionError  # noqa: A004 - a RedisError, as its callers expect
 
 from orca.pool.keys import Keys
-from orca.pool.settings import PoolSettings
 
 LOCAL_USER = "orca"
 """The user of a Redis that `orca up` starts."""
@@ -58,7 +49,7 @@ def acl_lines(deployment: str, user: str, secret: str) -> list[str]:
 
 def password_digest(password_file: Path) -> str:
     """A password as an ACL file holds it. Raises: OSError."""
-    return "#" + hashlib.sha256(_read_secret(password_file).encode()).hexdigest()
+    return "#" + hashlib.sha256(read_secret(password_file).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,54 +81,11 @@ class LocalAccess:
 
     @property
     def password(self) -> str:
-        return _read_secret(self.password_file)
+        return read_secret(self.password_file)
 
 
-def connection_options(url: str, settings: PoolSettings) -> dict[str, Any]:
-    """What redis-py needs to connect.
-
-    Raises: ValueError, which never holds the URL, when it has a user or password in it or does not fit the files.
-    """
-    _, _, place = url.partition("://")
-    if "password=" in place or ("@" in place and not url.startswith("unix:")):
-        raise ValueError("its URL holds a user or password; name them by ORCA_POOL_USER and ORCA_POOL_PASSWORD_FILE")
-    options: dict[str, Any] = dict(parse_url(url))
-    if settings.password_file is not None:
-        options["credential_provider"] = _FileCredentials(settings.user, Path(settings.password_file))
-    files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
-    if options.get("connection_class") is SSLConnection:
-        ca, certificate, key = files
-        options |= {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
-        options["connection_class"] = _RotatingTls
-    elif any(files):
-        raise ValueError("certificates are named, but its URL is not rediss://: nothing would be encrypted")
-    return options
-
-
-class _FileCredentials(CredentialProvider):
-    """Asked by redis-py for each new connection."""
-
-    def __init__(self, user: str, password_file: Path) -> None:
-        self._user = user
-        self._password_file = password_file
-
-    async def get_credentials_async(self) -> tuple[str, str]:
-        try:
-            return self._user, _read_secret(self._password_file)
-        except OSError as error:
-            # As it is, redis-py would take it for an error of the socket.
-            raise ConnectionError(f"password file {self._password_file}: {error.strerror}") from error
-
-
-class _RotatingTls(SSLConnection):
-    """Reads its certificates at each connect; redis-py would keep those of its first one for ever."""
-
-    async def connect(self) -> None:
-        self.ssl_context.context = None
-        await super().connect()  # type: ignore[no-untyped-call]
-
-
-def _read_secret(path: Path) -> str:
+def read_secret(path: Path) -> str:
+    """The password in a file. Raises: OSError."""
     # Editors and `kubectl create secret` leave a newline behind.
     return path.read_text().strip()
 

@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError, Respo
 
 from orca.core.errors import PoolUnavailable
 from orca.pool import poison, submit_words
-from orca.pool.access import connection_options
+from orca.pool.connecting import connection_options
 from orca.pool.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings

@@ -24,7 +24,7 @@ from orca.scheduler.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
-_STATUS_EVERY_S = 0.25
+_STATUS_EVERY_S = 0.05
 _PLACE_S = 2.0
 """How long a silent process keeps its stage's place: several times `_STATUS_EVERY_S`, and less than weights load."""
 

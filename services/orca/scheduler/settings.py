@@ -60,10 +60,10 @@ class ScheduleSettings:
         is_request_level = self.policy == "request_level"
         for name in ("microbatch_size", "without_habits"):
             require(is_request_level or not getattr(self, name), self, name, "for this policy: only for request_level")
-        is_chunked = self.max_batch_tokens is not None
+        is_chunked = bool(self.max_batch_tokens)
         require(not is_chunked or not is_request_level, self, "max_batch_tokens", "for the policy request_level")
         # The oldest prompt must always find a token beside a full batch of increments.
-        is_enough = self.max_batch_tokens is None or self.max_batch_tokens > self.max_batch_size
+        is_enough = not self.max_batch_tokens or self.max_batch_tokens > self.max_batch_size
         require(is_enough, self, "max_batch_tokens", f"above max_batch_size ({self.max_batch_size})")
 
     def make_policy(self) -> Policy:
