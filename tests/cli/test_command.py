@@ -52,6 +52,12 @@ def test_help_names_every_command_and_imports_none_of_them() -> None:
     assert [name for name in ("'torch'", "'grpc'", "'redis'", "'rich'", "'orca.cli.up'") if name in shown] == []
 
 
+def test_up_waits_for_no_library_that_only_its_parts_need() -> None:
+    code = "import sys, orca.cli.up.main; print(*sys.modules)"
+    brought = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "redis", "fastapi", "uvicorn", "tokenizers", "prometheus_client"} & {*brought}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_with_a_main(name: str) -> None:
     assert callable(importlib.import_module(COMMANDS[name].module).main)
@@ -64,7 +70,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "invalid choice: 'fly'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", ["system/measure_memory.py", "pool/measure_pool.py"])
+@pytest.mark.parametrize("script", ["system/measure_memory.py", "system/measure_start.py", "pool/measure_pool.py"])
 def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
     line = [sys.executable, str(Path(__file__).parents[1] / script), "--help"]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
@@ -151,7 +157,7 @@ def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(caps
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert (options[0], options[-6]) == ("--model", "--policy")
+    assert (options[0], options[-5]) == ("--model", "--policy")
 
 
 def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
 """From the settings of `orca up` to the processes that it starts."""
 
 import importlib
-import os
 from pathlib import Path
 
 import pytest
 
 from orca.cli.small_model import small_model_folder
+from orca.cli.up.layout import with_layout
 from orca.cli.up.plan import Addresses, Surroundings, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
@@ -17,7 +17,11 @@ MODEL = load_model_info(small_model_folder())
 
 
 def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
-    settings = parse_settings(["--port", "0", *flags])
+    """Of two stages, unless the flags say otherwise."""
+    return planned_by(parse_settings(["--port", "0", "--stages", "2", *flags]), gpus=gpus)
+
+
+def planned_by(settings: UpSettings, *, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
     around = Surroundings(
         addresses=Addresses.find(settings),
         redis_url="unix:///r.sock",
@@ -96,10 +100,18 @@ def test_only_a_restarted_scheduler_is_told_that_the_one_before_it_is_dead() -> 
     assert specs["worker-0.0"].restart_arguments == ()
 
 
-def test_all_ranks_share_the_processors_and_leave_one_to_the_other_parts() -> None:
-    processors = len(os.sched_getaffinity(0))
-    assert parse_settings(["--stages", "1"]).threads_per_rank == max(1, processors - 1)
-    assert parse_settings(["--stages", str(processors), "--tensor", "2"]).threads_per_rank == 1
+def test_parts_are_told_what_was_chosen_for_the_machine() -> None:
+    settings = with_layout(parse_settings(["--port", "0"]), parameters=63_000_000, processors=4)
+    specs = by_name(planned_by(settings))
+    assert (flags_of(specs["worker-0.0"])["--threads"], flags_of(specs["worker-0.0"])["--stages"]) == ("3", "1")
+    assert flags_of(specs["scheduler-0"])["--max-batch-tokens"] == "256"
+
+
+def test_a_scheduler_that_runs_prompts_whole_is_told_no_bound() -> None:
+    settings = with_layout(
+        parse_settings(["--port", "0", "--max-batch-tokens", "0"]), parameters=63_000_000, processors=4
+    )
+    assert "--max-batch-tokens" not in flags_of(by_name(planned_by(settings))["scheduler-0"])
 
 
 def test_a_group_gets_the_slots_that_a_full_batch_can_use_unless_told_otherwise() -> None:

@@ -76,7 +76,7 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("up"))
+    up = Up(tmp_path_factory.mktemp("up"), "--stages", "2")
     try:
         up.wait_until_ready()
         yield up
@@ -95,6 +95,11 @@ def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
     assert list(said) == ["redis", "gateway", "scheduler-0", "worker-0.0", "worker-0.1"]
     assert set(said.values()) == {child.pid for child in psutil.Process(up.process.pid).children()}
     assert httpx.get(f"{up.url}/ready").status_code == 200
+
+
+def test_the_layout_is_said_first(up: Up) -> None:
+    said = up.output.splitlines()[0]
+    assert re.fullmatch(r"layout: 2 stages x 1 thread \(2\.8 M parameters, .*\d+ processors?\)", said)
 
 
 def test_the_password_of_redis_is_in_its_file_and_nowhere_else(up: Up) -> None:
@@ -226,9 +231,10 @@ def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
 
 
 def test_ctrl_c_ends_everything_within_seconds_and_says_so(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--stages", "1")
+    up = Up(tmp_path)
     try:
         up.wait_until_ready()
+        assert "worker-0.1" not in up.output
         completion(up)
         assert len(up.family()) >= 4
         up.process.send_signal(signal.SIGINT)
@@ -240,7 +246,7 @@ def test_ctrl_c_ends_everything_within_seconds_and_says_so(tmp_path: Path) -> No
 
 
 def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_path: Path) -> None:
-    up = Up(tmp_path)
+    up = Up(tmp_path, "--stages", "2")
     try:
         # Redis, gateway, scheduler, two controllers and at least one rank.
         up.wait_until(lambda: len(up.family()) >= 6)
@@ -264,7 +270,7 @@ def assert_ends_its_start(up: Up, saying: str) -> None:
 
 
 def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--stages", "1", "--slots", "99999999999")
+    up = Up(tmp_path, "--slots", "99999999999")
     assert_ends_its_start(up, r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted")
 
 

@@ -55,6 +55,9 @@ BESIDE: Mapping[str, Json] = {
 }
 """Specs in which a field may be given, where the shortest one is not such a spec; the last that fits counts."""
 
+NOT_BETWEEN: Mapping[str, tuple[int, ...]] = {"scheduler.maxBatchTokens": (1,)}
+"""What is refused of an integer though it lies between its bounds."""
+
 _NAME = Examples(valid=("b-1.c",), invalid=("Upper", "a_b", "-a", "a.", "a..b", "a/b"))
 """Of most objects: a DNS subdomain."""
 _KEY = Examples(valid=("a.B_c-1", ".hidden"), invalid=("a b", "..", "..a", "a/b", "ä"))

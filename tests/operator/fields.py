@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments import schema
-from field_examples import BESIDE, DEFAULT, EXAMPLES, Examples
+from field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_BETWEEN, Examples
 
 from orca.operator.resource import Json
 
@@ -63,6 +63,7 @@ def valid(field: Field) -> list[Any]:
     elif of.get("type") == "integer":
         low, high = _bounds(of)
         found = [low, high, *(value for value in (low + 1, high - 1) if low < value < high)]
+        found = [value for value in found if value not in NOT_BETWEEN.get(field.name, ())]
     else:
         examples = _examples(field)
         found = [*examples.valid, *(examples.of_length(length) for length in _lengths(of) if examples.of_length)]
@@ -78,7 +79,7 @@ def invalid(field: Field) -> list[Any]:
         return ["other", "", 5]
     if of.get("type") == "integer":
         low, high = _bounds(of)
-        return [low - 1, high + 1, "5", 1.5, True]
+        return [low - 1, high + 1, *NOT_BETWEEN.get(field.name, ()), "5", 1.5, True]
     examples = _examples(field)
     found = [*examples.invalid, *([5] if of["type"] == "string" else ["word"])]
     if of["type"] == "string":

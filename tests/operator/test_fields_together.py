@@ -57,7 +57,7 @@ def tolerating(**toleration: Any) -> Json:
         (tolerating(), "a toleration of every key has the operator Exists"),
         (tolerating(key="a", operator="Exists", value="b"), "the operator Exists has no value"),
         (tolerating(key="a", effect="NoSchedule", tolerationSeconds=1), "tolerationSeconds needs the effect NoExecute"),
-        ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be above maxBatchSize"),
+        ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or above maxBatchSize"),
         ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
         ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "apiKeysSecret and openToAll exclude"),
@@ -73,6 +73,12 @@ def test_what_does_not_go_together_is_refused_with_its_reason(api: DryRun, spec:
     said = api.create({**DEFAULT, **spec})
     assert said.status == 422
     assert reason in said.body["message"]
+
+
+@pytest.mark.parametrize("policy", ["iteration", "request_level"])
+def test_prompts_may_be_asked_to_run_whole_under_any_policy(api: DryRun, policy: str) -> None:
+    spec = {"scheduler": {"maxBatchTokens": 0, "policy": policy}}
+    assert api.create({**DEFAULT, **spec}).status == 201
 
 
 @pytest.mark.parametrize("name", ["a" * 29, "1a", "a.b"])

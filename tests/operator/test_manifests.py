@@ -1,11 +1,13 @@
 """What the manifests say: what holds for all of them, and what single fields of the spec do."""
 
+import json
 from typing import Any
 
 import pytest
 from clusters import FakeCluster
 from deployments import deployment
 
+from orca.operator.render import group
 from orca.operator.render.pods import merged
 from orca.operator.resource import Json
 from orca.operator.slots_change import asked_slots
@@ -80,6 +82,25 @@ def test_names_fit_for_the_longest_name() -> None:
         # A StatefulSet labels its pods with its name and 11 characters more.
         assert len(name) <= (52 if kind == "StatefulSet" else 63)
         assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize(
+    ("device", "scheduler", "tokens"),
+    [
+        ("cpu", {}, 256),
+        ("cpu", {"maxBatchSize": 256}, 512),
+        ("cpu", {"maxBatchTokens": 64}, 64),
+        ("cpu", {"maxBatchTokens": 0}, None),
+        ("cpu", {"policy": "request_level"}, None),
+        ("cuda", {}, None),
+        ("cuda", {"maxBatchTokens": 4096}, 4096),
+    ],
+)
+def test_prompts_run_in_chunks_as_asked_and_by_default_on_processors_only(
+    device: str, scheduler: Json, tokens: int | None
+) -> None:
+    made = group.schedule(deployment(worker={"device": device}, scheduler=scheduler))
+    assert json.loads(made["data"]["bounds.json"])["max_batch_tokens"] == tokens
 
 
 def test_a_scheduler_knows_all_its_stages_by_name() -> None:

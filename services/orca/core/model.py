@@ -8,6 +8,7 @@ what and where: pickled weights and code that comes with a model are never touch
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -189,6 +190,21 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if pickled:
         raise ModelError(f"{folder} has only pickled weights ({pickled[0]}); they can run code: convert to safetensors")
     raise ModelError(f"{folder} has no *.safetensors file")
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in the folder's weights, by the headers of its files. Raises: ModelError when one cannot be read."""
+    return sum(math.prod(shape) for path in weight_files(folder) for shape in _shapes(path))
+
+
+def _shapes(path: Path) -> list[list[int]]:
+    """Of the tensors of a safetensors file."""
+    with path.open("rb") as file:
+        header = file.read(_header_bytes(path, file.read(8), path.stat().st_size))
+    try:
+        return [entry["shape"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is not a whole safetensors file: its header cannot be read") from error
 
 
 def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int:

@@ -117,8 +117,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
-    """A record's own fields before those it inherits, so that its help begins with what it is about."""
-    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
+    """A record's own fields, in their order, before those it inherits: its help begins with what it is about."""
+    own = list(kind.__annotations__)
+    fields = sorted(dataclasses.fields(kind), key=lambda field: (*own, field.name).index(field.name))
     return {field.name: field for field in fields}
 
 

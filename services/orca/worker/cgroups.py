@@ -1,20 +1,26 @@
-"""The memory cgroups that this process is in: folders where the kernel keeps their limits and counts as files."""
+"""The cgroups that this process is in: folders where the kernel keeps their limits and counts as files."""
 
 from pathlib import Path, PurePosixPath
 
-# By the controllers that a line of /proc/self/cgroup names: version 2 names none.
-_MOUNTS = {"": "sys/fs/cgroup", "memory": "sys/fs/cgroup/memory"}
-
 
 def memory_groups(root: Path = Path("/")) -> list[Path]:
+    return _groups(root, "memory")
+
+
+def cpu_groups(root: Path = Path("/")) -> list[Path]:
+    return _groups(root, "cpu")
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
     """Folders of the process's own group and of those around it, from the inside out, of both versions.
 
     Not each of them need exist. In a container the own group may stand where the root of all is mounted, while the
     process is told its path on the host; and a version that the machine does not use has no folder at all.
     """
     groups = []
-    for controller, mount in _MOUNTS.items():
-        own = _own_group(root, controller)
+    # By the controllers that a line of /proc/self/cgroup names: version 2 names none.
+    for name, mount in (("", "sys/fs/cgroup"), (controller, f"sys/fs/cgroup/{controller}")):
+        own = _own_group(root, name)
         groups += [root / mount / group for group in (own, *own.parents)]
     return groups
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import ipaddress
-import os
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +24,7 @@ from orca.core.settings import (
     required,
     setting,
 )
+from orca.worker.processors import available_processors
 
 DEVICES = ("cpu", "cuda")
 LINKS = ("auto", "gloo", "nccl")
@@ -77,7 +77,7 @@ class WorkerSettings:
         " groups on the machine, or other stages on one GPU, a stage knows nothing: give each its part",
     )
     threads: int = setting(
-        0, "computing threads of each rank; 0 divides the machine's processors by the ranks of one stage", least=0
+        0, "computing threads of each rank; 0 divides the processors it may use by the ranks of one stage", least=0
     )
     rank_silent_s: float = setting(
         5.0,
@@ -121,7 +121,7 @@ class WorkerSettings:
 
     @property
     def threads_per_rank(self) -> int:
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.tensor)
+        return self.threads or max(1, available_processors() // self.tensor)
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> WorkerSettings:

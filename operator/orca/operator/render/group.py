@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from orca.core.batching import max_batch_tokens
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.operator import names
 from orca.operator.pauses import Pause
@@ -70,7 +71,13 @@ class Outputs:
 def schedule(deployment: Deployment) -> Json:
     """What may change under running schedulers (`--bounds-file`)."""
     chosen = deployment.spec.scheduler
-    bounds = {"max_batch_size": chosen.max_batch_size, "max_batch_tokens": chosen.max_batch_tokens}
+    tokens = max_batch_tokens(
+        chosen.max_batch_tokens,
+        device=deployment.spec.worker.device,
+        policy=chosen.policy,
+        max_batch_size=chosen.max_batch_size,
+    )
+    bounds = {"max_batch_size": chosen.max_batch_size, "max_batch_tokens": tokens}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -2,11 +2,11 @@
 
 settings.py       what can be chosen                supervisor.py     starts, restarts, ends the processes
 model_folder.py   finds the model                   redis_child.py    Redis among them
-plan.py           settings -> processes (pure)      readiness.py      how far the start has come
-spec.py           one process as data               display.py        what a person sees
-places.py         free ports, the data folder       log_errors.py     what people should know of the logs
-questions.py      asks one process                  probe.py          finds those that are frozen
-                                                    recovery.py       says when it serves again
+layout.py         chooses what is left open (pure)  readiness.py      how far the start has come
+plan.py           settings -> processes (pure)      display.py        what a person sees
+spec.py           one process as data               log_errors.py     what people should know of the logs
+places.py         free ports, the data folder       probe.py          finds those that are frozen
+questions.py      asks one process                  recovery.py       says when it serves again
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from orca.cli.model_folder import find_model
 from orca.cli.small_model import small_model_folder
 from orca.cli.up import places
 from orca.cli.up.display import Display, access_note, examples
+from orca.cli.up.layout import describe, with_layout
 from orca.cli.up.log_errors import follow_errors
 from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
 from orca.cli.up.probe import Probe
@@ -33,12 +34,12 @@ from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.errors import PoolUnavailable, SettingError
-from orca.core.model import ModelInfo, load_model_info, tokenizer_file
+from orca.core.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.settings import Settings as GatewaySettings
-from orca.pool.redis_pool import open_redis_pool
 from orca.pool.settings import parse_pool_settings
 from orca.worker.config import load_config
+from orca.worker.processors import available_processors
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     data_folder = Path(settings.data) if settings.data else places.default_data_folder(settings.port)
     with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
+        parameters, processors = count_parameters(folder), available_processors()
+        display.tell(f"layout: {describe(settings, parameters=parameters, processors=processors)}")
+        settings = with_layout(settings, parameters=parameters, processors=processors)
         data.sign(f"http://{addresses.reached[0]}")
         # Not inside the loop: it may load for long, and Ctrl-C ends that.
         own = settings.redis_url is None
@@ -89,6 +93,9 @@ def _check_parts(settings: UpSettings) -> None:
 
 async def _check_redis(url: str) -> None:
     """Raises: SettingError when there is no Redis at the URL, or one that cannot hold the pool."""
+    # A tenth of a second to import, which a start with a Redis of its own need not wait for.
+    from orca.pool.redis_pool import open_redis_pool
+
     shown = re.sub(r"//[^/@]*@", "//...@", url)  # without its password
     try:
         pool = await open_redis_pool(url, DEPLOYMENT, parse_pool_settings(os.environ))
@@ -186,7 +193,6 @@ async def _show_start(
         await wait_until_ready(specs, progress.show, why=reasons.get)
     supervisor.was_up = True
     url = f"http://{addresses.reached[0]}"
-    shape = f"groups {settings.replicas}, stages {settings.stages}, ranks a stage {settings.tensor}"
     precision = model.dtype if model.quantization is None else f"{model.dtype}, weights {model.quantization}"
     took = f"ready in {time.monotonic() - began:.0f} s"
     held = "requests and logs" if settings.redis_url is None else "logs"
@@ -195,6 +201,6 @@ async def _show_start(
         f"data: {folder} ({held}; outlasts restarts, delete it to forget)",
         f"logs: {specs[-1].log.parent}/<process>.log",
     ]
-    title = f"\nReady: {model.name} at {url} ({precision}, {shape}; {took})"
+    title = f"\nReady: {model.name} at {url} ({precision}; {took})"
     display.show_system(title, supervisor.children, notes)
     display.tell(examples(url, model.name, has_keys=settings.has_keys))

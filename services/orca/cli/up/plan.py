@@ -64,7 +64,10 @@ class Surroundings:
 
 
 def plan(settings: UpSettings, model: ModelInfo, around: Surroundings) -> list[ProcessSpec]:
-    """The gateways, and for each group a scheduler and its stages; Redis is not among them."""
+    """The gateways, and for each group a scheduler and its stages; Redis is not among them.
+
+    Args: settings: those of `with_layout`.
+    """
     specs = [_gateway(settings, model, around, number) for number in range(settings.gateways)]
     for group in range(settings.replicas):
         specs.append(_scheduler(settings, model, around, group))
@@ -147,7 +150,7 @@ def _worker(settings: UpSettings, model: ModelInfo, around: Surroundings, group:
         "listen": around.addresses.workers[group][stage],
         "health_listen": around.addresses.health[group][stage],
         "device": settings.device,
-        "threads": settings.threads_per_rank,
+        "threads": settings.threads,
         "slots_max": settings.slots or slots_of_use(settings, model),
         "iteration_log": _iteration_log(settings, name),
     }
@@ -175,7 +178,7 @@ def gpus_of(settings: UpSettings, gpus: tuple[str, ...], group: int, stage: int)
 
 
 def _has_gpu_per_rank(settings: UpSettings, gpus: tuple[str, ...]) -> bool:
-    return len(gpus) >= settings.replicas * settings.stages * settings.tensor
+    return len(gpus) >= settings.ranks
 
 
 def _iteration_log(settings: UpSettings, name: str) -> Path | None:

@@ -32,7 +32,7 @@ class UpSettings(ScheduleSettings):
         None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
     )
     device: str = setting("cpu", "where stages compute", choices=DEVICES)
-    stages: int = setting(2, "inter-layer partitions, a process each", least=1)
+    stages: int = setting(1, "inter-layer partitions, a process each", least=1)
     tensor: int = setting(1, "ranks inside each stage", least=1)
     replicas: int = setting(1, "groups, each with all stages and a scheduler", least=1)
     gateways: int = setting(
@@ -41,7 +41,18 @@ class UpSettings(ScheduleSettings):
     slots: int | None = setting(
         None, "KV slots of a group, in tokens; unset takes what memory allows", least=DEFAULT_BLOCK_TOKENS
     )
-    threads: int = setting(0, "computing threads of a rank; 0 divides the processors but one by all ranks", least=0)
+    threads: int = setting(
+        0,
+        "computing threads of a rank; 0 divides the processors, where there are more than two all but one, by the"
+        " ranks; a small model gets one thread",
+        least=0,
+    )
+    max_batch_tokens: int | None = setting(
+        None,
+        "most tokens in a step, prompts run in chunks; unset is 256 on cpu, or twice the batch size where that is more,"
+        " and 0 on cuda: prompts whole, as in the paper",
+        least=0,
+    )
     host: str = setting("127.0.0.1", "address of the HTTP API")
     open_to_network: bool = setting(False, "serve without keys at a host that other machines reach")
     port: int = setting(8000, "port of the HTTP API; 0 takes a free one", least=0)
@@ -97,13 +108,9 @@ class UpSettings(ScheduleSettings):
         return bool(self.api_keys) or self.api_keys_file is not None
 
     @property
-    def threads_per_rank(self) -> int:
-        """One processor is for gateway, schedulers and Redis: a rank's threads wait for each other at every operation,
-        all of them for one that lost its processor. On two processors one thread of the small model made 50 requests/s,
-        two made 30.
-        """
-        ranks = self.stages * self.tensor * self.replicas
-        return self.threads or max(1, (len(os.sched_getaffinity(0)) - 1) // ranks)
+    def ranks(self) -> int:
+        """Of all groups."""
+        return self.replicas * self.stages * self.tensor
 
 
 def parse_settings(argv: Sequence[str]) -> UpSettings:

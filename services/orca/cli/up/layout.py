@@ -1,0 +1,67 @@
+"""What `orca up` chooses where it is not told: threads of each rank, and how much of a prompt runs in a step. Pure.
+
+There is one stage unless more are asked for: stages take turns, threads share each product. All processors but one
+compute, so that tokenizing, HTTP and scheduling have one of their own; of two or fewer, all do. Which process runs on
+which of them is left to the kernel: gateways and schedulers need more than one now and then, and only it sees when.
+"""
+
+from dataclasses import replace
+
+from orca.cli.up.settings import UpSettings
+from orca.core.batching import max_batch_tokens
+
+SMALL_PARAMETERS = 12_000_000
+"""A model with fewer is fastest on one thread: two would wait for each other longer than they compute (README)."""
+
+
+def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
+    """The settings with nothing left to choose: what is asked for stays, the rest is chosen around it.
+
+    Args:
+        parameters: of the model.
+        processors: that the system may keep busy.
+    """
+    threads = _threads_per_rank(settings.ranks, parameters=parameters, processors=processors)
+    bound = max_batch_tokens(
+        settings.max_batch_tokens,
+        device=settings.device,
+        policy=settings.policy,
+        max_batch_size=settings.max_batch_size,
+    )
+    return replace(settings, threads=settings.threads or threads, max_batch_tokens=bound)
+
+
+def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:
+    """What `with_layout` makes of the same, and why: `1 stage x 2 threads (63 M parameters, 2 processors)`."""
+    levels = [(settings.replicas, "group"), (settings.stages, "stage"), (settings.tensor, "rank")]
+    shape = [_counted(number, word) for number, word in levels if number > 1 or word == "stage"]
+    if settings.device != "cpu":
+        return f"{' x '.join(shape)} on {settings.device}"
+    chosen = with_layout(settings, parameters=parameters, processors=processors)
+    shape.append(_counted(chosen.threads, "thread"))
+    reasons = [f"{_rounded(parameters)} parameters", _counted(processors, "processor")]
+    if settings.threads:
+        reasons.append("threads as asked for")
+    elif parameters < SMALL_PARAMETERS:
+        reasons[0] += ", too few for more threads"
+    elif processors > 2:
+        reasons.append("one of them for the other parts")
+    return f"{' x '.join(shape)} ({', '.join(reasons)})"
+
+
+def _threads_per_rank(ranks: int, *, parameters: int, processors: int) -> int:
+    """All ranks together have no more than there are processors, unless there are more ranks."""
+    if parameters < SMALL_PARAMETERS:
+        return 1
+    computing = processors if processors <= 2 else processors - 1
+    return max(1, computing // ranks)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _rounded(number: int) -> str:
+    """Two digits or three: 2.8 M, 63 M, 7.2 B."""
+    value, unit = (number / 1e9, "B") if number >= 1e9 else (number / 1e6, "M")
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"

@@ -1,0 +1,87 @@
+"""What `orca up` chooses for the machine and the model, where it is not told."""
+
+import pytest
+
+from orca.cli.up.layout import describe, with_layout
+from orca.cli.up.settings import UpSettings, parse_settings
+
+SMALL, MIDDLE, LARGE = 2_800_000, 63_200_000, 7_240_000_000
+
+
+def chosen(*flags: str, parameters: int = MIDDLE, processors: int = 2) -> UpSettings:
+    return with_layout(parse_settings(list(flags)), parameters=parameters, processors=processors)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters", "processors", "threads"),
+    [
+        ("", MIDDLE, 1, 1),
+        ("", MIDDLE, 2, 2),
+        ("", MIDDLE, 3, 2),
+        ("", LARGE, 16, 15),
+        ("", SMALL, 2, 1),
+        ("", SMALL, 16, 1),
+        ("--stages 2", MIDDLE, 1, 1),
+        ("--stages 2", MIDDLE, 2, 1),
+        ("--stages 2", MIDDLE, 8, 3),
+        ("--tensor 2 --replicas 2", MIDDLE, 16, 3),
+        ("--stages 4", MIDDLE, 2, 1),
+        ("--threads 4", MIDDLE, 2, 4),
+        ("--threads 2", SMALL, 2, 2),
+        ("--threads 2 --stages 2", MIDDLE, 2, 2),
+    ],
+)
+def test_threads_of_a_rank(flags: str, parameters: int, processors: int, threads: int) -> None:
+    assert chosen(*flags.split(), parameters=parameters, processors=processors).threads == threads
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_all_threads_together_are_no_more_than_the_processors_nor_fewer_than_the_ranks(
+    processors: int, ranks: int
+) -> None:
+    threads = ranks * chosen("--stages", str(ranks), processors=processors).threads
+    assert ranks <= threads <= max(processors, ranks)
+
+
+def test_there_is_one_stage_unless_more_are_asked_for() -> None:
+    assert chosen(processors=64).stages == 1
+    assert chosen("--stages", "3").stages == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ("", 256),
+        ("--max-batch-size 128", 256),
+        ("--max-batch-size 256", 512),
+        ("--max-batch-tokens 64", 64),
+        ("--max-batch-tokens 0", None),
+        ("--max-batch-tokens 0 --policy request_level", None),
+        ("--policy request_level", None),
+        ("--device cuda", None),
+        ("--device cuda --max-batch-tokens 4096", 4096),
+    ],
+)
+def test_tokens_of_a_step(flags: str, tokens: int | None) -> None:
+    assert chosen(*flags.split()).max_batch_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters", "processors", "said"),
+    [
+        ("", MIDDLE, 2, "1 stage x 2 threads (63 M parameters, 2 processors)"),
+        ("", LARGE, 16, "1 stage x 15 threads (7.2 B parameters, 16 processors, one of them for the other parts)"),
+        ("", SMALL, 2, "1 stage x 1 thread (2.8 M parameters, too few for more threads, 2 processors)"),
+        ("--stages 2", MIDDLE, 1, "2 stages x 1 thread (63 M parameters, 1 processor)"),
+        (
+            "--replicas 2 --tensor 2 --threads 3",
+            MIDDLE,
+            2,
+            "2 groups x 1 stage x 2 ranks x 3 threads (63 M parameters, 2 processors, threads as asked for)",
+        ),
+        ("--device cuda --stages 2", LARGE, 16, "2 stages on cuda"),
+    ],
+)
+def test_the_choice_is_said_with_its_reasons(flags: str, parameters: int, processors: int, said: str) -> None:
+    assert describe(parse_settings(flags.split()), parameters=parameters, processors=processors) == said
