@@ -9,22 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from orca.cli.bench.main import PEER_SHAPES
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers import engine_peer, transformers_peer
-from orca.cli.bench.peers.compare import CONTINUOUS, ORCA, STATIC, Contest, Standing, lines, to_json, up_options
-from orca.cli.bench.peers.judgement import Judgement, judge
-from orca.cli.bench.peers.model import LlamaShape, make_model
+from orca.cli.bench.peers.compare import up_options
+from orca.cli.bench.peers.judgement import judge
+from orca.cli.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import Range, TraceSpec, generate
 from orca.core.errors import SettingError
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
+TINY_GPT2 = GPT2Shape(layers=2, hidden=48, heads=4, vocab=300, positions=128)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[TINY, TINY_GPT2], ids=["llama", "gpt2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    make_model(folder, TINY)
+    make_model(folder, request.param)
     return folder
 
 
@@ -63,6 +65,20 @@ def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload
     assert 0 < engine.limit_seconds < engine.seconds
 
 
+def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tmp_path: Path) -> None:
+    static = Answer.load(peer("static", workload, tmp_path))
+    # The last one comes when the others have long ended.
+    replace(workload, arrivals_s=[0.0, 0.0, 0.001, 0.002, 0.003, 0.004, 1.5]).save(tmp_path / "workload.json")
+    engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
+    engine = Answer.load(tmp_path / "engine.json")
+    assert engine.tokens == static.tokens
+    assert engine.limit_seconds is None
+    assert engine.first_s is not None
+    assert engine.last_s is not None
+    assert engine.seconds >= 1.5 + engine.last_s[-1]
+    assert all(0 < first <= last for first, last in zip(engine.first_s, engine.last_s, strict=True))
+
+
 def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
     answer = Answer.load(peer("static", workload, tmp_path))
     given = tmp_path / "given.json"
@@ -87,11 +103,30 @@ def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(workl
     assert first not in others
 
 
-def test_a_made_model_has_the_parameters_of_its_shape(tmp_path: Path) -> None:
-    attention = 48 * 48 * 2 + 48 * 24 * 2
-    layer = attention + 3 * 48 * 80 + 2 * 48
-    assert make_model(tmp_path, TINY) == 2 * layer + 2 * 300 * 48 + 48
+LLAMA_LAYER = 48 * 48 * 2 + 48 * 24 * 2 + 3 * 48 * 80 + 2 * 48
+GPT2_LAYER = 48 * 48 * (3 + 1 + 4 + 4) + 48 * (3 + 1 + 4 + 1) + 4 * 48
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        (TINY, 2 * LLAMA_LAYER + 2 * 300 * 48 + 48),
+        (TINY_GPT2, 2 * GPT2_LAYER + (300 + 128) * 48 + 2 * 48),
+    ],
+    ids=["llama", "gpt2"],
+)
+def test_a_made_model_has_the_parameters_of_its_shape(tmp_path: Path, shape: Shape, parameters: int) -> None:
+    assert make_model(tmp_path, shape) == parameters
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 300
+
+
+def test_the_command_line_offers_the_shapes_that_can_be_made() -> None:
+    assert tuple(SHAPES) == PEER_SHAPES
+
+
+def test_a_model_of_the_caller_and_one_to_be_made_exclude_each_other() -> None:
+    with pytest.raises(SettingError, match="--shape"):
+        bench(["peers", "--model", "x", "--shape", "gpt2-8x384"])
 
 
 def test_the_tokenizer_of_a_made_model_reads_any_text_and_writes_any_token(model: Path) -> None:
@@ -129,45 +164,9 @@ def test_an_answer_of_the_wrong_length_is_wrong() -> None:
     assert (verdict.wrong, verdict.wrong_counts, verdict.is_right) == (0, 1, False)
 
 
-def standing(name: str, *speeds: float) -> Standing:
-    verdict = Judgement(tokens=10, excused=0, wrong=0, wrong_counts=0)
-    return Standing(name, list(speeds), [[[1, 2], [3]]] * len(speeds), [verdict] * len(speeds))
-
-
-def test_the_table_shows_medians_spreads_and_ratios() -> None:
-    standings = [standing(STATIC, 90, 100, 250), standing(CONTINUOUS, 150, 125, 140), standing(ORCA, 280, 300, 400)]
-    standings[1].answers[-1] = [[1, 2], [4]]
-    table = lines(standings)
-    assert table[1].split()[2:6] == ["100.0", "90.0", "250.0", "3.00"]
-    assert table[2].split()[2:6] == ["140.0", "125.0", "150.0", "2.14"]
-    assert table[4].startswith("2 of 2 requests: the same tokens")
-    assert table[5].startswith("1 of 2 requests: the same tokens")
-
-
-def test_the_json_says_what_the_figures_depend_on(model: Path, tmp_path: Path) -> None:
-    trace = generate(TraceSpec(requests=4, prompt_tokens=Range(1, 9), new_tokens=Range(2, 2)))
-    contest = Contest(
-        model=model,
-        vocab_size=300,
-        trace=trace,
-        batch_size=2,
-        threads=1,
-        rounds=1,
-        up_options=["--stages", "1"],
-        folder=tmp_path,
-    )
-    content = to_json(contest, [standing(STATIC, 50), standing(CONTINUOUS, 80), standing(ORCA, 100)])
-    assert (content["generated_tokens"], content["prompt_tokens"], content["orca_up"]) == (
-        8,
-        "U(1,9)",
-        ["--stages", "1"],
-    )
-    assert [system["orca_is_times_as_fast"] for system in content["systems"]] == [2.0, 1.25, 1.0]
-
-
 def test_the_warm_up_is_short(workload: Workload) -> None:
-    head = replace(workload, new_tokens=[1, 12, 3, 9, 9, 9, 9]).head(3)
-    assert (len(head.prompts), head.new_tokens) == (3, [1, 4, 3])
+    head = replace(workload, new_tokens=[1, 12, 3, 9, 9, 9, 9], arrivals_s=[0.5] * 7).head(3)
+    assert (len(head.prompts), head.new_tokens, head.arrivals_s) == (3, [1, 4, 3], None)
 
 
 @pytest.mark.parametrize("program", [sys.executable, shutil.which("true")])

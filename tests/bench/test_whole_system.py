@@ -62,11 +62,16 @@ def processes_of(folder: Path) -> list[int]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-def test_the_comparison_with_transformers_judges_and_shows_all_four(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rate", "systems_wanted"), [([], 4), (["--rate", "20"], 2)], ids=["saturated", "paced"])
+def test_the_comparison_judges_and_shows_all_systems(tmp_path: Path, rate: list[str], systems_wanted: int) -> None:
     make_model(tmp_path / "model", TINY)
     file = tmp_path / "peers.json"
     size = ["--requests", "12", "--rounds", "2", "--batch-size", "4", "--threads", "1"]
-    assert bench(["peers", "--model", str(tmp_path / "model"), *size, "--json", str(file)]) == 0
+    assert bench(["peers", "--model", str(tmp_path / "model"), *size, *rate, "--json", str(file)]) == 0
     systems = json.loads(file.read_text())["systems"]
-    assert [len(system["tokens_per_s"]) for system in systems] == [2, 2, 2, 2]
+    assert [len(system["tokens_per_s"]) for system in systems] == [2] * systems_wanted
     assert all(judged["wrong"] == judged["wrong_counts"] == 0 for system in systems for judged in system["judgements"])
+    for peaks, held in zip(systems[-1]["memory"], systems[-1]["ranks_hold"], strict=True):
+        [rank] = [peak for peak in peaks if peak["name"] == "rank"]
+        assert rank["whole_bytes"] > rank["anonymous_bytes"] > held["weight_bytes"] > 0
+        assert held["slots"] > 0

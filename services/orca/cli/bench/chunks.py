@@ -75,7 +75,7 @@ def _run(model: StageModel, workload: Workload, into: Chunked) -> list[list[int]
                 last[row.handle] = now_s
 
     start_s = perf_counter()
-    answers = run(model, workload, note, max_batch_tokens=into.max_batch_tokens)
+    answers = run(model, workload, note, max_batch_tokens=into.max_batch_tokens).tokens
     into.seconds.append(perf_counter() - start_s)
     into.gaps_s = sorted(into.gaps_s + gaps)
     into.longest_s.append(max(gaps, default=0.0))

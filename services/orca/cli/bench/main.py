@@ -41,6 +41,9 @@ from orca.core.errors import ModelError, OrcaError, SettingError
 from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
 
+PEER_SHAPES = ("llama-63m", "gpt2-8x384", "llama-500m")
+"""What peers/model.py makes; it needs torch, which is not imported to read options."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Run one measurement. Returns: 0, 1 when it failed, 130 after Ctrl-C. Raises: SettingError for bad options."""
@@ -131,18 +134,29 @@ def _parser() -> Parser:
     add_trace_options(chunks, preset="paper", requests=64)
     add_output_options(chunks, can_plot=False)
 
-    peers = actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI")
-    add = peers.add_argument
-    add("--model", metavar="DIR", help="a folder (a llama-type model of 63 M random parameters is made)")
+    _add_peers_options(actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI"))
+    _add_host_options(
+        actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
+    )
+    return parser
+
+
+def _add_peers_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    model = parser.add_mutually_exclusive_group().add_argument
+    model("--model", metavar="DIR", help="a folder (one is made)")
+    model("--shape", choices=PEER_SHAPES, default=PEER_SHAPES[0], help="of the model that is made (%(default)s)")
+    add("--rate", type=positive(float), metavar="N", help="requests/s of a Poisson process (all at once)")
     add("--batch-size", type=positive(int), default=16, metavar="N", help="of every system (%(default)s)")
     add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
     add("--openvino", type=program, metavar="PYTHON", help="of an environment that has peers/openvino.txt (none)")
-    add_trace_options(peers, preset="small", requests=128)
-    add_output_options(peers, can_plot=False)
+    add_trace_options(parser, preset="small", requests=128)
+    add_output_options(parser, can_plot=False)
 
-    host = actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
-    add = host.add_argument
+
+def _add_host_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     sizes = listed(positive(int))
     add("--batch-sizes", type=sizes, default=(16, 64, 256, 512), metavar="N,M", help="a run each (16,64,256,512)")
     add("--step-us", type=not_negative(int), default=0, metavar="N", help="time of a step of any size (%(default)s)")
@@ -152,8 +166,7 @@ def _parser() -> Parser:
     add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
     add("--only", choices=("commits", "events"), help="one of the two parts")
-    add_output_options(host, can_plot=False)
-    return parser
+    add_output_options(parser, can_plot=False)
 
 
 def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
@@ -309,13 +322,13 @@ def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
 
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    from orca.cli.bench.peers import compare  # torch and safetensors: only here
+    from orca.cli.bench.peers import compare, table  # torch and safetensors: only here
 
     compare.check_environments(options.openvino)
-    trace = generate(trace_spec(options, None))
+    trace = generate(trace_spec(options, options.rate))
     given = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
-        model = given or compare.made_model(Path(folder), _progress)
+        model = given or compare.made_model(options.shape, Path(folder), _progress)
         contest = compare.Contest(
             model=model,
             vocab_size=_vocabulary(model),
@@ -328,8 +341,8 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             openvino=options.openvino,
         )
         standings = compare.compare(contest, _progress)
-        print("\n".join(compare.lines(standings)))
-        write_json(options.json, compare.to_json(contest, standings))
+        print("\n".join(table.lines(contest, standings)))
+        write_json(options.json, table.to_json(contest, standings))
 
 
 def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:

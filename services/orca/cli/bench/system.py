@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +27,20 @@ class SystemFailed(OrcaError):
 
 @asynccontextmanager
 async def running_system(
-    model: str, options: Sequence[str], folder: Path, *, vocab_size: int, environment: Mapping[str, str] | None = None
+    model: str,
+    options: Sequence[str],
+    folder: Path,
+    *,
+    vocab_size: int,
+    environment: Mapping[str, str] | None = None,
+    on_start: Callable[[int], None] | None = None,
 ) -> AsyncIterator[Target]:
     """`orca up --model MODEL OPTIONS`, ready for requests, with nothing in its pool.
 
     Args:
         folder: for its data and logs; what it prints goes to `up.log` there.
         environment: variables that differ from this process's own.
+        on_start: told the process id of `orca up`, before it is ready.
     Raises: SystemFailed.
     """
     port, log = free_port(), folder / "up.log"
@@ -41,6 +48,8 @@ async def running_system(
         arguments = ["--model", model, "--host", "127.0.0.1", "--port", str(port), "--data", data, *options]
         process = _start(arguments, log, environment or {})
         try:
+            if on_start is not None:
+                on_start(process.pid)
             yield await _ready(process, port, log, vocab_size)
         finally:
             await asyncio.to_thread(_stop, process)

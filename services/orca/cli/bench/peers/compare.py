@@ -3,44 +3,48 @@
 Hugging Face transformers is always there; OpenVINO GenAI where the caller names the Python that has it. Of Orca there
 are two: its engine and policy alone, and the whole system over HTTP.
 
-The systems take turns, so that a machine that becomes slower or faster during the run does so for all of them. Every
-answer is judged by the reference before a figure is given: speed without the right tokens is no speed.
+All requests are there at once, or each comes at its time (`--rate`); then time to first token and latency per token are
+compared, of the systems that take requests while they run. The systems take turns, so that a machine that becomes
+slower or faster during the run does so for all of them. Every answer is judged by the reference before a figure is
+given: speed without the right tokens is no speed.
 """
 
 import asyncio
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import orjson
 
 import orca
 from orca.cli.bench.client import run_trace
 from orca.cli.bench.peers.judgement import Judgement
-from orca.cli.bench.peers.model import LlamaShape, make_model
+from orca.cli.bench.peers.memory import MemoryWatch, Peak, held_by_ranks, slots_in_use
+from orca.cli.bench.peers.model import SHAPES, make_model
+from orca.cli.bench.peers.standing import (
+    CONTINUOUS,
+    ENGINE,
+    ENGINE_BFLOAT16,
+    NOT_JUDGED,
+    OPENVINO_DEFAULT,
+    OPENVINO_F32,
+    ORCA,
+    STATIC,
+    Ran,
+    Standing,
+)
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
 from orca.cli.bench.system import running_system
 from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
-
-STATIC, CONTINUOUS = "transformers static", "transformers continuous"
-OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"
-ENGINE, ENGINE_BFLOAT16, ORCA = "orca engine", "orca engine bfloat16", "orca over HTTP"
-NOT_JUDGED = {
-    OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits",
-    ENGINE_BFLOAT16: "lengths only: computes in bfloat16",
-}
-"""What is no float32, and so has other tokens with good reason."""
+from orca.core.request import DEFAULT_BLOCK_TOKENS
 
 
 class PeerFailed(OrcaError):
@@ -53,7 +57,7 @@ class Contest:
 
     model: Path
     vocab_size: int
-    trace: Trace  # all requests at 0
+    trace: Trace  # all requests at 0, or at a rate
     batch_size: int
     threads: int  # of computation, in all
     rounds: int
@@ -66,24 +70,14 @@ class Contest:
         return Workload.of(self.trace, self.model, self.vocab_size, batch_size=self.batch_size, threads=self.threads)
 
     @property
+    def is_paced(self) -> bool:
+        """Do requests come one by one?"""
+        return self.trace.spec.rate is not None
+
+    @property
     def environment(self) -> dict[str, str]:
         count = str(self.threads)
         return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
-
-
-@dataclass(slots=True)
-class Standing:
-    """What one system did, a value per round."""
-
-    name: str
-    tokens_per_s: list[float] = field(default_factory=list)
-    answers: list[list[list[int]]] = field(default_factory=list)
-    judgements: list[Judgement] = field(default_factory=list)
-    shares_of_limit: list[float] = field(default_factory=list)  # of the engine: time of its matrix products alone
-
-    @property
-    def median_tokens_per_s(self) -> float:
-        return median(self.tokens_per_s)
 
 
 def check_environments(openvino: Path | None) -> None:
@@ -106,10 +100,10 @@ def _has_openvino(python: Path) -> bool:
     return answer == b"True\n"
 
 
-def made_model(folder: Path, say: Callable[[str], None]) -> Path:
-    """A llama-type model of 63 M random parameters, made in `folder`."""
-    model = folder / "llama-63m"
-    say(f"made a model of {make_model(model, LlamaShape()) / 1e6:.0f} M parameters")
+def made_model(name: str, folder: Path, say: Callable[[str], None]) -> Path:
+    """The model of random parameters that `model.SHAPES` has under this name, made in `folder`."""
+    model = folder / name
+    say(f"made a model of {make_model(model, SHAPES[name]) / 1e6:.0f} M parameters")
     return model
 
 
@@ -126,20 +120,15 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     Raises: PeerFailed when a system fails or gives wrong tokens.
     """
     contest.workload.save(contest.folder / "workload.json")
-    runs: dict[str, Callable[[Contest], Answer]] = {STATIC: _run_static, CONTINUOUS: _run_continuous}
     if contest.openvino is not None:
-        runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
-        runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
-    runs |= {ENGINE: partial(_run_engine, "float32"), ORCA: _run_orca}
+        say("converting the model to OpenVINO's format")
+        _run_module(contest, str(contest.openvino), "openvino_peer", "convert", *_files(contest, "openvino"))
+    runs = _systems(contest)
     standings = [Standing(name) for name in runs]
     for number in range(1, contest.rounds + 1):
         for standing in standings:
-            answer = runs[standing.name](contest)
-            standing.tokens_per_s.append(contest.trace.new_tokens / answer.seconds)
-            standing.answers.append(answer.tokens)
-            if answer.limit_seconds is not None:
-                standing.shares_of_limit.append(answer.limit_seconds / answer.seconds)
-            say(f"round {number}: {standing.name:<24}{standing.tokens_per_s[-1]:>9.1f} tokens/s")
+            standing.add(runs[standing.name](contest), contest.workload.new_tokens)
+            say(f"round {number}: {standing.name:<24}{_last_round(standing, contest)}")
     for standing in standings:
         say(f"judging the tokens of {standing.name}")
         if standing.name in NOT_JUDGED:
@@ -149,68 +138,102 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     return standings
 
 
-def _run_static(contest: Contest) -> Answer:
-    answer = contest.folder / "static.json"
-    _transformers(contest, "static", answer)
-    return Answer.load(answer)
+def _last_round(standing: Standing, contest: Contest) -> str:
+    if not contest.is_paced:
+        return f"{standing.tokens_per_s[-1]:>9.1f} tokens/s"
+    first_s, normalised_s = standing.latencies[-1].first_token_s.p50, standing.latencies[-1].normalised_s.p50
+    return f"{1000 * first_s:>9.1f} ms to the first token, {1000 * normalised_s:.1f} ms per token"
 
 
-def _run_continuous(contest: Contest) -> Answer:
-    answer = contest.folder / "continuous.json"
-    _transformers(contest, "continuous", answer)
-    return Answer.load(answer)
+def _systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
+    """What takes part, by name. Transformers is for requests that are all there."""
+    runs: dict[str, Callable[[Contest], Ran]] = {}
+    if not contest.is_paced:
+        runs |= {STATIC: partial(_run_transformers, "static"), CONTINUOUS: partial(_run_transformers, "continuous")}
+    if contest.openvino is not None:
+        runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
+        runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
+    return runs | {ENGINE: partial(_run_engine, "float32"), ORCA: _run_orca}
 
 
-def _transformers(contest: Contest, mode: str, answer: Path, *more: Path) -> None:
-    files = [contest.folder / "workload.json", answer, *more]
-    _run_module(contest, sys.executable, "transformers_peer", mode, *map(str, files))
+def _run_transformers(mode: str, contest: Contest) -> Ran:
+    return _run_peer(contest, sys.executable, "transformers_peer", mode, *_files(contest, f"{mode}.json"))
 
 
-def _run_openvino(precision: str, contest: Contest) -> Answer:
-    answer, workload = contest.folder / "openvino.json", contest.folder / "workload.json"
-    words = (precision, str(workload), str(answer), str(contest.folder / "openvino"))
-    _run_module(contest, str(contest.openvino), "openvino_peer", *words)
-    return Answer.load(answer)
+def _run_openvino(precision: str, contest: Contest) -> Ran:
+    files = _files(contest, "openvino", "openvino.json")
+    return _run_peer(contest, str(contest.openvino), "openvino_peer", precision, *files)
 
 
-def _run_engine(dtype: str, contest: Contest) -> Answer:
-    answer = contest.folder / "engine.json"
-    _run_module(contest, sys.executable, "engine_peer", dtype, str(contest.folder / "workload.json"), str(answer))
-    return Answer.load(answer)
+def _run_engine(dtype: str, contest: Contest) -> Ran:
+    return _run_peer(contest, sys.executable, "engine_peer", dtype, *_files(contest, "engine.json"))
 
 
-def _run_module(contest: Contest, python: str, module: str, *words: str) -> None:
-    """A module of this package as a process of its own. Raises: PeerFailed with the last of what it said."""
+def _files(contest: Contest, *names: str) -> list[str]:
+    return [str(contest.folder / name) for name in ("workload.json", *names)]
+
+
+def _run_peer(contest: Contest, python: str, module: str, *words: str) -> Ran:
+    """A module whose last word names the file of its answer."""
+    memory = _run_module(contest, python, module, *words)
+    return Ran(answer=Answer.load(Path(words[-1])), memory=memory)
+
+
+def _run_module(contest: Contest, python: str, module: str, *words: str) -> list[Peak]:
+    """A module of this package as a process of its own.
+
+    Returns: what memory it took.
+    Raises: PeerFailed with the last of what it said.
+    """
     # Another environment has no Orca: it finds the sources of this one.
     roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
-    ended = subprocess.run(
+    process = subprocess.Popen(
         leashed([python, "-m", f"orca.cli.bench.peers.{module}", *words]),
         env={**os.environ, **contest.environment, "PYTHONPATH": roots},
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    if ended.returncode:
-        raise PeerFailed(f"{module} {words[0]} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+    watch = MemoryWatch()
+    watch.follow(process.pid)
+    with process:
+        _, said = process.communicate()
+    watch.stop()
+    if process.returncode:
+        raise PeerFailed(f"{module} {words[0]} ended with {process.returncode}:\n{said[-2000:]}")
+    return watch.peaks
 
 
-def _run_orca(contest: Contest) -> Answer:
-    async def run() -> Answer:
-        async with running_system(
-            str(contest.model),
-            contest.up_options,
-            contest.folder,
-            vocab_size=contest.vocab_size,
-            environment=contest.environment,
-        ) as target:
-            await run_trace(target, _warm_up(contest))
-            outcomes = await run_trace(target, contest.trace)
-        report = summarise(outcomes)
-        if report.errors:
-            raise PeerFailed(f"orca: {report.errors}; its logs are in {contest.folder}")
-        return Answer(seconds=report.duration_s, tokens=[list(outcome.token_ids) for outcome in outcomes])
+def _run_orca(contest: Contest) -> Ran:
+    return asyncio.run(_serve(contest))
 
-    return asyncio.run(run())
+
+async def _serve(contest: Contest) -> Ran:
+    watch = MemoryWatch()
+    async with running_system(
+        str(contest.model),
+        contest.up_options,
+        contest.folder,
+        vocab_size=contest.vocab_size,
+        environment=contest.environment,
+        on_start=watch.follow,
+    ) as target:
+        warm_up = await run_trace(target, _warm_up(contest))
+        outcomes = await run_trace(target, contest.trace)
+        watch.stop()
+        logs = {str(file): file.read_bytes().splitlines() for file in contest.folder.glob("data-*/logs/worker-*.log")}
+    report = summarise(outcomes)
+    if report.errors:
+        raise PeerFailed(f"orca: {report.errors}; its logs are in {contest.folder}")
+    answer = Answer(
+        seconds=report.duration_s,
+        tokens=[list(outcome.token_ids) for outcome in outcomes],
+        first_s=[outcome.token_s[0] - outcome.arrival_s for outcome in outcomes],
+        last_s=[outcome.latency_s for outcome in outcomes],
+    )
+    # At a low rate the warm-up, which comes all at once, takes more slots than the trace.
+    slots = max(slots_in_use(seen, DEFAULT_BLOCK_TOKENS) for seen in (warm_up, outcomes))
+    return Ran(answer=answer, memory=watch.peaks, held=held_by_ranks(logs, slots))
 
 
 def _warm_up(contest: Contest) -> Trace:
@@ -234,57 +257,9 @@ def _judge_all(contest: Contest, standing: Standing) -> None:
         if key not in known:
             given, verdict = contest.folder / "given.json", contest.folder / "judgement.json"
             Answer(seconds=0.0, tokens=answer).save(given)
-            _transformers(contest, "judge", verdict, given)
+            files = _files(contest, verdict.name, given.name)
+            _run_module(contest, sys.executable, "transformers_peer", "judge", *files)
             known[key] = Judgement(**orjson.loads(verdict.read_bytes()))
         if not known[key].is_right:
             raise PeerFailed(f"{standing.name}: {known[key]}")
         standing.judgements.append(known[key])
-
-
-def lines(standings: Sequence[Standing]) -> list[str]:
-    """The table: median and spread of generated tokens/s, ratios, and what the reference says of the tokens."""
-    *others, ours = standings
-    rows = [f"{'generated tokens/s':<26}{'median':>9}{'lowest':>9}{'highest':>9}{'orca is':>10}  tokens"]
-    for standing in standings:
-        speeds = standing.tokens_per_s
-        ratio = f"{ours.median_tokens_per_s / standing.median_tokens_per_s:.2f} x" if standing is not ours else ""
-        rows.append(
-            f"{standing.name:<26}{standing.median_tokens_per_s:>9.1f}{min(speeds):>9.1f}{max(speeds):>9.1f}"
-            f"{ratio:>10}  {NOT_JUDGED.get(standing.name) or standing.judgements[-1]}"
-        )
-    for standing in standings:
-        if standing.shares_of_limit:
-            share = median(standing.shares_of_limit)
-            rows.append(f"{standing.name}: {share:.0%} of the speed that its matrix products have alone")
-    for other in others:
-        same = sum(a == b for a, b in zip(ours.answers[-1], other.answers[-1], strict=True))
-        rows.append(f"{same} of {len(ours.answers[-1])} requests: the same tokens from orca and {other.name}")
-    return rows
-
-
-def to_json(contest: Contest, standings: Sequence[Standing]) -> dict[str, Any]:
-    """Figures and all that they depend on, as plain data."""
-    *_, ours = standings
-    spec = contest.trace.spec
-    return {
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "threads": contest.threads,
-        "batch_size": contest.batch_size,
-        "requests": spec.requests,
-        "prompt_tokens": str(spec.prompt_tokens),
-        "new_tokens": str(spec.new_tokens),
-        "generated_tokens": contest.trace.new_tokens,
-        "seed": spec.seed,
-        "orca_up": list(contest.up_options),
-        "systems": [
-            {
-                "name": standing.name,
-                "tokens_per_s": standing.tokens_per_s,
-                "median_tokens_per_s": standing.median_tokens_per_s,
-                "orca_is_times_as_fast": ours.median_tokens_per_s / standing.median_tokens_per_s,
-                "shares_of_limit": standing.shares_of_limit,
-                "judgements": [judgement.to_json() for judgement in standing.judgements],
-            }
-            for standing in standings
-        ],
-    }

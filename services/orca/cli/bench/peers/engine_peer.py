@@ -8,11 +8,14 @@ them out: as fast as this machine's libraries can be. It is measured right behin
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
+from orca.cli.bench.peers.arrivals import Arrivals
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import GREEDY
 from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
@@ -22,6 +25,9 @@ from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.state import GroupState
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage import Stage
+
+_FOR_DRAWN = 4
+"""Linears at the end of a model: attention's output, the two of the MLP, and the head."""
 
 
 def main(arguments: list[str]) -> None:
@@ -33,9 +39,22 @@ def main(arguments: list[str]) -> None:
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
     start_s = perf_counter()
-    tokens = run(model, workload, steps.append)
+    ran = run(model, workload, steps.append)
     seconds = perf_counter() - start_s
-    Answer(seconds=seconds, tokens=tokens, limit_seconds=time_products(model, steps)).save(Path(answer_file))
+    # With pauses between the requests it would say nothing.
+    limit_seconds = time_products(model, steps) if workload.arrivals_s is None else None
+    Answer(
+        seconds=seconds, tokens=ran.tokens, limit_seconds=limit_seconds, first_s=ran.first_s, last_s=ran.last_s
+    ).save(Path(answer_file))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What became of each request; times are seconds behind its arrival."""
+
+    tokens: list[list[int]]
+    first_s: list[float]
+    last_s: list[float]
 
 
 def run(
@@ -44,14 +63,14 @@ def run(
     on_step: Callable[[Step], None] = lambda _: None,
     *,
     max_batch_tokens: int | None = None,
-) -> list[list[int]]:
-    """Algorithm 1 over the whole workload, one step at a time.
+) -> Ran:
+    """Algorithm 1 over the whole workload, one step at a time; a request is taken up behind the step in which it comes.
 
     Args:
         on_step: called when a step's tokens are drawn.
         max_batch_tokens: of a step; prompts run in chunks. None runs them whole.
-    Returns: the tokens of each request.
     """
+    arrivals = Arrivals(workload)
     longest = max(len(prompt) + new for prompt, new in zip(workload.prompts, workload.new_tokens, strict=True))
     limits = Limits(
         stages=1,
@@ -63,19 +82,25 @@ def run(
     )
     stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
     state, policy, epoch = GroupState(), Iteration(), Epoch(1, "bench")
-    answers = {_request(workload, number): list[int]() for number in range(len(workload.prompts))}
-    for request in answers:
-        state.add(request, Claim(1, "bench/1"))
-    while (batch := next_batch(policy, state, limits)).picks:
+    answers: list[list[int]] = [[] for _ in workload.prompts]
+    while True:
+        for number in arrivals.take():
+            state.add(_request(workload, number), Claim(1, "bench/1"))
+        batch = next_batch(policy, state, limits)
+        if not batch.picks:
+            if not arrivals.has_more:
+                return Ran(tokens=answers, first_s=arrivals.first_s, last_s=arrivals.last_s)
+            arrivals.wait()
+            continue
         step = state.schedule(batch, epoch)
         plan = stage.begin(step)
         sampled = stage.sample(plan, stage.forward(plan))
         on_step(step)
-        drawing = (pick for pick in state.read().picks if pick.sample)
-        for pick, drawn in zip(drawing, sampled, strict=True):
-            state.receive(pick.request, drawn.token.id)
-            answers[pick.request.request].append(drawn.token.id)
-    return list(answers.values())
+        drawing = [pick.request for pick in state.read().picks if pick.sample]
+        for entry, drawn in zip(drawing, sampled, strict=True):
+            state.receive(entry, drawn.token.id)
+            answers[entry.request.choice].append(drawn.token.id)
+        arrivals.note([entry.request.choice for entry in drawing])
 
 
 def _request(workload: Workload, number: int) -> Request:
@@ -91,23 +116,22 @@ def _request(workload: Workload, number: int) -> Request:
 
 
 def time_products(model: StageModel, steps: Sequence[Step]) -> float:
-    """Seconds that the matrix products of these steps take alone: every layer's for all tokens, the head's for rows."""
-    *linears, head = model.linears
-    sizes = {linear.weight.shape[1] for linear in linears}
+    """Seconds that the matrix products of these steps take alone.
+
+    Behind its keys and values the last layer computes only the tokens that something is drawn from, as the head does.
+    """
+    every, drawn = model.linears[:-_FOR_DRAWN], model.linears[-_FOR_DRAWN:]
+    counts = [(step.tokens, sum(row.sample for row in step.rows)) for step in steps]
+    sizes = {linear.inputs for linear in model.linears}
     inputs = {
-        (tokens, size): torch.randn(tokens, size, dtype=model.dtype)
-        for tokens in {step.tokens for step in steps}
-        for size in sizes
-    }
-    rows = {
-        count: torch.randn(count, head.weight.shape[1], dtype=model.dtype)
-        for count in {len(step.rows) for step in steps}
+        (rows, size): torch.randn(rows, size, dtype=model.dtype) for rows in set(chain(*counts)) for size in sizes
     }
     start_s = perf_counter()
-    for step in steps:
-        for linear in linears:
-            linear(inputs[step.tokens, linear.weight.shape[1]])
-        head(rows[len(step.rows)])
+    for tokens, draws in counts:
+        for linear in every:
+            linear(inputs[tokens, linear.inputs])
+        for linear in drawn:
+            linear(inputs[draws, linear.inputs])
     return perf_counter() - start_s
 
 

@@ -1,4 +1,4 @@
-"""A model folder for measuring: llama-type, random weights, the files that a Hugging Face folder has.
+"""A model folder for measuring: llama-type or GPT-2 type, random weights, the files that a Hugging Face folder has.
 
 Random weights as a library initialises them make a model that repeats one token whatever the prompt, so comparing its
 outputs would prove nothing. Here a matrix makes its input `GAIN` times as large and embeddings are small beside what
@@ -8,8 +8,10 @@ layer to layer until two right answers differ.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import save_file
@@ -18,6 +20,7 @@ from tokenizers.models import BPE
 
 GAIN = 1.4
 EMBEDDING_DEVIATION = 0.06
+BIAS_DEVIATION = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +40,60 @@ class LlamaShape:
         return self.hidden // self.heads
 
 
-def make_model(folder: Path, shape: LlamaShape, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Shape:
+    """Sizes of a GPT-2 type model. The defaults have 24 M parameters."""
+
+    layers: int = 8
+    hidden: int = 384
+    heads: int = 6
+    vocab: int = 24_000  # at least 256: the tokens of single bytes
+    positions: int = 1024
+
+
+Shape = LlamaShape | GPT2Shape
+
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {
+        "llama-63m": LlamaShape(),
+        "gpt2-8x384": GPT2Shape(),
+        "llama-500m": LlamaShape(
+            layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
+        ),
+    }
+)
+"""Name -> what is made under it."""
+
+
+def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> int:
     """Write config.json, generation_config.json, tokenizer.json and model.safetensors into `folder`.
 
     Returns: the number of parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = _weights(shape, seed)
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(shape, LlamaShape):
+        weights, config = _llama_weights(shape, generator), _llama_config(shape)
+    else:
+        weights, config = _gpt2_weights(shape, generator), _gpt2_config(shape)
     save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
-    _write_json(folder / "config.json", _config(shape, dtype))
+    config |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": str(dtype).split(".")[-1]}
+    _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0})
     _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
     return sum(weight.numel() for weight in weights.values())
 
 
-def _weights(shape: LlamaShape, seed: int) -> dict[str, torch.Tensor]:
+def _matrix(rows: int, columns: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
+    """Of a layer that has so many `inputs`: one of the two sizes."""
+    return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(inputs))
+
+
+def _llama_weights(shape: LlamaShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """All tensors in float32, under the names that `LlamaForCausalLM` gives them, each `[out, in]`."""
-    generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(columns))
+        return _matrix(rows, columns, columns, generator)
 
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
@@ -80,7 +117,7 @@ def _weights(shape: LlamaShape, seed: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, object]:
+def _llama_config(shape: LlamaShape) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -98,10 +135,50 @@ def _config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, object]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _gpt2_weights(shape: GPT2Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """All tensors in float32, under the names that `GPT2LMHeadModel` gives them, a layer's matrices `[in, out]`."""
+    hidden = shape.hidden
+
+    def small(*size: int, deviation: float = EMBEDDING_DEVIATION) -> torch.Tensor:
+        return torch.randn(*size, generator=generator) * deviation
+
+    def linear(name: str, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
+        weight = _matrix(inputs, outputs, inputs, generator)
+        return {f"{name}.weight": weight, f"{name}.bias": small(outputs, deviation=BIAS_DEVIATION)}
+
+    def norm(name: str) -> dict[str, torch.Tensor]:
+        return {f"{name}.weight": torch.ones(hidden), f"{name}.bias": small(hidden, deviation=BIAS_DEVIATION)}
+
+    # The embedding is the head, too.
+    weights = {
+        "transformer.wte.weight": small(shape.vocab, hidden),
+        "transformer.wpe.weight": small(shape.positions, hidden),
+        **norm("transformer.ln_f"),
+    }
+    for layer in range(shape.layers):
+        prefix = f"transformer.h.{layer}"
+        weights |= norm(f"{prefix}.ln_1") | linear(f"{prefix}.attn.c_attn", hidden, 3 * hidden)
+        weights |= linear(f"{prefix}.attn.c_proj", hidden, hidden) | norm(f"{prefix}.ln_2")
+        weights |= linear(f"{prefix}.mlp.c_fc", hidden, 4 * hidden) | linear(f"{prefix}.mlp.c_proj", 4 * hidden, hidden)
+    return weights
+
+
+def _gpt2_config(shape: GPT2Shape) -> dict[str, object]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": shape.layers,
+        "n_embd": shape.hidden,
+        "n_head": shape.heads,
+        "n_inner": 4 * shape.hidden,
+        "vocab_size": shape.vocab,
+        "n_positions": shape.positions,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
     }
 
 

@@ -1,47 +1,59 @@
 """OpenVINO GenAI as a peer: its own continuous batching with a paged cache. Run by the Python of an environment that
 has what openvino.txt lists; of this package it imports only what needs nothing but the standard library.
 
-    python -m orca.cli.bench.peers.openvino_peer f32|default WORKLOAD ANSWER CONVERTED
+    python -m orca.cli.bench.peers.openvino_peer convert WORKLOAD CONVERTED
+    python -m orca.cli.bench.peers.openvino_peer f32|default WORKLOAD CONVERTED ANSWER
 
-CONVERTED is a folder: the model in OpenVINO's format, made there when it is not. `f32` computes and caches in float32,
-`default` as OpenVINO chooses: bfloat16 where the processor has it, and a cache of 8 bits.
+CONVERTED is a folder: `convert` puts the model there in OpenVINO's format, in a process of its own, so that its memory
+is not taken for that of a run. `f32` computes and caches in float32, `default` as OpenVINO chooses: bfloat16 where the
+processor has it, and a cache of 8 bits.
 """
 
+import json
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from orca.cli.bench.peers.arrivals import Arrivals
 from orca.cli.bench.peers.workload import Answer, Workload
 
 BATCH_TOKENS = 256
 """Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
 
+CACHE_BLOCK_TOKENS = 32
+"""On a CPU."""
+
 
 def main(arguments: list[str]) -> None:
-    precision, workload_file, answer_file, converted = arguments
+    mode, workload_file, converted, *answer_file = arguments
     workload, folder = Workload.load(Path(workload_file)), Path(converted)
-    if not (folder / "openvino_model.xml").exists():
-        exporters: Any = import_module("optimum.exporters.openvino")
-        exporters.main_export(
-            workload.model,
-            folder,
-            task="text-generation-with-past",
-            ov_config=_full_precision(),
-            library_name="transformers",
-        )
-    pipeline = _pipeline(folder, precision, workload)
-    _run(pipeline, workload.head(2 * workload.batch_size))
+    if mode == "convert":
+        _convert(Path(workload.model), folder)
+        return
+    pipeline = _pipeline(folder, mode, workload)
+    head = workload.head(2 * workload.batch_size)
+    _generate(pipeline, head, _requests(head))
+    run = _generate if workload.arrivals_s is None else serve
     start_s = perf_counter()
-    tokens = _run(pipeline, workload)
-    Answer(seconds=perf_counter() - start_s, tokens=tokens).save(Path(answer_file))
+    answer = run(pipeline, workload, _requests(workload))
+    answer["seconds"] = perf_counter() - start_s
+    Answer(**answer).save(Path(answer_file[0]))
 
 
-def _full_precision() -> Any:
-    """Weights stay as they are in the checkpoint."""
+def _convert(model: Path, folder: Path) -> None:
+    exporters: Any = import_module("optimum.exporters.openvino")
     intel: Any = import_module("optimum.intel")
-    return intel.OVConfig(dtype="fp32")
+    exporters.main_export(
+        str(model),
+        folder,
+        task="text-generation-with-past",
+        # Weights stay as they are in the checkpoint.
+        ov_config=intel.OVConfig(dtype="fp32"),
+        library_name="transformers",
+    )
 
 
 def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
@@ -49,7 +61,7 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
     scheduling = genai.SchedulerConfig()
     scheduling.max_num_seqs = workload.batch_size
     scheduling.max_num_batched_tokens = BATCH_TOKENS
-    scheduling.cache_size = 1  # GB: more than all requests need
+    scheduling.cache_size = cache_gib(json.loads((folder / "config.json").read_text()), workload)
     scheduling.enable_prefix_caching = False  # random prompts share nothing: looking for it would only cost
     options: dict[str, object] = {"INFERENCE_NUM_THREADS": workload.threads}
     if precision == "f32":
@@ -57,15 +69,65 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
     return genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", options)
 
 
-def _run(pipeline: Any, workload: Workload) -> list[list[int]]:
+def cache_gib(config: Mapping[str, int], workload: Workload) -> int:
+    """Whole GiB for a full batch of the longest requests in float32: the cache is never what limits this peer.
+
+    Args:
+        config: of a llama-type or GPT-2 type model, as its config.json has it.
+    """
+    hidden, heads = config.get("hidden_size") or config["n_embd"], config.get("num_attention_heads") or config["n_head"]
+    key_heads = config.get("num_key_value_heads") or heads
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    token_bytes = 2 * layers * key_heads * (config.get("head_dim") or hidden // heads) * 4
+    longest = max(len(prompt) + new for prompt, new in zip(workload.prompts, workload.new_tokens, strict=True))
+    whole_blocks = -(-longest // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
+    return -(-workload.batch_size * whole_blocks * token_bytes // 2**30)
+
+
+def _requests(workload: Workload) -> list[tuple[Any, Any]]:
+    """Of each request its prompt and how it is generated, as the pipeline wants them."""
     genai, openvino, numpy = (import_module(name) for name in ("openvino_genai", "openvino", "numpy"))
-    inputs, configs = [], []
+    requests = []
     for prompt, count in zip(workload.prompts, workload.new_tokens, strict=True):
         config = genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
-        inputs.append(openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)))
-        configs.append(config)
-    return [list(result.m_generation_ids[0]) for result in pipeline.generate(inputs, configs)]
+        requests.append((openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)), config))
+    return requests
+
+
+def _generate(pipeline: Any, _: Workload, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """All requests at once. Returns: fields of an Answer; when tokens came is not told."""
+    results = pipeline.generate([prompt for prompt, _ in requests], [config for _, config in requests])
+    return {"tokens": [list(result.m_generation_ids[0]) for result in results]}
+
+
+def serve(pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """Each request when it arrives, taken up behind the step in which it comes. Returns: fields of an Answer."""
+    arrivals, tokens = Arrivals(workload), [list[int]() for _ in requests]
+    running: dict[int, Any] = {}  # handles, by request
+    while arrivals.has_more or pipeline.has_non_finished_requests():
+        for number in arrivals.take():
+            running[number] = pipeline.add_request(number, *requests[number])
+        if not pipeline.has_non_finished_requests():
+            arrivals.wait()
+            continue
+        pipeline.step()
+        came = {number: _read(handle) for number, handle in running.items()}
+        arrivals.note([number for number, new in came.items() if new])
+        for number, new in came.items():
+            tokens[number] += new
+            if len(tokens[number]) >= workload.new_tokens[number]:
+                del running[number]
+    return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}
+
+
+def _read(handle: Any) -> list[int]:
+    """What a request has got since the last time."""
+    new: list[int] = []
+    while handle.can_read():
+        for output in handle.read().values():
+            new += output.generated_ids
+    return new
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from orca.cli.bench.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The same requests for every system, all there at the start."""
+    """The same requests for every system."""
 
     model: str  # folder
     prompts: list[list[int]]  # token ids, in order of arrival
     new_tokens: list[int]  # greedy tokens to generate for each, EOS or not
     batch_size: int
     threads: int
+    arrivals_s: list[float] | None = None  # of each, after the start; None: all are there at the start
 
     @staticmethod
     def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "Workload":
@@ -28,6 +29,7 @@ class Workload:
             new_tokens=[request.new_tokens for request in trace.requests],
             batch_size=batch_size,
             threads=threads,
+            arrivals_s=None if trace.spec.rate is None else [request.arrival_s for request in trace.requests],
         )
 
     def save(self, path: Path) -> None:
@@ -38,7 +40,7 @@ class Workload:
         return Workload(**json.loads(path.read_text()))
 
     def head(self, requests: int) -> "Workload":
-        """The first requests only, at most four tokens each: enough to warm caches and allocators up."""
+        """The first requests only, all at the start, at most four tokens each: it warms caches and allocators up."""
         return Workload(
             model=self.model,
             prompts=self.prompts[:requests],
@@ -55,6 +57,9 @@ class Answer:
     seconds: float  # from the first request handed over to the last token
     tokens: list[list[int]]  # generated ids of each request
     limit_seconds: float | None = None  # of the engine alone: what its matrix products take by themselves
+    # Of each request, seconds behind its arrival; None where a system does not tell.
+    first_s: list[float] | None = None  # its first token was there
+    last_s: list[float] | None = None  # its last one was
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -1,0 +1,130 @@
+"""Requests that come one by one: when they are handed out, and a peer that is driven that way."""
+
+import pytest
+
+from orca.cli.bench.peers import openvino_peer
+from orca.cli.bench.peers.arrivals import Arrivals
+from orca.cli.bench.peers.openvino_peer import cache_gib
+from orca.cli.bench.peers.workload import Workload
+
+
+class Clock:
+    """Time that passes by sleeping, and by what a test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def workload(*arrivals_s: float, new_tokens: int = 2, prompt_tokens: int = 1) -> Workload:
+    requests = len(arrivals_s)
+    return Workload(
+        model="m",
+        prompts=[[number] * prompt_tokens for number in range(requests)],
+        new_tokens=[new_tokens] * requests,
+        batch_size=2,
+        threads=1,
+        arrivals_s=list(arrivals_s),
+    )
+
+
+def test_a_request_is_handed_out_when_it_has_arrived_and_once() -> None:
+    clock = Clock()
+    arrivals = Arrivals(workload(0.0, 0.5, 0.5, 2.0), clock_s=clock, sleep=clock.sleep)
+    assert arrivals.take() == [0]
+    assert arrivals.take() == []
+    arrivals.wait()
+    assert clock.now_s == pytest.approx(100.5)
+    assert arrivals.take() == [1, 2]
+    assert arrivals.has_more
+    clock.now_s += 5.0
+    arrivals.wait()  # it has come long ago
+    assert clock.now_s == pytest.approx(105.5)
+    assert arrivals.take() == [3]
+    assert not arrivals.has_more
+
+
+def test_times_of_tokens_count_from_the_arrival() -> None:
+    clock = Clock()
+    arrivals = Arrivals(workload(0.0, 0.5), clock_s=clock, sleep=clock.sleep)
+    clock.now_s += 0.75
+    arrivals.note([0, 1])
+    clock.now_s += 0.25
+    arrivals.note([1])
+    assert arrivals.first_s == pytest.approx([0.75, 0.25])
+    assert arrivals.last_s == pytest.approx([0.75, 0.5])
+
+
+class FakeHandle:
+    def __init__(self, number: int, count: int) -> None:
+        self.number = number
+        self.count = count  # tokens still to come
+        self.unread: list[int] = []
+
+    def can_read(self) -> bool:
+        return bool(self.unread)
+
+    def read(self) -> dict[int, "FakeOutput"]:
+        return {0: FakeOutput([self.unread.pop(0)])}
+
+
+class FakeOutput:
+    def __init__(self, generated_ids: list[int]) -> None:
+        self.generated_ids = generated_ids
+
+
+class FakePipeline:
+    """One token to everybody in each step: its request's number."""
+
+    def __init__(self) -> None:
+        self.handles: list[FakeHandle] = []
+        self.steps_of: list[list[int]] = []
+
+    def add_request(self, number: int, prompt: list[int], count: int) -> FakeHandle:
+        assert prompt == [number]
+        self.handles.append(FakeHandle(number, count))
+        return self.handles[-1]
+
+    def has_non_finished_requests(self) -> bool:
+        return any(handle.count for handle in self.handles)
+
+    def step(self) -> None:
+        running = [handle for handle in self.handles if handle.count]
+        assert running, "a step without requests"
+        self.steps_of.append([handle.number for handle in running])
+        for handle in running:
+            handle.unread.append(handle.number)
+            handle.count -= 1
+
+
+def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
+    pipeline, paced = FakePipeline(), workload(0.0, 0.0, 0.05)
+    answer = openvino_peer.serve(pipeline, paced, [([number], 2) for number in range(3)])
+    assert pipeline.steps_of == [[0, 1], [0, 1], [2], [2]]
+    assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
+    assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
+
+
+LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 12}
+GPT2 = {"n_embd": 512, "n_head": 8, "n_layer": 12}
+
+
+@pytest.mark.parametrize(
+    ("config", "prompt_tokens", "gib"),
+    [
+        (GPT2, 10, 1),  # 49,152 bytes a token
+        (GPT2, 10_910, 1),  # two requests, each with two new tokens: 341 blocks of 32
+        (GPT2, 10_911, 2),
+        (LLAMA, 10_911, 1),
+        (LLAMA | {"head_dim": 256}, 10_911, 2),
+    ],
+)
+def test_the_cache_of_openvino_holds_a_full_batch_of_the_longest_requests(
+    config: dict[str, int], prompt_tokens: int, gib: int
+) -> None:
+    assert cache_gib(config, workload(0.0, prompt_tokens=prompt_tokens)) == gib
