@@ -26,12 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty folder for what programs keep of their own, compiled kernels and layouts among it."""
-    from orca.kernels import numba_team
+    from orca.kernels import numba_code
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_team.folder.cache_clear()
+    numba_code.folder.cache_clear()
     yield tmp_path
-    numba_team.folder.cache_clear()
+    numba_code.folder.cache_clear()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""How kernels of CPUs run: on PyTorch's threads, each task once, with or without OpenMP and a folder to write to."""
+"""How kernels of CPUs run: each task once, with or without other threads and a folder to write to."""
 
 import subprocess
 import sys
@@ -14,23 +14,23 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels import numba_team
+from orca.kernels import numba_code, numba_team
 from orca.kernels.numba_intrinsics import elements, join, real, take
 from orca.kernels.numba_team import Kernel
 
 
 def _sign_tasks(args: Any) -> None:
-    """Each task is signed by the thread that took it, and waits until `most` threads have joined."""
+    """Each task is signed by the thread that took it; none is taken before `most` threads have joined, or some time."""
     tasks, most = args[4], args[5]
     signed = carray(elements(args[2], np.int64), (tasks,))
     joined = carray(elements(args[3], np.int64), (most,))
     number = join(args)
     joined[number] += 1
+    for _ in range(10_000_000_000):
+        if joined.sum() == most:
+            break
     task = take(args)
     while task < tasks:
-        for _ in range(1_000_000_000):
-            if joined.sum() == most:
-                break
         signed[task] += 1 + number
         task = take(args)
 
@@ -47,7 +47,7 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
+def test_as_many_threads_as_pytorch_has_take_part_and_each_task_is_done_once() -> None:
     signed, joined = torch.zeros(1000, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     Kernel("sign", _sign_tasks)(1000, signed.data_ptr(), joined.data_ptr(), 1000, 2)
     assert joined.tolist() == [1, 1]
@@ -55,8 +55,8 @@ def test_all_of_pytorchs_threads_take_part_and_each_task_is_done_once() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_one_thread_does_it_all_where_pytorch_has_no_openmp_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_team, "_PARALLEL", None)
+def test_one_thread_does_it_all_where_threads_cannot_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_team, "_team", lambda: None)
     signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     Kernel("sign", _sign_tasks)(10, signed.data_ptr(), joined.data_ptr(), 10, 1)
     assert signed.tolist() == [1] * 10
@@ -70,7 +70,7 @@ def test_a_float_is_given_as_it_is() -> None:
 
 def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> None:
     (kept_kernels / "orca").touch()
-    assert numba_team.folder() is None
+    assert numba_code.folder() is None
     half = torch.zeros(1, dtype=torch.float64)
     Kernel("halve", _halve)(1, half.data_ptr(), 3.0)
     assert half.item() == 1.5
@@ -79,7 +79,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> N
 def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
     Kernel("halve", _halve).compile()
     (folder,) = (kept_kernels / "orca" / "kernels").iterdir()
-    assert numba_team.folder() == folder
+    assert numba_code.folder() == folder
     assert any(folder.rglob("*.nbc"))
 
 
@@ -90,19 +90,9 @@ def test_a_single_task_wakes_no_thread() -> None:
     assert (signed.tolist(), joined.tolist()) == ([1], [1])
 
 
-def test_a_kernel_of_few_tasks_ends_no_threads() -> None:
-    """GNU's OpenMP ends those that a smaller team leaves out: the next kernel would wait for new ones to start."""
-    half, threads = torch.zeros(1, dtype=torch.float64), []
-    with computing_threads(4):
-        for tasks in (1000, 2, 1, 1000):
-            Kernel("halve", _halve)(tasks, half.data_ptr(), 1.0)
-            threads.append(sorted(Path("/proc/self/task").iterdir()))
-    assert threads == [threads[0]] * 4
-
-
 def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    made = numba_team._ALONE
+    made = numba_team._CODE
 
     def made_late(address: int) -> Any:
         """Long after the other threads came."""
@@ -110,7 +100,7 @@ def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: p
         sleep(0.05)
         return made(address)
 
-    monkeypatch.setattr(numba_team, "_ALONE", made_late)
+    monkeypatch.setattr(numba_team, "_CODE", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda place: kernel(1, halves[place].data_ptr(), 1.0), range(4)))
@@ -135,7 +125,7 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
     """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
     for name in ("one", "other"):
         Kernel(name, _halve).compile()
-    kept_in = numba_team.folder()
+    kept_in = numba_code.folder()
     assert kept_in is not None
     assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
 

@@ -234,6 +234,14 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
     return Kernel(f"attention-{dtype}-{head_dim}", attend)
 
 
+@cache
+def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int) -> tuple[Tensor, int]:
+    """The first query head of each KV head, [kv heads + 1], and how many the largest group has."""
+    assert list(kv_of_query) == sorted(kv_of_query)
+    first_query = np.searchsorted(kv_of_query, np.arange(kv_heads + 1)).astype(np.int64)
+    return torch.from_numpy(first_query), max(1, int(np.diff(first_query).max()))
+
+
 class CpuAttention:
     """The geometry of one step under one sliding window: built once, then applied in each layer.
 
@@ -241,10 +249,8 @@ class CpuAttention:
     """
 
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
-        assert list(seen.kv_of_query) == sorted(seen.kv_of_query)
         assert all(row.slots.dtype == torch.int64 and row.slots.is_contiguous() for row in rows)
-        first_query = np.searchsorted(seen.kv_of_query, np.arange(seen.kv_heads + 1))
-        group = max(1, int(np.diff(first_query).max()))
+        self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
         longest = max(1, _QUERIES // group)
         tiles: list[tuple[int, int, int, int]] = []
         for row in rows:
@@ -257,7 +263,6 @@ class CpuAttention:
         tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
         self._rows = rows  # whose slots must not go while the tiles point to them
         self._tiles = torch.from_numpy(np.array(tiles, np.int64))
-        self._first_query = torch.from_numpy(first_query.astype(np.int64))
         self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, longest * group
         self._window = _NO_WINDOW if seen.window is None else seen.window
 

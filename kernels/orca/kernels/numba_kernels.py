@@ -1,4 +1,4 @@
-"""The kernels of CPUs (device.py): one launch each, on all of PyTorch's threads (numba_team.py)."""
+"""The kernels of CPUs (device.py): one launch each, run by a team of threads (numba_team.py)."""
 
 from collections.abc import Sequence
 

@@ -42,7 +42,7 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
 
 def _file(weight: Tensor) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
-    from orca.kernels.numba_team import folder
+    from orca.kernels.numba_code import folder
 
     kept_in = folder()
     if kept_in is None:

@@ -230,7 +230,8 @@ def _resolve(future: asyncio.Future[None] | None) -> None:
 def _variables(settings: WorkerSettings) -> dict[str, str]:
     """What libraries read when they are imported, or begin, which is before any setting could be told to them."""
     threads = str(settings.threads_per_rank)
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    # PyTorch's threads sleep soon when it has nothing for them: those of our kernels compute then (numba_team.py).
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}
     if settings.network_interface is not None:
         variables["NCCL_SOCKET_IFNAME"] = f"={settings.network_interface}"  # else every name that begins so
     return variables

@@ -256,7 +256,7 @@ class Stage:
                 prompts = torch.tensor([self._requests[row.handle].prompt_length for row in step.rows])
                 counts = torch.tensor([row.count for row in step.rows])
                 lengths = torch.repeat_interleave(prompts, counts).to(model.device)
-            turns = model.rotary.rows(positions, lengths)
+            turns = model.rotary.rows(positions, lengths, longest=int(places.max()) + 1)
         return StepContext(
             group=model.group,
             caches=self.cache.layers,

@@ -33,22 +33,34 @@ class Rotary:
         self._frequencies, self._long_frequencies = (
             None if frequencies is None else frequencies.to(device) for frequencies in _frequencies(rope, exponents)
         )
+        self._turns = torch.empty(0, head_dim // 2, dtype=torch.complex64, device=device)  # of the first positions
 
     @property
     def needs_lengths(self) -> bool:
         """Whether the turn depends on the length of the sequence, not on the position alone."""
         return self._rope.kind in ("dynamic", "longrope")
 
-    def rows(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+    def rows(self, positions: Tensor, prompt_lengths: Tensor | None, *, longest: int) -> Tensor:
         """The turns of a step's tokens.
 
         Args:
             positions: [tokens] int64.
             prompt_lengths: [tokens], of each token's request; needed where `needs_lengths`.
+            longest: above all positions.
         Returns: [tokens, 1, head_dim / 2] complex64.
         """
+        if self.needs_lengths:
+            return self._computed(positions, prompt_lengths)[:, None]
+        if longest > len(self._turns):
+            # Twice as many: a request that grows token by token asks for few tables.
+            known = torch.arange(max(2 * longest, 256), device=positions.device)
+            self._turns = self._computed(known, None)
+        return self._turns.index_select(0, positions)[:, None]
+
+    def _computed(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+        """[tokens, head_dim / 2]."""
         angles = positions[:, None].float() * self._frequencies_of(positions, prompt_lengths)
-        return torch.polar(angles.new_full((), self._factor).expand_as(angles), angles)[:, None]
+        return torch.polar(angles.new_full((), self._factor).expand_as(angles), angles)
 
     def _frequencies_of(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
         """[head_dim / 2], or [tokens, head_dim / 2] where they depend on the length."""

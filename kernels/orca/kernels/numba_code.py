@@ -1,0 +1,60 @@
+"""Compiles functions of numbers and addresses for the processor at hand, and keeps the code for the next process."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import llvmlite.binding
+import numba
+from numba import cfunc, config
+
+from orca.kernels.numba_intrinsics import ARGS, FAST
+
+log = logging.getLogger(__name__)
+
+_compiling = Lock()
+
+
+def compiled(name: str, body: Callable[[Any], None]) -> Any:
+    """Numba's code of `body`, by one thread at a time: where it is kept is a setting of the whole process.
+
+    Args:
+        name: its own, also among its variants.
+        body: takes the address of 64-bit numbers.
+    """
+    with _compiling:
+        kept_in = folder()
+        if kept_in is not None:
+            others = config.CACHE_DIR
+            # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
+            # at a time would leave pointing to each other's code.
+            config.CACHE_DIR = str(kept_in / name)
+            try:
+                return cfunc(ARGS, cache=True, **FAST)(body)
+            except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
+                log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
+            finally:
+                config.CACHE_DIR = others
+        return cfunc(ARGS, **FAST)(body)
+
+
+@cache
+def folder() -> Path | None:
+    """Where code is kept, by all that it is compiled from and for: Numba itself looks at the kernel's own file, not at
+    those that it imports. None where nothing can be kept."""
+    kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
+    kind.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
+    for path in sorted(Path(__file__).parent.glob("numba_*.py")):
+        kind.update(path.read_bytes())
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        kept_in = home / "orca" / "kernels" / kind.hexdigest()[:16]
+        kept_in.mkdir(parents=True, exist_ok=True)
+        return kept_in if os.access(kept_in, os.W_OK) else None
+    except (OSError, RuntimeError):  # no home, or one that only can be read
+        return None
