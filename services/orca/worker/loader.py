@@ -1,9 +1,12 @@
 """Reads one rank's slices of a model's weights from safetensors files, and nothing else of them.
 
 `Checkpoint` reads tensors, whole or in slices, and refuses what is missing, misshapen or of a type that is not a plain
-float.
+float. The files are mapped: what has been read of them would count as memory of the process until they are closed, so
+it is given back piece by piece.
 """
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}  # open file by tensor name
         self._paths: dict[str, Path] = {}
         self._read: set[str] = set()
+        self._seen: list[Tensor] = []  # as they lie in the files
         for path in weight_files(folder):
             try:
                 file = safe_open(path, framework="pt")
@@ -69,13 +73,30 @@ class Checkpoint:
         raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
-        """A tensor, or the part of it that `slices` name, one for each leading dimension.
+        """As `view`, in memory of its own."""
+        tensor = self._find(name, shape, *slices).to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+        self.give_back()
+        return tensor
+
+    def view(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
+        """A tensor, or the part of it that `slices` name, one for each leading dimension, until `give_back`.
+
+        It is to be copied, rearranged or summed up: it may lie in the file.
 
         Args:
             shape: what the config says the whole tensor's shape is.
-        Returns: a tensor of its own memory, contiguous, in the checkpoint's dtype and device.
+        Returns: a contiguous tensor in the checkpoint's dtype and device.
         Raises: ModelError naming tensor and file.
         """
+        return self._find(name, shape, *slices).to(device=self._device, dtype=self._dtype).contiguous()
+
+    def give_back(self) -> None:
+        """The memory of all views, which nobody may look at any more."""
+        for tensor in self._seen:
+            _give_back(tensor)
+        self._seen.clear()
+
+    def _find(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
         if name not in self._files:
             raise ModelError(f"{self._folder} has no tensor {name}")
         try:
@@ -91,8 +112,8 @@ class Checkpoint:
             raise ModelError(f"tensor {name} in {self._paths[name]} cannot be read: {error}") from error
         self._read.add(name)
         self._count(tensor.numel() * tensor.element_size())
-        # A copy: the tensor may be a view of the mapped file, or of a larger buffer.
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+        self._seen.append(tensor)
+        return tensor
 
     def stored_bytes(self, prefixes: Iterable[str]) -> int:
         """Bytes of all tensors whose names begin with one of `prefixes`: an estimate of what is to be read."""
@@ -117,9 +138,24 @@ class Checkpoint:
                 raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
 
     def close(self) -> None:
+        self.give_back()
         self._files.clear()
 
     def _count(self, size: int) -> None:
         self.bytes_read += size
         if self._on_progress is not None and self.expected_bytes:
             self._on_progress(min(999, self.bytes_read * 1000 // self.expected_bytes))
+
+
+_MADVISE = getattr(ctypes.CDLL(None), "madvise", None)
+
+
+def _give_back(tensor: Tensor) -> None:
+    """Drop a tensor's whole pages: what lies in a file that nobody has written to is read again where it is needed."""
+    if _MADVISE is None or not hasattr(mmap, "MADV_DONTNEED") or not tensor.numel():
+        return
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (tensor.data_ptr() + reach * tensor.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        _MADVISE(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)

@@ -162,11 +162,10 @@ class Head:
     def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Embedding | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
         if tied is not None:
-            weight = tied.weight
+            self._linear = weights.linear(tied.weight)
         else:
             taken = weights.shard.slice(vocab_size, "vocabulary entries")
-            weight = weights.checkpoint.read(name, (vocab_size, dim), taken)
-        self._linear = weights.linear(weight)
+            self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
         """[rows, hidden] to [rows, vocab] in float32."""

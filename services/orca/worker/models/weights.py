@@ -63,15 +63,17 @@ class Weights:
             is_transposed: the checkpoint stores [in, out] (GPT-2's Conv1D).
             is_gated: the parts are gate and up, wanted as silu(gate) * up.
         """
-        read = self.checkpoint.read
+        view = self.checkpoint.view
         weights = [
-            read(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
+            view(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
             if is_transposed
-            else _in_order(read(f"{part.name}.weight", (part.total, inputs), part.taken), part)
+            else _in_order(view(f"{part.name}.weight", (part.total, inputs), part.taken), part)
             for part in parts
         ]
-        biases = [_in_order(read(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias]
-        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None, is_gated=is_gated)
+        biases = [_in_order(view(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias]
+        weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+        self.checkpoint.give_back()
+        return self.linear(weight, bias, is_gated=is_gated)
 
     def rows(
         self,
@@ -84,13 +86,20 @@ class Weights:
         is_transposed: bool = False,
     ) -> Linear:
         """A row-parallel linear: all `outputs` over input features [first, last) of `total`; its results are summed."""
-        read = self.checkpoint.read
+        bias = self.checkpoint.read(f"{name}.bias", (outputs,)) if has_bias else None
+        own_bias = bias if self.shard.rank == 0 else None
         if is_transposed:
-            weight = read(f"{name}.weight", (total, outputs), taken).t().contiguous()
-        else:
-            weight = read(f"{name}.weight", (outputs, total), None, taken)
-        bias = read(f"{name}.bias", (outputs,)) if has_bias else None
-        return self.linear(weight, bias if self.shard.rank == 0 else None)
+            weight = self.checkpoint.read(f"{name}.weight", (total, outputs), taken).t().contiguous()
+            return self.linear(weight, own_bias)
+        return self.viewed(self.checkpoint.view(f"{name}.weight", (outputs, total), None, taken), own_bias)
+
+    def viewed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A linear of a weight [out, in] that is the checkpoint's view: only layouts that keep it as it is copy it."""
+        linear = self.linear(weight, bias)
+        if linear.weight is weight:
+            linear.weight = weight.clone()
+        self.checkpoint.give_back()
+        return linear
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> Linear:
         """A linear of a weight [out, in] at hand, packed where that is faster."""

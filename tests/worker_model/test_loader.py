@@ -1,0 +1,68 @@
+"""Files of weights are mapped: what was read of them does not stay in memory, and is there when it is read again."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from orca.worker.linear import Linear, Packing, PanelLinear
+from orca.worker.loader import Checkpoint
+from orca.worker.models.weights import Weights
+from orca.worker.shard import Shard
+
+ROWS, COLUMNS, NUMBER = 1024, 1024, 24  # 4 MiB each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("large")
+    tensors = {f"{place}.weight": torch.full((ROWS, COLUMNS), float(place)) for place in range(NUMBER)}
+    save_file(tensors, made / "model.safetensors")
+    return made
+
+
+def checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    return Checkpoint(folder, dtype=dtype, device=torch.device("cpu"))
+
+
+def resident_bytes() -> int:
+    """Of mapped files in this process's memory."""
+    found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
+    files = checkpoint(folder, dtype)
+    before = resident_bytes()
+    for place in range(NUMBER):
+        tensor = files.read(f"{place}.weight", (ROWS, COLUMNS))
+        assert tensor.unique().tolist() == [place]
+        assert resident_bytes() - before < 3 * ROWS * COLUMNS * 4
+    assert files.bytes_read == NUMBER * ROWS * COLUMNS * 4
+
+
+def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
+    files = checkpoint(folder)
+    for rows in ((0, 300), (300, ROWS)):
+        for columns in (None, (5, 900)):
+            part = files.view("7.weight", (ROWS, COLUMNS), rows, columns)
+            assert part.is_contiguous()
+            assert part.unique().tolist() == [7]
+            files.give_back()
+
+
+@pytest.mark.parametrize("layout", [Linear, PanelLinear])
+def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) -> None:
+    """After `give_back` nothing of the model may look at the file any more: it could be another one by then."""
+    files = checkpoint(folder)
+    before = resident_bytes()
+    weights = Weights(files, Shard(), Packing(only=layout))
+    linears = [weights.rows(f"{place}", ROWS, COLUMNS, (0, COLUMNS), has_bias=False) for place in range(1, NUMBER)]
+    ones = torch.ones(1, COLUMNS)
+    for place, linear in enumerate(linears, 1):
+        assert torch.equal(linear(ones), torch.full((1, ROWS), float(place * COLUMNS)))
+    assert resident_bytes() - before < 3 * ROWS * COLUMNS * 4
