@@ -53,7 +53,8 @@ def _file(weight: Tensor) -> Path | None:
 @cache
 def _conditions(threads: int) -> str:
     """What times depend on besides the shape, as a few letters."""
-    on = hashlib.sha256(f"{torch.__version__} {threads} {_processor()}".encode())
+    spins = os.environ.get("GOMP_SPINCOUNT", "")  # how long PyTorch's threads are in the way of ours
+    on = hashlib.sha256(f"{torch.__version__} {threads} {spins} {_processor()}".encode())
     on.update(Path(linear.__file__).read_bytes())
     return on.hexdigest()[:16]
 

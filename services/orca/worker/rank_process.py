@@ -18,6 +18,7 @@ from orca.core.processor_time import processor_time_s
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.frames import Beat, FrameStream, JoinOrder, Kind, Loaded
+from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import Signs
 
@@ -228,10 +229,7 @@ def _resolve(future: asyncio.Future[None] | None) -> None:
 
 
 def _variables(settings: WorkerSettings) -> dict[str, str]:
-    """What libraries read when they are imported, or begin, which is before any setting could be told to them."""
-    threads = str(settings.threads_per_rank)
-    # PyTorch's threads sleep soon when it has nothing for them: those of our kernels compute then (numba_team.py).
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}
+    variables = thread_variables(settings.threads_per_rank)
     if settings.network_interface is not None:
         variables["NCCL_SOCKET_IFNAME"] = f"={settings.network_interface}"  # else every name that begins so
     return variables

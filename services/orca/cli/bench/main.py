@@ -40,6 +40,7 @@ from orca.cli.model_folder import find_model
 from orca.core.errors import ModelError, OrcaError, SettingError
 from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
+from orca.worker.processors import thread_variables
 
 PEER_SHAPES = ("llama-63m", "gpt2-8x384", "llama-500m")
 """What peers/model.py makes; it needs torch, which is not imported to read options."""
@@ -283,6 +284,7 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         times = engine.time_simulated(base.shape, base.cost, batches)
     else:
         simulate.refuse_engine_options(options, but=("stages",))
+        os.environ.update(thread_variables(options.threads))
         times = engine.time_local(
             options.model or _small_model(),
             batches,
@@ -309,6 +311,7 @@ def _vocabulary(folder: Path) -> int:
 
 
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    os.environ.update(thread_variables(options.threads))
     from orca.cli.bench import chunks  # torch: only here
     from orca.cli.bench.peers.workload import Workload
 

@@ -13,11 +13,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import orjson
 
@@ -45,6 +46,9 @@ from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.worker.processors import thread_variables
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class PeerFailed(OrcaError):
@@ -166,22 +170,28 @@ def _run_openvino(precision: str, contest: Contest) -> Ran:
 
 
 def _run_engine(dtype: str, contest: Contest) -> Ran:
-    return _run_peer(contest, sys.executable, "engine_peer", dtype, *_files(contest, "engine.json"))
+    words = "engine_peer", dtype, *_files(contest, "engine.json")
+    return _run_peer(contest, sys.executable, *words, variables=thread_variables(contest.threads))
 
 
 def _files(contest: Contest, *names: str) -> list[str]:
     return [str(contest.folder / name) for name in ("workload.json", *names)]
 
 
-def _run_peer(contest: Contest, python: str, module: str, *words: str) -> Ran:
+def _run_peer(
+    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] = NO_VARIABLES
+) -> Ran:
     """A module whose last word names the file of its answer."""
-    memory = _run_module(contest, python, module, *words)
+    memory = _run_module(contest, python, module, *words, variables=variables)
     return Ran(answer=Answer.load(Path(words[-1])), memory=memory)
 
 
-def _run_module(contest: Contest, python: str, module: str, *words: str) -> list[Peak]:
+def _run_module(
+    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] = NO_VARIABLES
+) -> list[Peak]:
     """A module of this package as a process of its own.
 
+    Args: variables: of its environment, besides the contest's.
     Returns: what memory it took.
     Raises: PeerFailed with the last of what it said.
     """
@@ -189,7 +199,7 @@ def _run_module(contest: Contest, python: str, module: str, *words: str) -> list
     roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
     process = subprocess.Popen(
         leashed([python, "-m", f"orca.cli.bench.peers.{module}", *words]),
-        env={**os.environ, **contest.environment, "PYTHONPATH": roots},
+        env={**os.environ, **contest.environment, **variables, "PYTHONPATH": roots},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
