@@ -43,8 +43,8 @@ _WAITS = 2000
 """Before a caller that waits for those inside lets others have its processor between two looks."""
 
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of threads of one process
-FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
-"""Linux's number of the system call; 0 where we do not know it."""
+FUTEX = {"Linux x86_64": 202, "Linux aarch64": 98}.get(f"{platform.system()} {platform.machine()}", 0)
+"""The number of the system call; 0 where we do not know it."""
 
 
 def call_team(args: Any) -> None:
