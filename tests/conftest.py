@@ -1,5 +1,6 @@
 """Puts tests/ on the import path, where all rooms find what they share, and says how processes share the work."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
         from turns import Turns
 
         config.pluginmanager.register(Turns(gate=HERE / "conftest.py", turn=HERE / "turns.py"))
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """A program that a test runs in this process sets up logging for itself, and for no test after it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

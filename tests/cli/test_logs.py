@@ -2,7 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -14,16 +13,6 @@ from orca.core.logs import configure_logging
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def logged(stream: io.StringIO) -> dict[str, Any]:
