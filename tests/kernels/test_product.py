@@ -1,11 +1,18 @@
 """Products with a weight in panels, against PyTorch's in float64, for the tiles of this processor and of others."""
 
+import os
+import platform
+import subprocess
+import sys
+
+import llvmlite.binding
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_threads import computing_threads
 
+from orca.kernels import numba_amx
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_product import Panels
 from orca.kernels.numba_tile import Tile, tile_of
@@ -14,6 +21,8 @@ from orca.kernels.reference import Kept, RowNorm
 
 TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
 """Vectors that are longer than this processor's are cut up by the compiler."""
+if llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
+    TILES["pairs"] = Tile(lanes=16, rows=12, pairs=True)  # where a processor's own are those of AMX
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 # Inputs and outputs: of one; off every grid; a whole number of panels; more inputs than are gone through at a time.
@@ -22,6 +31,10 @@ SHAPES = [(2, 1), (30, 37), (64, 96), (1100, 50)]
 
 def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def tile_named(name: str, dtype: torch.dtype) -> Tile | None:
+    return None if name == "pairs" and dtype != torch.bfloat16 else TILES[name]
 
 
 def assert_rounded_once(y: Tensor, exact: Tensor, inputs: int) -> None:
@@ -35,8 +48,9 @@ def assert_rounded_once(y: Tensor, exact: Tensor, inputs: int) -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_for_any_number_of_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
-    with_bias, without = Panels(weight, bias, tile=TILES[tile]), Panels(weight, tile=TILES[tile])
-    for rows in (*range(14), 25, 96, 97, 200):
+    used = tile_named(tile, dtype)
+    with_bias, without = Panels(weight, bias, tile=used), Panels(weight, tile=used)
+    for rows in (*range(14), 25, 96, 97, 257, 513):
         x = some(rows, inputs, dtype=dtype, seed=2)
         exact = x.double() @ weight.double().t()
         assert_rounded_once(without.product(x), exact, inputs)
@@ -50,7 +64,7 @@ def test_a_product_added_to_what_is_there_is_rounded_once(
     inputs: int, outputs: int, tile: str, dtype: torch.dtype
 ) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
-    panels = Panels(weight, bias, tile=TILES[tile])
+    panels = Panels(weight, bias, tile=tile_named(tile, dtype))
     x, there = some(19, inputs, dtype=dtype, seed=2), some(19, outputs, dtype=dtype, seed=3)
     exact = there.double() + x.double() @ weight.double().t() + bias
     panels.add_product(x, there)
@@ -62,7 +76,7 @@ def test_a_product_added_to_what_is_there_is_rounded_once(
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (30, 38), (64, 96), (1100, 50)])
 def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
-    panels = Panels(weight, bias, is_gated=True, tile=TILES[tile])
+    panels = Panels(weight, bias, is_gated=True, tile=tile_named(tile, dtype))
     x = some(19, inputs, dtype=dtype, seed=2)
     outputs_of_both = x.double() @ weight.double().t() + bias
     gate, up = outputs_of_both.chunk(2, dim=1)
@@ -92,14 +106,18 @@ def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(outputs: int, 
     """One element at a time at the end of a row, and a vector of them before that: all numbers of the dtype but those
     that processors may take for zero, plus a fraction of their last place."""
     numbers = torch.arange(0, 2**16, 7, dtype=torch.int32).to(torch.int16).view(dtype)
+    numbers = torch.where(_is_usual(numbers), numbers, 0.0)
     there = numbers[: len(numbers) // outputs * outputs].view(-1, outputs).clone()
     panels = Panels(torch.eye(outputs, outputs + outputs % 2).to(dtype))
     share = (there.float() * 1.5 * 2.0 ** -(9 if dtype == torch.bfloat16 else 12)).to(dtype)
-    is_usual = share.isfinite() & (share.abs() >= torch.finfo(dtype).tiny)
-    share = torch.where(is_usual, share, 0.0)
+    share = torch.where(_is_usual(share) & share.isfinite(), share, 0.0)
     expected = (there.float() + share.float()).to(dtype)
     panels.add_product(F.pad(share, (0, outputs % 2)), there)
     torch.testing.assert_close(there, expected, atol=0, rtol=0, equal_nan=True)
+
+
+def _is_usual(numbers: Tensor) -> Tensor:
+    return numbers.isnan() | (numbers.abs() >= torch.finfo(numbers.dtype).tiny)
 
 
 def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
@@ -122,6 +140,32 @@ def test_a_weight_takes_no_more_memory_than_it_did() -> None:
     assert Panels(weight).bytes == weight.numel() * 4 + 96 * 4
 
 
+@pytest.mark.skipif(not numba_amx.is_there(), reason="this processor has no AMX")
+def test_bfloat16_goes_through_amx() -> None:
+    assert tile_of(torch.bfloat16).is_amx
+    assert not tile_of(torch.float32).is_amx
+
+
+_ON_HASWELL = """
+import torch
+from orca.kernels.device import kernels_of
+from orca.kernels.numba_product import Panels
+
+x, weight = torch.randn(20, 30).bfloat16(), torch.randn(50, 30).bfloat16()
+norm = torch.ones(30).bfloat16()
+normed = kernels_of(x.device).rms_norm(x, norm, 1e-5)
+torch.testing.assert_close(normed, torch.nn.functional.rms_norm(x, (30,), norm, 1e-5), atol=0.01, rtol=0.01)
+product = Panels(weight).product(x)
+torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), atol=1e-4, rtol=2.0**-8)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for another architecture")
+def test_a_processor_without_half_precision_rounds_by_itself() -> None:
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2"}
+    subprocess.run([sys.executable, "-c", _ON_HASWELL], env=environment, check=True, timeout=300)
+
+
 def test_only_bfloat16_is_paired() -> None:
     assert not tile_of(torch.float32).pairs
     assert not tile_of(torch.float16).pairs
@@ -132,13 +176,13 @@ def test_only_bfloat16_is_paired() -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, norm = some(outputs, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
-    panels = Panels(weight, tile=TILES[tile])
+    panels = Panels(weight, tile=tile_named(tile, dtype))
     for rows in (1, 19, 200):
         x = some(rows, inputs, dtype=dtype, seed=2)
         normed = kernels_of(x.device).rms_norm(x, norm.weight, norm.eps)
         assert torch.equal(panels.product(x, norm), panels.product(normed))
     if outputs % 2 == 0:
-        gated = Panels(weight, is_gated=True, tile=TILES[tile])
+        gated = Panels(weight, is_gated=True, tile=tile_named(tile, dtype))
         assert torch.equal(gated.gated_product(x, norm), gated.gated_product(normed))
 
 

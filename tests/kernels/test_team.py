@@ -92,15 +92,16 @@ def test_a_single_task_wakes_no_thread() -> None:
 
 def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    made = numba_team._CODE
+    made = numba_team.compiled
 
-    def made_late(address: int) -> Any:
+    def made_late(name: str, body: Any) -> Any:
         """Long after the other threads came."""
-        compiled.append(address)
+        compiled.append(name)
         sleep(0.05)
-        return made(address)
+        return made(name, body)
 
-    monkeypatch.setattr(numba_team, "_CODE", made_late)
+    numba_team._native_call()
+    monkeypatch.setattr(numba_team, "compiled", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda place: kernel(1, halves[place].data_ptr(), 1.0), range(4)))
@@ -132,8 +133,8 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
 
 _COMPILE = """
 from torch import float32
-from orca.kernels.numba_product import kernel
 from orca.kernels.numba_tile import Tile
+from orca.kernels.numba_vector_product import kernel
 kernel(float32, Tile(lanes=4, rows=1, pairs=False)).compile()
 """
 

@@ -2,10 +2,12 @@
 flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
-against. Those of CPUs are in numba_attention.py and numba_rows.py.
+against. Those of CPUs are in numba_attention.py and numba_rows.py; their matrix products, in numba_product.py, are a
+layout of weights (worker/linear.py).
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Protocol
 
@@ -42,6 +44,19 @@ class Kernels(Protocol):
         Args:
             rows: the requests of the step; together they cover each flat token once.
         """
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """A block at whose end the kernels that are called in it are run, if not before.
+
+        Inside only kernels may touch what they write, and none may be given a view of it. What they are given from
+        outside lives until the end.
+        """
+        ...
+
+    def count(self, at: int) -> None:
+        """Add one to the number of 64 bits at an address of the host, when the kernels that were called before have run
+        (on other devices: have been ordered)."""
         ...
 
     def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:

@@ -40,7 +40,7 @@ from orca.kernels.numba_intrinsics import (
     take,
     wide,
 )
-from orca.kernels.numba_team import Kernel
+from orca.kernels.numba_team import Kernel, new_empty
 from orca.kernels.reference import ContextRow, Sight
 
 _CHUNK = 256
@@ -271,8 +271,9 @@ class CpuAttention:
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         tokens, _, head_dim = qkv.shape
-        output = qkv.new_empty(tokens, self._heads * head_dim)
-        scratch = torch.empty(torch.get_num_threads() * _scratch_floats.py_func(self._queries, head_dim))
+        output = new_empty(qkv.dtype, tokens, self._heads * head_dim)
+        floats = _scratch_floats.py_func(self._queries, head_dim)
+        scratch = new_empty(torch.float32, torch.get_num_threads() * floats)
         kernel(qkv.dtype, head_dim)(
             len(self._tiles) * self._kv_heads,
             qkv.data_ptr(),

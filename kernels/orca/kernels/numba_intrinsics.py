@@ -2,12 +2,14 @@
 bits, rows as vectors, prefetch, a fast exponential.
 """
 
+from functools import cache
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -21,6 +23,31 @@ _POINTER = types.CPointer(types.int64)
 ARGS = types.void(_POINTER)
 """The signature of a kernel."""
 
+
+@cache
+def compiles_for(feature: str) -> bool:
+    """Whether the processor has it for which Numba compiles: the one at hand, unless NUMBA_CPU_NAME names another."""
+    if config.CPU_NAME is not None:
+        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    return bool(llvmlite.binding.get_host_cpu_features().get(feature, False))
+
+
+class _Bfloat(ir.Type):
+    """LLVM's type of this name, which llvmlite lacks."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    _to_string = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+BFLOAT = _Bfloat()
 _HALF = ir.HalfType()
 _FLOAT = ir.FloatType()
 
@@ -104,8 +131,9 @@ def _narrowed(builder: Any, number: Any, kind: Any) -> Any:
     if kind == types.float32:
         return number
     element, word = _shaped(ir.IntType(16), number), _shaped(ir.IntType(32), number)
-    if kind == types.int16:
-        return builder.bitcast(builder.fptrunc(number, _shaped(_HALF, number)), element)
+    if kind == types.int16 or compiles_for("avx512bf16"):
+        half = _HALF if kind == types.int16 else BFLOAT
+        return builder.bitcast(builder.fptrunc(number, _shaped(half, number)), element)
     bits, sixteen = builder.bitcast(number, word), _filled(word, 16)
     is_odd = builder.and_(builder.lshr(bits, sixteen), _filled(word, 1))
     rounded = builder.lshr(builder.add(bits, builder.add(is_odd, _filled(word, 0x7FFF))), sixteen)

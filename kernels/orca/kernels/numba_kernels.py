@@ -6,6 +6,7 @@ import torch
 
 from orca.kernels import numba_attention, numba_rows
 from orca.kernels.numba_attention import CpuAttention
+from orca.kernels.numba_team import together
 from orca.kernels.reference import ContextRow, Sight
 
 
@@ -20,6 +21,8 @@ class CpuKernels:
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
         return CpuAttention(rows, seen)
 
+    together = staticmethod(together)
+    count = staticmethod(numba_rows.count)
     keep = staticmethod(numba_rows.keep)
     rms_norm = staticmethod(numba_rows.rms_norm)
     gated_silu = staticmethod(numba_rows.gated_silu)

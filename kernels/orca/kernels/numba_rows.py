@@ -28,7 +28,7 @@ from orca.kernels.numba_intrinsics import (
     take,
     wide,
 )
-from orca.kernels.numba_team import Kernel
+from orca.kernels.numba_team import Kernel, new_empty
 
 _TASK_TOKENS = 4
 
@@ -39,7 +39,18 @@ def _tasks(tokens: int) -> int:
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
     """All of them for one dtype."""
-    return [of(dtype) for of in (_keep, _rms_norm, _gated_silu)]
+    return [_count, *(of(dtype) for of in (_keep, _rms_norm, _gated_silu))]
+
+
+def count(at: int) -> None:
+    _count(1, at)
+
+
+def _add_one(args: Any) -> None:
+    carray(elements(args[2], np.int64), (1,))[0] += 1
+
+
+_count = Kernel("add_one", _add_one)
 
 
 def keep(qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
@@ -107,7 +118,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert weight.dtype == x.dtype
-    normed = torch.empty_like(x)
+    normed = new_empty(x.dtype, *x.shape)
     width = x.shape[-1]
     tokens = x.numel() // width
     _rms_norm(x.dtype)(_tasks(tokens), x.data_ptr(), weight.data_ptr(), normed.data_ptr(), tokens, width, eps)
@@ -144,7 +155,7 @@ def normalise(normed_at: Any, x_at: Any, weight_at: Any, width: Any, eps: Any, k
 def gated_silu(gate_up: Tensor) -> Tensor:
     assert gate_up.is_contiguous()
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    gated = gate_up.new_empty(tokens, width)
+    gated = new_empty(gate_up.dtype, tokens, width)
     _gated_silu(gate_up.dtype)(tokens, gate_up.data_ptr(), gated.data_ptr(), tokens, width)
     return gated
 

@@ -21,16 +21,16 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from orca.kernels.numba_intrinsics import FAST
+from orca.kernels.numba_intrinsics import FAST, LINE_BYTES
 
 _LONG, _WORD = ir.IntType(64), ir.IntType(32)
 
-LINE_BYTES = 128
-"""Two cache lines, which processors fetch as a pair."""
+APART_BYTES = 2 * LINE_BYTES
+"""Processors fetch cache lines as pairs."""
 
 # The memory of a team: these numbers, in bytes from its address.
-STATE, BODY, ARGUMENTS, SLEEPERS, CALLS, IS_OVER, SYSCALL, YIELD = range(0, 8 * LINE_BYTES, LINE_BYTES)
-TEAM_BYTES = 8 * LINE_BYTES
+STATE, BODY, ARGUMENTS, SLEEPERS, CALLS, IS_OVER, SYSCALL, YIELD = range(0, 8 * APART_BYTES, APART_BYTES)
+TEAM_BYTES = 8 * APART_BYTES
 
 # Parts of the state.
 _NUMBER, _NUMBERS = 1 << 32, -1 << 32
@@ -48,11 +48,20 @@ FUTEX = {"Linux x86_64": 202, "Linux aarch64": 98}.get(f"{platform.system()} {pl
 
 
 def call_team(args: Any) -> None:
-    """Run a body on this thread and on those that help.
+    """Run bodies one after the other, each on this thread and on those that help.
 
-    args: addresses of the team, of the body and of its arguments; places.
+    args: address of the team; number of bodies; of each its address, that of its arguments, and places.
     """
-    team, body, arguments, places = args[0], args[1], args[2], args[3]
+    for number in range(args[1]):
+        _share(args[0], args[2 + 3 * number], args[3 + 3 * number], args[4 + 3 * number])
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _share(team: Any, body: Any, arguments: Any, places: Any) -> None:
+    """Run one body."""
+    if places == 0:
+        _run(body, arguments)
+        return
     _set(team + BODY, body)
     _set(team + ARGUMENTS, arguments)
     _set(team + STATE, (_get(team + STATE) & _NUMBERS) + _NUMBER + places * _PLACE)

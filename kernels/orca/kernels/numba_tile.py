@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-import llvmlite.binding
 import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from orca.kernels.numba_intrinsics import LINE_BYTES, ask_for, spread, vector, widened
+from orca.kernels import numba_amx
+from orca.kernels.numba_intrinsics import BFLOAT, LINE_BYTES, ask_for, compiles_for, spread, vector, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,18 @@ class Tile:
 
     lanes: int  # of a vector of float32
     rows: int
-    pairs: bool  # of neighbouring inputs are multiplied at a time (AVX512_BF16, of bfloat16 alone)
+    pairs: bool  # of neighbouring inputs lie beside each other (AVX512_BF16 and AMX, of bfloat16 alone)
+    is_amx: bool = False  # registers of its own instead of vectors (numba_amx.py), of bfloat16 alone
 
     @property
     def together(self) -> int:
-        """Inputs that are multiplied at a time."""
+        """Inputs that lie beside each other in memory."""
         return 2 if self.pairs else 1
+
+    @property
+    def step(self) -> int:
+        """Inputs that are multiplied at a time."""
+        return numba_amx.INPUTS if self.is_amx else self.together
 
     @property
     def name(self) -> str:
@@ -36,20 +42,24 @@ class Tile:
 @cache
 def tile_of(dtype: torch.dtype) -> Tile:
     """For the processor at hand."""
-    features = llvmlite.binding.get_host_cpu_features()
-    if not features.get("avx512f", False):
+    if dtype == torch.bfloat16 and numba_amx.is_there():
+        return Tile(lanes=numba_amx.LANES, rows=2 * numba_amx.ROWS, pairs=True, is_amx=True)
+    if not compiles_for("avx512f"):
         return Tile(lanes=8, rows=6, pairs=False)
-    return Tile(lanes=16, rows=12, pairs=dtype == torch.bfloat16 and features.get("avx512bf16", False))
+    return Tile(lanes=16, rows=12, pairs=dtype == torch.bfloat16 and compiles_for("avx512bf16"))
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def add_products(
     _typing: Any,
     sums: Any,
+    before: Any,
+    before_bytes: Any,
     x: Any,
     row_bytes: Any,
     weights: Any,
     ahead: Any,
+    ahead_bytes: Any,
     depth: Any,
     rows: Any,
     kind: Any,
@@ -57,11 +67,12 @@ def add_products(
     rows_max: Any,
     pairs: Any,
 ) -> Any:
-    """sums [rows, 2 x lanes] += x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)], by their addresses.
+    """sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
 
-    Args:
+    Args: the first eight are addresses, or bytes between them.
+        before_bytes: from a row of `before` to the next; 0 takes one row for all.
         row_bytes: from a row of x to the next.
-        ahead: of as many bytes as the weights have, to ask for.
+        ahead: addresses to ask for, `ahead_bytes` of them for each input, or pair.
         depth: in inputs, or in pairs of them; 1 or more.
         rows: 1 to rows_max.
     """
@@ -70,17 +81,18 @@ def add_products(
         width = lanes.literal_value
         inputs = _Pairs(width) if pairs.literal_value else _Singles(width, kind.dtype)
         end = builder.append_basic_block("end")
-        switch = builder.switch(values[6], end)
+        switch = builder.switch(values[9], end)
         for count in range(1, rows_max.literal_value + 1):
             block = builder.append_basic_block(f"rows{count}")
             switch.add_case(ir.Constant(ir.IntType(64), count), block)
             builder.position_at_end(block)
-            _add_products(builder, values[:6], count, inputs)
+            _add_products(builder, values[:9], count, inputs)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(sums, x, row_bytes, weights, ahead, depth, rows, kind, lanes, rows_max, pairs), generate
+    numbers = sums, before, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth, rows
+    return types.void(*numbers, kind, lanes, rows_max, pairs), generate
 
 
 class _Inputs(Protocol):
@@ -128,7 +140,7 @@ class _Pairs:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._words = ir.VectorType(ir.IntType(32), lanes)
-        self._numbers = ir.VectorType(_Bfloat(), 2 * lanes)
+        self._numbers = ir.VectorType(BFLOAT, 2 * lanes)
 
     def one(self, builder: Any, address: Any) -> Any:
         word = builder.load(builder.inttoptr(address, ir.IntType(32).as_pointer()), align=2)
@@ -144,29 +156,15 @@ class _Pairs:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [sums, weights, one])
 
 
-class _Bfloat(ir.Type):
-    """LLVM's type of this name, which llvmlite lacks."""
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-    _to_string = __str__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bfloat)
-
-    def __hash__(self) -> int:
-        return hash(_Bfloat)
-
-
 def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None:
     """LLVM's code of `add_products` for one number of rows: a loop over the inputs."""
-    sums_at, x, row_bytes, weights, ahead, depth = values
+    sums_at, before_at, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth = values
     lanes, long = inputs.lanes, ir.IntType(64)
     vector_bytes = lanes * inputs.bytes
     places = [(row, half) for row in range(rows) for half in range(2)]
     rows_at = [builder.add(x, builder.mul(row_bytes, long(row))) for row in range(rows)]
-    before = [vector(builder, sums_at, (2 * row + half) * lanes, types.float32, lanes) for row, half in places]
+    before_rows = [builder.add(before_at, builder.mul(before_bytes, long(row))) for row in range(rows)]
+    before = [vector(builder, before_rows[row], half * lanes, types.float32, lanes) for row, half in places]
 
     start, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("loop_end")
     builder.branch(loop)
@@ -174,8 +172,10 @@ def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None
     index = builder.phi(long)
     sums = [builder.phi(each.type) for each in before]
     done = builder.mul(index, long(2 * vector_bytes))
-    for line in range(0, 2 * vector_bytes, LINE_BYTES):
-        ask_for(builder, builder.add(builder.add(ahead, done), long(line)))
+    asked = builder.add(ahead, builder.mul(index, ahead_bytes))
+    ask_for(builder, asked)
+    if 2 * vector_bytes > LINE_BYTES:
+        ask_for(builder, builder.add(asked, builder.lshr(ahead_bytes, long(1))))
     halves = [
         inputs.weights(builder, builder.add(builder.add(weights, done), long(half * vector_bytes))) for half in range(2)
     ]

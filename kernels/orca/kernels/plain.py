@@ -5,7 +5,9 @@ to end, without padding and without a loop over requests. Initiation-phase rows 
 operation of its own.
 """
 
+import ctypes
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,12 @@ class PlainKernels:
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> "PlainAttention":
         return PlainAttention(rows, seen)
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def count(self, at: int) -> None:
+        ctypes.c_int64.from_address(at).value += 1
 
     def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
         kept = cache.shape[1]

@@ -1,0 +1,83 @@
+"""What the kernels of matrix products (numba_vector_product.py, numba_amx_product.py) share: the arguments that they
+get, and what becomes of the sums of a panel.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, literally, njit
+
+from orca.kernels.numba_intrinsics import FAST, elements, gate_lanes, narrow, narrow_lanes, turn_lanes, wide
+
+TASK_ROWS = 256
+"""Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be
+read from memory several times."""
+
+STORE, ADD, GATE, KEEP = range(4)
+"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache."""
+
+# Places of the arguments, in the order in which `Panels` gives them.
+X, WEIGHT, BIAS, Y, NORM, SCRATCH, TURNS, SLOTS, CACHE = range(2, 11)
+ROWS, BLOCKS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(11, 19)
+HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, EPS = range(19, 24)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def finish(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
+    """From sums [last - first, 2 x lanes] of a panel, of rows [first, last), to y, and the cache."""
+    if args[ENDING] == KEEP:
+        _keep(sums_at, first, last, panel, args, kind, bytes_, lanes)
+    else:
+        _store(sums_at, first, last, panel, args, kind, bytes_, lanes)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
+    """To y, where the sums of a row are two pieces, or one when gated. Row by row: the pieces often share a line."""
+    ending, vector_bytes = args[ENDING], literally(lanes) * 4
+    size = args[OUTPUTS] // args[PARTS]
+    width = size if ending == GATE else args[OUTPUTS]
+    for row in range(first, last):
+        numbers = sums_at + (row - first) * 2 * vector_bytes
+        if ending == GATE:
+            gate_lanes(numbers, literally(lanes))
+        for piece in range(1 if ending == GATE else 2):
+            # Where it begins, and what is left of y, or of this part of it.
+            column = panel * lanes + piece * size if args[PARTS] == 2 else (2 * panel + piece) * lanes
+            left = size - panel * lanes if args[PARTS] == 2 else width - column
+            to = args[Y] + (row * width + column) * bytes_
+            _put(numbers + piece * vector_bytes, to, left, ending == ADD, kind, lanes)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _put(numbers: Any, to: Any, left: Any, is_added: Any, kind: Any, lanes: Any) -> None:
+    """A vector, as far as there is room for it, to y, or to what is there."""
+    if left < lanes:
+        sums, some = carray(elements(numbers, np.float32), (lanes,)), carray(elements(to, kind), (lanes,))
+        for lane in range(left):
+            some[lane] = narrow(sums[lane] + (wide(some[lane]) if is_added else np.float32(0.0)), kind)
+    elif is_added:
+        narrow_lanes(numbers, to, kind, literally(lanes), True)
+    else:
+        narrow_lanes(numbers, to, kind, literally(lanes), False)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _keep(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
+    """From sums of a panel of queries, keys or values to y and the cache (device.Kernels.keep)."""
+    outputs, head_dim, kept, block_tokens = args[OUTPUTS], args[HEAD_DIM], args[KEPT], args[BLOCK_TOKENS]
+    slots = carray(elements(args[SLOTS], np.int64), (args[ROWS],))
+    for half in range(2):
+        column = (2 * panel + half) * literally(lanes)
+        if column < outputs:
+            head, dim = column // head_dim, column % head_dim
+            line = head - outputs // head_dim + kept  # of a block in the cache; below 0 for queries
+            for row in range(first, last):
+                numbers = sums_at + ((row - first) * 2 + half) * lanes * 4
+                if args[TURNS] != 0 and line < kept // 2:
+                    turn_lanes(numbers, args[TURNS] + (row * head_dim + dim) * 4, literally(lanes))
+                narrow_lanes(numbers, args[Y] + (row * outputs + column) * bytes_, kind, literally(lanes), False)
+                if line >= 0:
+                    block, place = slots[row] // block_tokens, slots[row] % block_tokens
+                    to = ((block * kept + line) * block_tokens + place) * head_dim + dim
+                    narrow_lanes(numbers, args[CACHE] + to * bytes_, kind, literally(lanes), False)

@@ -1,0 +1,95 @@
+"""Matrix products in panels (numba_product.py) by a processor's vectors.
+
+A task goes through the inputs once for every few rows, whose sums stay in registers meanwhile (numba_tile.py), so the
+weight is read once from memory and a row once per panel from the processor's cache. Meanwhile the panel that this
+thread probably takes next is asked for, in as many shares as there are turns: products of few rows wait for memory
+otherwise.
+
+Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008: the inner kernel. The rest is left out:
+a batch is small enough to stay in the cache as it is.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+from orca.kernels import numba_panel as at
+from orca.kernels.numba_intrinsics import BITS_OF, FAST, join, own_floats, real, take
+from orca.kernels.numba_panel import finish
+from orca.kernels.numba_rows import normalise
+from orca.kernels.numba_team import Kernel
+from orca.kernels.numba_tile import Tile, add_products
+
+_DEPTH = 256
+"""Inputs (or pairs of them) that all rows of a task go through before the next: their weights, 32 KiB, stay in the
+first cache."""
+
+
+def scratch_bytes(rows: int, inputs: int, dtype: torch.dtype, *, is_normed: bool) -> int:
+    """Of a thread whose tasks have so many rows."""
+    return rows * inputs * dtype.itemsize if is_normed else 0
+
+
+@cache
+def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
+    kind, lanes, tile_rows, together, is_paired = BITS_OF[dtype], tile.lanes, tile.rows, tile.together, tile.pairs
+    kind_bytes = dtype.itemsize
+    input_bytes, sums_bytes = together * kind_bytes, 2 * lanes * 4
+    task_sums = at.TASK_ROWS * 2 * lanes
+
+    def body(args: Any) -> None:
+        rows, blocks, panels, depth = args[at.ROWS], args[at.BLOCKS], args[at.PANELS], args[at.INPUTS] // together
+        row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * input_bytes
+        sums_at = own_floats(task_sums)
+        normed_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]
+        normed_block = -1
+        task = take(args)
+        while task < panels * blocks:
+            block, panel = task // panels, task % panels
+            first, last = rows * block // blocks, rows * (block + 1) // blocks
+            x = args[at.X] + first * row_bytes
+            if args[at.NORM] != 0:
+                if normed_block != block:
+                    _normalise(normed_at, x, args, last - first, kind, kind_bytes)
+                    normed_block = block
+                x = normed_at
+            weights = args[at.WEIGHT] + panel * depth * vectors_bytes
+            upcoming = args[at.WEIGHT] + min(panel + args[at.THREADS], panels - 1) * depth * vectors_bytes
+            turns = (last - first + tile_rows - 1) // tile_rows
+            for done in range(0, depth, _DEPTH):
+                some = min(_DEPTH, depth - done)
+                for turn in range(turns):
+                    low, high = (last - first) * turn // turns, (last - first) * (turn + 1) // turns
+                    sums = sums_at + low * sums_bytes
+                    add_products(
+                        sums,
+                        args[at.BIAS] + panel * sums_bytes if done == 0 else sums,
+                        0 if done == 0 else sums_bytes,
+                        x + low * row_bytes + done * input_bytes,
+                        row_bytes,
+                        weights + done * vectors_bytes,
+                        upcoming + (done + some * turn // turns) * vectors_bytes,
+                        (vectors_bytes + turns - 1) // turns,
+                        some,
+                        high - low,
+                        kind,
+                        lanes,
+                        tile_rows,
+                        is_paired,
+                    )
+            finish(sums_at, first, last, panel, args, kind, kind_bytes, lanes)
+            task = take(args)
+
+    return Kernel(f"product-{dtype}-{tile.name}", body)
+
+
+# A function of the module, not of `kernel`: Numba would not know it again in the next process.
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _normalise(normed_at: Any, x_at: Any, args: Any, rows: Any, kind: Any, bytes_: Any) -> None:
+    inputs, eps = args[at.INPUTS], np.float32(real(args[at.EPS]))
+    for row in range(rows):
+        behind = row * inputs * bytes_
+        normalise(normed_at + behind, x_at + behind, args[at.NORM], inputs, eps, kind)

@@ -1,0 +1,151 @@
+"""Kernel calls that run together when their block ends: in order, on any number of threads, with memory given again."""
+
+from collections.abc import Iterator
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import carray
+from torch_threads import computing_threads
+
+from orca.kernels import numba_team, numba_threads
+from orca.kernels.device import kernels_of
+from orca.kernels.numba_intrinsics import elements, take
+from orca.kernels.numba_product import Panels
+from orca.kernels.numba_team import Kernel, new_empty, together
+
+
+def _append(args: Any) -> None:
+    """numbers[0], of elements, times ten and a digit, in each element."""
+    size, digit = args[3], args[4]
+    numbers = carray(elements(args[2], np.int64), (size,))
+    place = take(args)
+    while place < size:
+        numbers[place] = 10 * numbers[place] + digit
+        place = take(args)
+
+
+APPEND = Kernel("append", _append)
+
+
+def _wait(args: Any) -> None:
+    """Until somebody else has written at an address."""
+    for _ in range(10_000_000_000):
+        if numba_threads._get(args[2]) != 0:
+            break
+
+
+WAIT = Kernel("wait", _wait)
+
+
+def append(numbers: torch.Tensor, digit: int) -> None:
+    APPEND(len(numbers), numbers.data_ptr(), len(numbers), digit)
+
+
+@pytest.fixture(params=[1, 2, 4])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    with computing_threads(request.param):
+        yield request.param
+
+
+@pytest.mark.usefixtures("threads")
+def test_calls_run_in_their_order_when_the_block_ends() -> None:
+    many, one = torch.zeros(1000, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    with together():
+        for digit in (1, 2, 3, 4, 5):
+            append(many, digit)
+            append(one, digit)
+        assert not many.any()
+    assert set(many.tolist()) == {12345}
+    assert one.tolist() == [12345]
+    append(one, 6)
+    assert one.tolist() == [123456]
+
+
+@pytest.mark.usefixtures("threads")
+def test_calls_run_without_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba_team, "_team", lambda: None)
+    numbers = torch.zeros(100, dtype=torch.int64)
+    with together():
+        append(numbers, 1)
+        append(numbers, 2)
+    assert set(numbers.tolist()) == {12}
+
+
+def test_a_block_that_an_error_leaves_runs_nothing() -> None:
+    numbers = torch.zeros(1, dtype=torch.int64)
+
+    def break_off() -> None:
+        with together():
+            append(numbers, 1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        break_off()
+    assert numbers.tolist() == [0]
+    append(numbers, 2)
+    assert numbers.tolist() == [2]
+
+
+def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
+    with together():
+        held = new_empty(torch.float32, 3, 4)
+        first = new_empty(torch.float32, 3, 4).data_ptr()
+        other = new_empty(torch.float32, 4, 3)
+        again = new_empty(torch.float32, 3, 4)
+    assert held.data_ptr() != first
+    assert other.data_ptr() != first
+    assert again.data_ptr() == first
+    held[:], again[:] = 1, 2
+    assert new_empty(torch.float32, 3, 4).data_ptr() not in {held.data_ptr(), again.data_ptr()}
+    assert held.sum() == 12
+
+
+@pytest.mark.usefixtures("threads")
+def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() -> None:
+    kernels, x, weight = kernels_of(torch.device("cpu")), torch.randn(50, 64), torch.randn(64)
+    panels = Panels(torch.randn(128, 64), is_gated=True)
+    expected = kernels.gated_silu(panels.product(kernels.rms_norm(x, weight, 1e-5)))
+    with together():
+        for _ in range(5):
+            y = kernels.gated_silu(panels.product(kernels.rms_norm(x, weight, 1e-5)))
+    assert torch.equal(y, expected)
+
+
+def test_a_kernel_without_tasks_changes_nothing() -> None:
+    panels, some, ones, none = Panels(torch.randn(128, 64)), torch.randn(50, 64), torch.ones(50, 64), torch.ones(0, 64)
+    with computing_threads(2), together():
+        first = panels.product(some)
+        nothing = panels.product(none)
+        last = panels.product(ones)
+    assert nothing.shape == (0, 128)
+    assert torch.equal(first, panels.product(some))
+    assert torch.equal(last, panels.product(ones))
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_count_rises_while_the_block_runs() -> None:
+    kernels, count, told = kernels_of(torch.device("cpu")), torch.zeros(1, dtype=torch.int64), []
+    told_at = torch.zeros(1, dtype=torch.int64)
+
+    def tell() -> None:
+        until_s = monotonic() + 30
+        while not count.item() and monotonic() < until_s:
+            sleep(0.001)
+        told.append(count.item())
+        told_at[0] = 1
+
+    teller = Thread(target=tell)
+    with together():
+        kernels.count(count.data_ptr())
+        WAIT(1, told_at.data_ptr())
+        kernels.count(count.data_ptr())
+        teller.start()
+    teller.join()
+    assert told == [1]
+    assert count.tolist() == [2]
+    kernels.count(count.data_ptr())
+    assert count.tolist() == [3]
