@@ -3,13 +3,17 @@
 import os
 import re
 import time
+from unittest.mock import Mock
 
 import pytest
+import torch
 from engine_builders import new_request
 
 from orca.core.processor_time import processor_time_s
 from orca.core.step import Epoch, Row, Step
+from orca.kernels.device import kernels_of
 from orca.worker.progress import Progress
+from orca.worker.rank import _MarkedLayer
 from orca.worker.rank_process import RankProcess
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s
@@ -113,6 +117,30 @@ def test_a_step_without_rows_is_no_first_step() -> None:
     progress.end_step(freeing)
     progress.begin_step(step(1))
     assert progress.units == 12
+
+
+def test_layers_move_the_mark_when_they_have_run() -> None:
+    progress = Progress()
+    progress.at("computes")
+    mark = progress.mark
+    for device in ("cpu", "meta"):
+        kernels = kernels_of(torch.device(device))
+        layer = _MarkedLayer(Unchanging(), progress, kernels)
+        with kernels.together():
+            layer(torch.zeros(1, 1), Mock())
+            layer(torch.zeros(1, 1), Mock())
+            assert progress.mark == mark + (0 if device == "cpu" else 2)
+        mark += 2
+        assert progress.mark == mark
+
+
+class Unchanging:
+    """A layer."""
+
+    only_kernels = True
+
+    def __call__(self, x: torch.Tensor, step: object) -> torch.Tensor:  # noqa: ARG002 - the shape of a layer
+        return x
 
 
 def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:

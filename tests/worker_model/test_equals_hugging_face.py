@@ -97,6 +97,37 @@ def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], 
     model.check(asks)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_layers_whose_kernels_run_together_give_the_same_output(family: str, stages: int, models: Any) -> None:
+    model = models(family, head_dim=16)
+    chain = Chain(model.folder, packs=PanelLinear, stages=stages)
+    assert all(stage._only_kernels for ranks in chain.stages for stage in ranks)
+    asks = random_asks(model.vocab_size, 24, seed=13, new_max=NEW_MAX)
+    serve(chain, asks, max_batch_size=20, chunk=30)
+    model.check(asks)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt2", {}),
+        ("opt", {}),
+        ("qwen3", {}),  # norms of heads
+        ("llama", {"tensor": 2}),  # sums over ranks
+        ("llama", {"quantization": "int8"}),
+        ("llama", {"packs": OneDnnLinear}),
+    ],
+)
+def test_layers_that_are_more_than_kernels_do_not_run_together(
+    family: str, options: dict[str, Any], models: Any
+) -> None:
+    # Heads as those that may: nothing else keeps these layers apart.
+    sizes = {"head_dim": 16} if family in ("llama", "qwen3") else {}
+    chain = Chain(models(family, **sizes).folder, **{"packs": PanelLinear} | options)
+    assert not any(stage._only_kernels for ranks in chain.stages for stage in ranks)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
 def test_a_request_that_starts_again_from_its_log_goes_on_as_before(family: str, models: Any) -> None:
     model = models(family)

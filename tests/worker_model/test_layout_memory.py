@@ -62,6 +62,12 @@ def test_another_shape_or_dtype_is_timed_for_itself(other: Tensor) -> None:
     assert remembered(other, None, timed(Linear, Linear)) is Linear
 
 
+def test_a_weight_whose_layer_runs_together_is_timed_for_itself() -> None:
+    remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear))
+    assert remembered(WEIGHT, None, timed(Linear, Linear), is_together=True) is Linear
+    assert remembered(WEIGHT, None, timed()) is OneDnnLinear
+
+
 def test_another_number_of_threads_is_timed_for_itself() -> None:
     remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear))
     with computing_threads(torch.get_num_threads() + 1):

@@ -14,8 +14,11 @@ from tiny_models import FAMILIES, tiny_checkpoint
 from torch import Tensor
 
 from orca.core.errors import ModelError
+from orca.worker import linear
+from orca.worker.groups import TensorLink
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
 from orca.worker.models.build import StageModel, load_stage
+from orca.worker.progress import Progress
 from orca.worker.shard import Shard, SingleRank, heads_of, part
 
 
@@ -207,6 +210,12 @@ def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has
         torch.testing.assert_close(packed(x), plain(x), atol=1e-5, rtol=1e-5)
 
 
+def test_a_rank_alone_exchanges_nothing_whatever_it_is_given(folder: Path) -> None:
+    """What it computes may then wait for the end of a block (Stage): nothing may look at it before."""
+    model = load_stage(folder, group=TensorLink(1, Progress()), packs=False)
+    assert isinstance(model.group, SingleRank)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_shape_is_timed_once_and_the_choice_is_logged(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
@@ -236,6 +245,31 @@ def test_a_layout_that_is_slow_is_timed_once_and_the_others_take_the_best_of_the
     slow, quick = Timed([0.5, 0.1]), Timed([0.002] * 9 + [0.001] + [0.002] * 4 + [0.0])
     assert least_s([slow, quick], torch.zeros(1, 1), clock=lambda: now) == pytest.approx([0.5, 0.001])
     assert (len(slow.times), len(quick.times)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("times_us", "best"),
+    [
+        ({Linear: 60, PanelLinear: 80, OneDnnLinear: 50}, PanelLinear),  # which the layers around it run together with
+        ({Linear: 600, PanelLinear: 800, OneDnnLinear: 700}, Linear),
+        ({Linear: 600, PanelLinear: 500, OneDnnLinear: 450}, PanelLinear),
+        ({Linear: 600, PanelLinear: 500, OneDnnLinear: 350}, OneDnnLinear),
+    ],
+)
+def test_other_layouts_than_panels_cost_what_they_take_out_of_a_block(
+    times_us: dict[type[Linear], int], best: type[Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(candidates: list[Linear], _x: Tensor) -> list[float]:
+        return [1e-6 * times_us.get(type(candidate), 1000) for candidate in candidates]
+
+    monkeypatch.setattr(linear, "least_s", timed)
+    assert linear.fastest(torch.randn(64, 32), None, is_together=True) is best
+
+
+def test_layouts_of_weights_that_run_apart_anyway_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = {Linear: 60e-6, PanelLinear: 80e-6}
+    monkeypatch.setattr(linear, "least_s", lambda candidates, _x: [times_s.get(type(each), 1.0) for each in candidates])
+    assert linear.fastest(torch.randn(64, 32), None) is Linear
 
 
 def test_a_head_of_which_a_part_was_timed_is_packed_whole() -> None:

@@ -1,7 +1,6 @@
 """Stage: state of requests over steps, log probabilities, fed tokens, seeds, and what breaks an epoch."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import Claim, NewRequest, Row, Step
 from orca.worker.linear import PanelLinear
-from orca.worker.models.blocks import StepContext
+from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
 from orca.worker.shard import Shard
 from orca.worker.stage import Stage
@@ -143,7 +142,7 @@ def test_the_last_layer_ends_with_the_rows_whose_logits_are_wanted(folder: Path,
     shard = Shard(stage=stages - 1, stages=stages)
     model = load_stage(folder, shard)
     rows: list[list[int]] = []
-    model.layers[:] = [watched_rows(layer, rows) for layer in model.layers]
+    model.layers[:] = [WatchedLayer(layer, rows) for layer in model.layers]
     stage = Stage(model, slots=256, block_tokens=4, eos_token_ids=(), feeds_tokens=False)
 
     def run(*bring: NewRequest, parts: list[Row]) -> list[int]:
@@ -165,15 +164,17 @@ def test_the_last_layer_ends_with_the_rows_whose_logits_are_wanted(folder: Path,
     assert run(new(3, prompt, asking), parts=[Row(handle=3, start=0, count=20, sample=True)]) == [*before, 20]
 
 
-def watched_rows(
-    layer: Callable[[Tensor, StepContext], Tensor], rows: list[list[int]]
-) -> Callable[[Tensor, StepContext], Tensor]:
-    def watched(hidden: Tensor, context: StepContext) -> Tensor:
-        output = layer(hidden, context)
-        rows[-1].append(len(output))
-        return output
+class WatchedLayer:
+    """Tells how many rows a layer returns."""
 
-    return watched
+    def __init__(self, layer: Layer, rows: list[list[int]]) -> None:
+        self._layer, self._rows = layer, rows
+        self.only_kernels = layer.only_kernels
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        output = self._layer(x, step)
+        self._rows[-1].append(len(output))
+        return output
 
 
 def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:

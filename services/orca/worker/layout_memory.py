@@ -8,7 +8,7 @@ on. Where nothing can be kept, each start times anew.
 import hashlib
 import logging
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -20,9 +20,12 @@ from orca.worker.linear import Choose, Linear, fastest, shape_name
 log = logging.getLogger(__name__)
 
 
-def remembered(weight: Tensor, bias: Tensor | None, choose: Choose = fastest) -> type[Linear]:
-    """What `choose` finds for a weight of this shape, which is asked only where no earlier start has."""
-    file = _file(weight)
+def remembered(
+    weight: Tensor, bias: Tensor | None, choose: Choose | None = None, *, is_together: bool = False
+) -> type[Linear]:
+    """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has."""
+    choose = choose or partial(fastest, is_together=is_together)
+    file = _file(weight, is_together=is_together)
     if file is None:
         return choose(weight, bias)
     kind = _read(file)
@@ -40,14 +43,15 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
     return first if choose(weight, bias) is first else choose(weight, bias)
 
 
-def _file(weight: Tensor) -> Path | None:
+def _file(weight: Tensor, *, is_together: bool) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
     from orca.kernels.numba_code import folder
 
     kept_in = folder()
     if kept_in is None:
         return None
-    return kept_in / "layouts" / f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads())}"
+    name = f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads())}"
+    return kept_in / "layouts" / (f"{name}-together" if is_together else name)
 
 
 @cache

@@ -107,8 +107,12 @@ class PanelLinear(Linear):
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
         return self._panels.gated_product(*_before(norm, x))
 
+    def can_keep(self, head_dim: int) -> bool:
+        """Whether `kept` is one go."""
+        return self._panels.can_keep(head_dim)
+
     def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
-        if not self._panels.can_keep(kept.cache.shape[3]):
+        if not self.can_keep(kept.cache.shape[3]):
             return super().kept(norm, x, kept)
         return self._panels.kept_product(*_before(norm, x), kept)
 
@@ -153,16 +157,22 @@ class MklLinear(Linear):
 
 
 # By how much each must win against the best of those before it. Packed weights against plain ones: below it is noise,
-# and plain weights can be shared with an embedding. Others against panels: those do what follows a product in the same
-# go and ask for weights that are not in the cache, which both does not show in the timing. MKL keeps a second copy.
+# and plain weights can be shared with an embedding. Others against panels: those ask for weights that are not in the
+# cache, which the timing does not show. MKL keeps a second copy.
 _WORTH = {PanelLinear: 0.95, OneDnnLinear: 0.9, MklLinear: 0.8}
+# Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
+# the product is another launch, and all launches are apart then.
+_APART_S = 5e-5
 
 Choose = Callable[[Tensor, Tensor | None], type[Linear]]
 """From a weight and its bias to the layout for all weights of its shape."""
 
 
-def fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
+def fastest(weight: Tensor, bias: Tensor | None, *, is_together: bool = False) -> type[Linear]:
     """The layout with the least time, as the product over `_TIMED_ROWS`: a tenth counts alike at each.
+
+    Args:
+        is_together: its layer runs together with others, as long as all weights are in panels (`_APART_S`).
 
     The run that counts follows one of the same product. With memory written in between, so that the weight comes from
     there as in a real step, what else had left the caches weighed more than the layouts differ, and the wrong ones were
@@ -179,7 +189,8 @@ def fastest(weight: Tensor, bias: Tensor | None) -> type[Linear]:
         candidates.append(candidate)
     times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
     seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
-    taken = {kind: prod(each) ** (1 / len(each)) for kind, each in seconds.items()}
+    apart_s = {kind: _APART_S if is_together and kind is not PanelLinear else 0.0 for kind in seconds}
+    taken = {kind: prod(time + apart_s[kind] for time in each) ** (1 / len(each)) for kind, each in seconds.items()}
     best: type[Linear] = Linear
     for kind, worth in _WORTH.items():
         if taken.get(kind, inf) < worth * taken[best]:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, SettingError
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
+from orca.kernels.device import Kernels, kernels_of
 from orca.worker import frames
 from orca.worker.executor import Executor, IterationLog
 from orca.worker.frames import Beat, FrameSocket, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.inbox import EpochSteps, Inbox
 from orca.worker.memory import slots_possible
-from orca.worker.models.blocks import StepContext
+from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.progress import Progress
 from orca.worker.settings import WorkerSettings
@@ -40,8 +41,6 @@ from orca.worker.stage import Stage
 log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
-
-Layer = Callable[[Tensor, StepContext], Tensor]
 
 
 class Rank:
@@ -98,7 +97,8 @@ class Rank:
         self._info = info
         self._progress.at("reads weights")
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
-        model.layers[:] = [_marked(layer, self._progress) for layer in model.layers]
+        kernels = kernels_of(self._device)
+        model.layers[:] = [_MarkedLayer(layer, self._progress, kernels) for layer in model.layers]
         loaded = Loaded(
             revision=info.revision,
             max_model_len=info.max_model_len,
@@ -261,14 +261,17 @@ class Rank:
         self._socket.write(frames.encode_json(kind, **fields))
 
 
-def _marked(layer: Layer, progress: Progress) -> Layer:
-    """A layer that moves the progress mark each time it runs."""
+class _MarkedLayer:
+    """A layer that moves the progress mark each time it has run."""
 
-    def run(hidden: Tensor, context: StepContext) -> Tensor:
-        progress.move()
-        return layer(hidden, context)
+    def __init__(self, layer: Layer, progress: Progress, kernels: Kernels) -> None:
+        self.only_kernels = layer.only_kernels
+        self._layer, self._progress, self._kernels = layer, progress, kernels
 
-    return run
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        x = self._layer(x, step)
+        self._kernels.count(self._progress.layers_at)
+        return x
 
 
 def _device_of(settings: WorkerSettings, rank: int) -> torch.device:

@@ -28,6 +28,7 @@ from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
+from orca.worker.shard import SingleRank
 
 _PROMPT_LOGITS_BYTES = 32 << 20
 """Of float32 logits of prompt positions at a time. Those of a whole prompt, which any client may ask for, would take
@@ -89,6 +90,8 @@ class Stage:
         self._told_rows_max = max(1, prompt_logits_bytes // (4 * model.config.vocab_size))
         self._eos_token_ids = tuple(eos_token_ids)
         self._feeds_tokens = feeds_tokens
+        is_alone = isinstance(model.group, SingleRank)
+        self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
         self._requests: dict[int, _Request] = {}
         self._fed = torch.zeros(0, dtype=torch.int64, device=model.device)
         self._free_lines: list[int] = []
@@ -169,8 +172,7 @@ class Stage:
             hidden = model.embed(plan.ids, context)
         assert hidden is not None
         assert hidden.shape == (plan.tokens, model.config.hidden_size)
-        for layer in model.layers:
-            hidden = layer(hidden, context)
+        hidden = self._through_layers(hidden, context)
         if model.head is None:
             return hidden
         self._tell_prompts(plan, hidden, context)
@@ -205,6 +207,17 @@ class Stage:
         self.cache.check()
         lines = [request.line for request in self._requests.values()]
         assert sorted(lines + self._free_lines) == list(range(len(self._fed))), "a line is lost or held twice"
+
+    def _through_layers(self, hidden: Tensor, context: StepContext) -> Tensor:
+        layers, joined = self._model.layers, 0
+        if self._only_kernels:
+            joined = len(layers) - (context.wanted is not None)  # the last one takes rows out of what it computes
+        with kernels_of(hidden.device).together():
+            for layer in layers[:joined]:
+                hidden = layer(hidden, context)
+        for layer in layers[joined:]:
+            hidden = layer(hidden, context)
+        return hidden
 
     def _tell_prompts(self, plan: Plan, hidden: Tensor, context: StepContext) -> None:
         """Gather the log probabilities of prompt tokens, some rows at a time.

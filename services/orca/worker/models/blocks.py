@@ -4,6 +4,7 @@ section 3, S2); only `Attention` knows that the tokens belong to different reque
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from orca.kernels.device import RaggedAttention, kernels_of
 from orca.kernels.reference import Kept
-from orca.worker.linear import Linear
+from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.weights import Weights
-from orca.worker.norms import Norm
+from orca.worker.norms import Norm, RMSNorm
 from orca.worker.shard import Heads, SingleRank, TensorGroup
 
 
@@ -52,6 +53,18 @@ def _added(x: Tensor, linear: Linear, features: Tensor, step: StepContext) -> Te
     return x
 
 
+class Layer(Protocol):
+    """A layer of a stage."""
+
+    only_kernels: bool
+    """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage and
+    all rows leave it."""
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """x [tokens, hidden], changed in place; the model's last layer returns those rows that are wanted."""
+        ...
+
+
 class Attention:
     """x + attention(norm(x)): fused query-key-value projection, rotation, cache, ragged attention, output projection.
 
@@ -88,6 +101,8 @@ class Attention:
         self._head_norm = head_norm
         self._norm_eps = norm_eps
         self._kernels = kernels_of(qkv.weight.device)
+        can_keep = isinstance(qkv, PanelLinear) and qkv.can_keep(head_dim) and head_norm is None
+        self.only_kernels = isinstance(norm, RMSNorm) and can_keep and isinstance(out, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`)."""
@@ -130,6 +145,8 @@ class GatedMLP:
 
     def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
         self._norm, self._gate_up, self._down, self._act = norm, gate_up, down, _ACT[activation]
+        is_gated = isinstance(norm, RMSNorm) and self._act is F.silu
+        self.only_kernels = is_gated and isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         if self._act is F.silu:

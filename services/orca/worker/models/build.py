@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import StepContext
+from orca.worker.models.blocks import Layer, StepContext, is_silu
 from orca.worker.models.family import Family
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
@@ -45,7 +46,7 @@ class StageModel:
     device: torch.device
     group: TensorGroup
     embed: Callable[[Tensor, StepContext], Tensor] | None  # first stage: ids [tokens] to [tokens, hidden]
-    layers: list[Callable[[Tensor, StepContext], Tensor]]
+    layers: list[Layer]
     head: Callable[[Tensor, StepContext], Tensor] | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
     windows: tuple[int | None, ...]  # of the stage's layers
@@ -95,7 +96,7 @@ def load_stage(
     family = _FAMILIES[type(config)]
     kernels_of(place).prepare(kind, config.head_dim)
     checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
-    weights = Weights(checkpoint, shard, _packing(info, place, packs))
+    weights = Weights(checkpoint, shard, _packing(info, place, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -132,10 +133,19 @@ def load_stage(
     )
 
 
-def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear]) -> Packing:
+def _is_together(config: ModelConfig, shard: Shard) -> bool:
+    """Whether layers are nothing but kernels if their weights are in panels (blocks.py, `only_kernels`)."""
+    if shard.tensor > 1 or not isinstance(config, LlamaConfig):
+        return False
+    return not config.has_qk_norm and is_silu(config.activation)
+
+
+def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], is_together: bool) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
-        return Packing(is_on=bool(packs) and place.type == "cpu", only=only, choose=remembered)
+        return Packing(
+            is_on=bool(packs) and place.type == "cpu", only=only, choose=partial(remembered, is_together=is_together)
+        )
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     return Packing(only=int8_layout())
@@ -152,6 +162,8 @@ def _expected_bytes(checkpoint: Checkpoint, family: Family, prefix: str, shard: 
 
 
 def _group(group: TensorGroup | None, shard: Shard) -> TensorGroup:
-    if group is None and shard.tensor > 1:
+    if shard.tensor == 1:
+        return SingleRank()  # whatever exchanges nothing: blocks.py asks for this one
+    if group is None:
         raise ModelError(f"{shard.tensor} ranks in a stage need a tensor group")
-    return group if group is not None else SingleRank()
+    return group

@@ -58,6 +58,8 @@ class ChainEmbedding:
 class ChainLayer:
     """Layer `number` of the model, `index` in its stage: keeps a hash of each state, mixes in all that was kept."""
 
+    only_kernels = False
+
     def __init__(self, weights: Weights, config: ChainConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
         heads, dim = heads_of(weights.shard, config.num_heads, config.num_kv_heads), config.head_dim

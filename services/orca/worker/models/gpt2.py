@@ -22,6 +22,8 @@ class GPT2Embedding:
 class GPT2Layer:
     """Layer `number` of the model, `index` in its stage."""
 
+    only_kernels = False
+
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}h.{number}."
         hidden, dim = config.hidden_size, config.head_dim

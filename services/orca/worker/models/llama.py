@@ -73,6 +73,7 @@ class LlamaLayer:
             weights.rows(f"{here}mlp.down_proj", hidden, config.intermediate_size, taken, has_bias=config.has_mlp_bias),
             config.activation,
         )
+        self.only_kernels = self._attention.only_kernels and self._mlp.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._mlp(self._attention(x, step), step)

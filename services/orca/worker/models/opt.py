@@ -29,6 +29,8 @@ class OPTEmbedding:
 class OPTLayer:
     """Layer `number` of the model, `index` in its stage."""
 
+    only_kernels = False
+
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
         hidden, dim, has_bias = config.hidden_size, config.head_dim, config.has_bias

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 
 import orjson
 
@@ -47,8 +46,6 @@ from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.worker.processors import thread_variables
-
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class PeerFailed(OrcaError):
@@ -179,7 +176,7 @@ def _files(contest: Contest, *names: str) -> list[str]:
 
 
 def _run_peer(
-    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] = NO_VARIABLES
+    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] | None = None
 ) -> Ran:
     """A module whose last word names the file of its answer."""
     memory = _run_module(contest, python, module, *words, variables=variables)
@@ -187,7 +184,7 @@ def _run_peer(
 
 
 def _run_module(
-    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] = NO_VARIABLES
+    contest: Contest, python: str, module: str, *words: str, variables: Mapping[str, str] | None = None
 ) -> list[Peak]:
     """A module of this package as a process of its own.
 
@@ -199,7 +196,7 @@ def _run_module(
     roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
     process = subprocess.Popen(
         leashed([python, "-m", f"orca.cli.bench.peers.{module}", *words]),
-        env={**os.environ, **contest.environment, **variables, "PYTHONPATH": roots},
+        env={**os.environ, **contest.environment, **(variables or {}), "PYTHONPATH": roots},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
