@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_threads import computing_threads
 
 from orca.kernels import numba_amx
+from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_product import Panels
 from orca.kernels.numba_tile import Tile, tile_of
@@ -84,6 +85,26 @@ def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtyp
     assert_rounded_once(panels.product(x), outputs_of_both, 64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize(("inputs", "outputs"), [(30, 37), (64, 96)])
+def test_an_activated_product(inputs: int, outputs: int, activation: Activation, tile: str, dtype: torch.dtype) -> None:
+    weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
+    panels, x = Panels(weight, bias, tile=tile_named(tile, dtype)), some(19, inputs, dtype=dtype, seed=2)
+    exact = activation(x.double() @ weight.double().t() + bias)
+    assert_rounded_once(panels.product(x, None, activation), exact, 64)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_an_activation_of_any_number(activation: Activation) -> None:
+    """And of infinities and none: as PyTorch has them, or 0 where it has no number."""
+    far = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan"), float("inf")])
+    numbers = torch.cat((torch.linspace(-30, 30, 6001), far))[:, None]
+    activated = Panels(torch.ones(1, 1)).product(numbers, None, activation)
+    torch.testing.assert_close(activated.double(), activation(numbers.double()), atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
 def test_a_gate_far_from_zero() -> None:
     gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan")])
     panels = Panels(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
@@ -150,11 +171,13 @@ _ON_HASWELL = """
 import torch
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_product import Panels
+from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import RowNorm
 
 x, weight = torch.randn(20, 30).bfloat16(), torch.randn(50, 30).bfloat16()
-norm = torch.ones(30).bfloat16()
-normed = kernels_of(x.device).rms_norm(x, norm, 1e-5)
-torch.testing.assert_close(normed, torch.nn.functional.rms_norm(x, (30,), norm, 1e-5), atol=0.01, rtol=0.01)
+norm = RowNorm(torch.ones(30).bfloat16(), 1e-5)
+normed = kernels_of(x.device).normalise(x, norm)
+torch.testing.assert_close(normed, PlainKernels().normalise(x, norm), atol=0.01, rtol=0.01)
 product = Panels(weight).product(x)
 torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), atol=1e-4, rtol=2.0**-8)
 """
@@ -172,14 +195,16 @@ def test_only_bfloat16_is_paired() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
-    weight, norm = some(outputs, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
+def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, has_bias: bool, dtype: torch.dtype) -> None:
+    weight, scale, bias = (some(*shape, inputs, dtype=dtype, seed=len(shape)) for shape in ((outputs,), (), ()))
+    norm = RowNorm(scale, 1e-5, bias if has_bias else None)
     panels = Panels(weight, tile=tile_named(tile, dtype))
     for rows in (1, 19, 200):
         x = some(rows, inputs, dtype=dtype, seed=2)
-        normed = kernels_of(x.device).rms_norm(x, norm.weight, norm.eps)
+        normed = kernels_of(x.device).normalise(x, norm)
         assert torch.equal(panels.product(x, norm), panels.product(normed))
     if outputs % 2 == 0:
         gated = Panels(weight, is_gated=True, tile=tile_named(tile, dtype))
@@ -187,25 +212,25 @@ def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 16), (5, 2, 48), (4, 4, 64)])
-def test_a_product_that_is_kept(heads: int, kv_heads: int, head_dim: int, is_turned: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 16), (5, 2, 48), (4, 4, 64), (2, 2, 20)])
+def test_a_product_that_is_kept(
+    heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype
+) -> None:
+    """Heads into which whole vectors fit, and others."""
     tokens, blocks, block_tokens, inputs = 101, 30, 4, 40
     x, norm = some(tokens, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
     panels = Panels(some((heads + 2 * kv_heads) * head_dim, inputs, dtype=dtype, seed=2) / inputs**0.5)
     slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
     angles = some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
     turns = torch.polar(torch.ones_like(angles), angles) if is_turned else None
+    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     caches = [torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-    kept = panels.kept_product(x, norm, Kept(caches[0], slots, turns))
+    kept = panels.kept_product(x, norm, Kept(caches[0], slots, turns, head_norm))
     qkv = panels.product(x, norm).view(tokens, -1, head_dim)
-    PlainKernels().keep(qkv, caches[1], slots, turns)
+    PlainKernels().keep(qkv, Kept(caches[1], slots, turns, head_norm))
     # Turned before they are rounded, and rounded before they are turned.
     unit = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(kept, qkv, atol=3 * unit, rtol=unit)
     torch.testing.assert_close(*caches, atol=3 * unit, rtol=unit, equal_nan=True)
-
-
-def test_heads_that_a_vector_does_not_fit_into_are_kept_otherwise() -> None:
-    panels = Panels(torch.ones(80, 4), tile=TILES["avx512"])
-    assert [head_dim for head_dim in (8, 16, 40, 80) if panels.can_keep(head_dim)] == [16, 80]

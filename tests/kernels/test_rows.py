@@ -6,6 +6,7 @@ from torch import Tensor
 
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import Kept, RowNorm
 
 CPU, PLAIN = kernels_of(torch.device("cpu")), PlainKernels()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -23,10 +24,20 @@ def assert_alike(one: Tensor, other: Tensor, *, roundings: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_rms_norm(tokens: int, width: int, dtype: torch.dtype) -> None:
-    x, weight = some(tokens, width, dtype=dtype), some(width, dtype=dtype, seed=1)
-    assert_alike(CPU.rms_norm(x, weight, 1e-5), PLAIN.rms_norm(x.clone(), weight, 1e-5), roundings=8)
+def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype) -> None:
+    x, weight, bias = (some(*shape, dtype=dtype, seed=len(shape)) for shape in ((tokens, width), (width,), (width,)))
+    norm = RowNorm(weight, 1e-5, bias if has_bias else None)
+    assert_alike(CPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
+
+
+def test_the_norm_of_numbers_that_are_alike() -> None:
+    """Far from zero, with little between them: the square of the mean is not taken from the mean of the squares."""
+    x = 1000 + some(3, 512, dtype=torch.float32)
+    norm = RowNorm(torch.ones(512), 1e-5, torch.zeros(512))
+    exact = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-5)
+    torch.testing.assert_close(CPU.normalise(x, norm).double(), exact, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -43,31 +54,34 @@ def test_gated_silu_of_numbers_far_from_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 10), (8, 8, 64)])
-def test_keep(heads: int, kv_heads: int, head_dim: int, is_turned: bool, dtype: torch.dtype) -> None:
+def test_keep(heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype) -> None:
     tokens, blocks, block_tokens = 11, 6, 4
     qkv = some(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
     turns = torch.polar(
         torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
     )
+    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     queries, caches = [], []
     for kernels in (CPU, PLAIN):
         own = qkv.clone()
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        kernels.keep(own, cache, slots, turns if is_turned else None)
+        kernels.keep(own, Kept(cache, slots, turns if is_turned else None, head_norm))
         queries.append(own[:, :heads])
         caches.append(cache)
-    assert_alike(*queries, roundings=4)
+    assert_alike(*queries, roundings=8)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())
-    assert_alike(caches[0].nan_to_num(), caches[1].nan_to_num(), roundings=4)
+    assert_alike(caches[0].nan_to_num(), caches[1].nan_to_num(), roundings=8)
 
 
-def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies() -> None:
+@pytest.mark.parametrize("bias", [None, torch.ones(30)], ids=["rms", "layer"])
+def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | None) -> None:
     """In memory, too: code for rows that may overlap is other code."""
-    weight, memory = some(30, dtype=torch.float32), torch.empty(4096)
+    norm, memory = RowNorm(some(30, dtype=torch.float32), 1e-5, bias), torch.empty(4096)
     for seed in range(200):
         x = some(1, 30, dtype=torch.float32, seed=seed)
         elsewhere = memory[seed : seed + 30].copy_(x[0])[None]
-        assert torch.equal(CPU.rms_norm(x, weight, 1e-5), CPU.rms_norm(elsewhere, weight, 1e-5))
+        assert torch.equal(CPU.normalise(x, norm), CPU.normalise(elsewhere, norm))

@@ -16,6 +16,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.numba_intrinsics import elements, take
 from orca.kernels.numba_product import Panels
 from orca.kernels.numba_team import Kernel, new_empty, together
+from orca.kernels.reference import RowNorm
 
 
 def _append(args: Any) -> None:
@@ -106,12 +107,12 @@ def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() -> None:
-    kernels, x, weight = kernels_of(torch.device("cpu")), torch.randn(50, 64), torch.randn(64)
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), RowNorm(torch.randn(64), 1e-5)
     panels = Panels(torch.randn(128, 64), is_gated=True)
-    expected = kernels.gated_silu(panels.product(kernels.rms_norm(x, weight, 1e-5)))
+    expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     with together():
         for _ in range(5):
-            y = kernels.gated_silu(panels.product(kernels.rms_norm(x, weight, 1e-5)))
+            y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     assert torch.equal(y, expected)
 
 

@@ -98,9 +98,20 @@ def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], 
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_layers_whose_kernels_run_together_give_the_same_output(family: str, stages: int, models: Any) -> None:
-    model = models(family, head_dim=16)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("llama", {"head_dim": 16}),  # a whole number of vectors, which are kept in the same go
+        ("gpt2", {"activation_function": "gelu"}),
+        ("gpt2", {"activation_function": "quick_gelu"}),
+        ("opt", {"do_layer_norm_before": False, "layer_norm_elementwise_affine": False}),
+    ],
+)
+def test_layers_whose_kernels_run_together_give_the_same_output(
+    family: str, options: dict[str, Any], stages: int, models: Any
+) -> None:
+    model = models(family, **options)
     chain = Chain(model.folder, packs=PanelLinear, stages=stages)
     assert all(stage._only_kernels for ranks in chain.stages for stage in ranks)
     asks = random_asks(model.vocab_size, 24, seed=13, new_max=NEW_MAX)
@@ -111,20 +122,16 @@ def test_layers_whose_kernels_run_together_give_the_same_output(family: str, sta
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("gpt2", {}),
-        ("opt", {}),
-        ("qwen3", {}),  # norms of heads
         ("llama", {"tensor": 2}),  # sums over ranks
         ("llama", {"quantization": "int8"}),
         ("llama", {"packs": OneDnnLinear}),
+        ("gpt2", {"packs": OneDnnLinear}),
     ],
 )
 def test_layers_that_are_more_than_kernels_do_not_run_together(
     family: str, options: dict[str, Any], models: Any
 ) -> None:
-    # Heads as those that may: nothing else keeps these layers apart.
-    sizes = {"head_dim": 16} if family in ("llama", "qwen3") else {}
-    chain = Chain(models(family, **sizes).folder, **{"packs": PanelLinear} | options)
+    chain = Chain(models(family).folder, **{"packs": PanelLinear} | options)
     assert not any(stage._only_kernels for ranks in chain.stages for stage in ranks)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
 
 
 class RaggedAttention(Protocol):
@@ -59,23 +59,16 @@ class Kernels(Protocol):
         (on other devices: have been ordered)."""
         ...
 
-    def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
-        """Turn the step's queries and keys, and put its keys and values into the cache.
+    def keep(self, qkv: Tensor, kept: Kept) -> None:
+        """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 
         Args:
-            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; turned in place.
-            cache: [blocks, 2 x kv heads, block_tokens, head_dim].
-            slots: [tokens] int64.
-            turns: [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE); None turns nothing.
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; changed in place.
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32.
-
-        Args:
-            x: [tokens, hidden], contiguous.
-        """
+    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+        """RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
         ...
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from orca.kernels import numba_panel as at
 from orca.kernels.numba_amx import INPUTS, LANES, ROWS, TILE_BYTES, add_tiles, copy_lines, enter, leave
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, LINE_BYTES, elements, join, own_floats, real, take
 from orca.kernels.numba_panel import finish
-from orca.kernels.numba_rows import normalise
+from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 
 _KIND = BITS_OF[torch.bfloat16]
@@ -87,7 +87,7 @@ def _pack(packed_at: Any, row_at: Any, args: Any, first: Any, last: Any, steps: 
     for row in range(first, last):
         of = args[at.X] + row * inputs * 2
         if args[at.NORM] != 0:
-            normalise(row_at, of, args[at.NORM], inputs, eps, _KIND)
+            normalise_row(row_at, of, args[at.NORM], args[at.NORM_BIAS], inputs, eps, _KIND)
             of = row_at
         elif inputs < steps * INPUTS:
             own[:inputs] = carray(elements(of, _KIND), (inputs,))

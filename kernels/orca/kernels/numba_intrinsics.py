@@ -2,6 +2,8 @@
 bits, rows as vectors, prefetch, a fast exponential.
 """
 
+import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,8 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from orca.kernels.activation import Activation
 
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 """How kernels are compiled: sums may be taken in any order; infinities and NaN keep their meaning."""
@@ -278,43 +282,59 @@ def prefetch(_typing: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def sum_of_squares(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
-    """Of `count` elements of a kind, in float32; always in the same order."""
+def _sum(builder: Any, at: Any, many: Any, kind: Any, term: Callable[[Any], Any]) -> Any:
+    """LLVM's sum of the terms of `many` elements of a kind, in float32; always in the same order."""
     long = ir.IntType(64)
+    whole = builder.and_(many, long(-_LANES))
+    lanes = cgutils.alloca_once_value(builder, _filled(ir.VectorType(_FLOAT, _LANES), 0.0))
+    total = cgutils.alloca_once_value(builder, _FLOAT(0.0))
+
+    def add(sums: Any, first: Any, width: int) -> None:
+        here = builder.add(at, builder.mul(first, long(kind.bitwidth // 8)))
+        numbers = vector(builder, here, 0, kind, width)
+        numbers = numbers if width > 1 else builder.extract_element(numbers, ir.IntType(32)(0))
+        builder.store(builder.fadd(builder.load(sums), term(numbers), flags=("contract",)), sums)
+
+    with cgutils.for_range_slice(builder, long(0), whole, long(_LANES)) as (first, _):
+        add(lanes, first, _LANES)
+    with cgutils.for_range_slice(builder, whole, many, long(1)) as (first, _):
+        add(total, first, 1)
+    each = builder.load(lanes)
+    width = _LANES
+    while width > 1:  # halves upon halves
+        width //= 2
+        order = ir.VectorType(ir.IntType(32), width)
+        low, high = (
+            builder.shuffle_vector(each, each, ir.Constant(order, list(range(start, start + width))))
+            for start in (0, width)
+        )
+        each = builder.fadd(low, high)
+    return builder.fadd(builder.extract_element(each, ir.IntType(32)(0)), builder.load(total))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
+    """Of `count` elements of a kind, in float32; always in the same order."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        at, many = values[:2]
-        kind_bytes = kind.dtype.bitwidth // 8
-        whole = builder.and_(many, long(-_LANES))
-        zeros = ir.Constant(ir.VectorType(_FLOAT, _LANES), [0.0] * _LANES)
-        lanes = cgutils.alloca_once_value(builder, zeros)
-        total = cgutils.alloca_once_value(builder, _FLOAT(0.0))
-
-        def add(sums: Any, first: Any, width: int) -> None:
-            here = builder.add(at, builder.mul(first, long(kind_bytes)))
-            numbers = vector(builder, here, 0, kind.dtype, width)
-            numbers = numbers if width > 1 else builder.extract_element(numbers, ir.IntType(32)(0))
-            square = builder.fmul(numbers, numbers, flags=("contract",))
-            builder.store(builder.fadd(builder.load(sums), square, flags=("contract",)), sums)
-
-        with cgutils.for_range_slice(builder, long(0), whole, long(_LANES)) as (first, _):
-            add(lanes, first, _LANES)
-        with cgutils.for_range_slice(builder, whole, many, long(1)) as (first, _):
-            add(total, first, 1)
-        each = builder.load(lanes)
-        width = _LANES
-        while width > 1:  # halves upon halves
-            width //= 2
-            order = ir.VectorType(ir.IntType(32), width)
-            low, high = (
-                builder.shuffle_vector(each, each, ir.Constant(order, list(range(start, start + width))))
-                for start in (0, width)
-            )
-            each = builder.fadd(low, high)
-        return builder.fadd(builder.extract_element(each, ir.IntType(32)(0)), builder.load(total))
+        return _sum(builder, values[0], values[1], kind.dtype, lambda numbers: numbers)
 
     return types.float32(address, count, kind), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of_squares(_typing: Any, address: Any, count: Any, mean: Any, kind: Any) -> Any:
+    """Of the distances of `count` elements of a kind from a float32, in float32; always in the same order."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        def square(numbers: Any) -> Any:
+            is_vector = isinstance(numbers.type, ir.VectorType)
+            away = builder.fsub(numbers, spread(builder, values[2], numbers.type.count) if is_vector else values[2])
+            return builder.fmul(away, away, flags=("contract",))
+
+        return _sum(builder, values[0], values[1], kind.dtype, square)
+
+    return types.float32(address, count, mean, kind), generate
 
 
 def _call(builder: Any, name: str, x: Any) -> Any:
@@ -358,12 +378,77 @@ def exp(_typing: Any, x: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-def _silu(builder: Any, x: Any) -> Any:
-    """LLVM's x / (1 + e^-x), from e^-|x|, which cannot overflow."""
+def _share(builder: Any, x: Any, of: Any) -> Any:
+    """LLVM's x / (1 + e^-of), from e^-|of|, which cannot overflow."""
     one = _filled(x.type, 1.0)
-    small = _exp(builder, builder.fneg(_call(builder, "fabs", x)))
-    share = builder.select(builder.fcmp_ordered(">=", x, _filled(x.type, 0.0)), one, small)
+    small = _exp(builder, builder.fneg(_call(builder, "fabs", of)))
+    share = builder.select(builder.fcmp_ordered(">=", of, _filled(x.type, 0.0)), one, small)
     return builder.fdiv(builder.fmul(x, share), builder.fadd(one, small))
+
+
+def _relu(builder: Any, x: Any) -> Any:
+    """NaN stays."""
+    zero = _filled(x.type, 0.0)
+    return builder.select(builder.fcmp_ordered("<", x, zero), zero, x)
+
+
+def _gelu(builder: Any, x: Any) -> Any:
+    """What the normal distribution has beyond |x| is half of erfc(|x| / sqrt(2)), by 7.1.26 of Abramowitz and Stegun,
+    Handbook of Mathematical Functions, 1964: right to 1.5e-7."""
+    one, far = _filled(x.type, 1.0), _call(builder, "fabs", x)
+    near = builder.fdiv(one, builder.fadd(one, builder.fmul(far, _filled(x.type, 0.3275911 / math.sqrt(2.0)))))
+    sum_ = _filled(x.type, 1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        sum_ = builder.fadd(builder.fmul(sum_, near), _filled(x.type, factor))
+    bell = _exp(builder, builder.fmul(builder.fmul(far, far), _filled(x.type, -0.5)))
+    beyond = builder.fmul(builder.fmul(builder.fmul(sum_, near), bell), _filled(x.type, 0.5))
+    is_above = builder.fcmp_ordered(">", x, _filled(x.type, 0.0))
+    return builder.fmul(x, builder.select(is_above, builder.fsub(one, beyond), beyond))
+
+
+def _gelu_tanh(builder: Any, x: Any) -> Any:
+    """x (1 + tanh(z)) / 2, which is x / (1 + e^-2z), z = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    factor = 2.0 * math.sqrt(2.0 / math.pi)
+    cubic = builder.fmul(builder.fmul(x, x), _filled(x.type, 0.044715 * factor))
+    return _share(builder, x, builder.fmul(x, builder.fadd(cubic, _filled(x.type, factor))))
+
+
+def _quick_gelu(builder: Any, x: Any) -> Any:
+    return _share(builder, x, builder.fmul(x, _filled(x.type, 1.702)))
+
+
+def _silu(builder: Any, x: Any) -> Any:
+    return _share(builder, x, x)
+
+
+_ACTIVATIONS = {
+    Activation.RELU: _relu,
+    Activation.GELU: _gelu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.QUICK_GELU: _quick_gelu,
+    Activation.SILU: _silu,
+}
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def activate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> Any:
+    """float32 numbers [lanes], by their address, become what the activation of that number makes of them."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        x = vector(builder, values[0], 0, types.float32, lanes.literal_value)
+        end = builder.append_basic_block("end")
+        switch = builder.switch(values[1], end)
+        for each, activated in _ACTIVATIONS.items():
+            block = builder.append_basic_block(each.name)
+            switch.add_case(ir.IntType(64)(each.value), block)
+            builder.position_at_end(block)
+            y = activated(builder, x)
+            builder.store(y, builder.inttoptr(values[0], y.type.as_pointer()), align=4)
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(numbers, activation, lanes), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -24,5 +24,5 @@ class CpuKernels:
     together = staticmethod(together)
     count = staticmethod(numba_rows.count)
     keep = staticmethod(numba_rows.keep)
-    rms_norm = staticmethod(numba_rows.rms_norm)
+    normalise = staticmethod(numba_rows.normalise)
     gated_silu = staticmethod(numba_rows.gated_silu)

@@ -7,19 +7,29 @@ from typing import Any
 import numpy as np
 from numba import carray, literally, njit
 
-from orca.kernels.numba_intrinsics import FAST, elements, gate_lanes, narrow, narrow_lanes, turn_lanes, wide
+from orca.kernels.numba_intrinsics import (
+    FAST,
+    activate_lanes,
+    elements,
+    gate_lanes,
+    narrow,
+    narrow_lanes,
+    turn_lanes,
+    wide,
+)
 
 TASK_ROWS = 256
 """Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be
 read from memory several times."""
 
-STORE, ADD, GATE, KEEP = range(4)
-"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache."""
+STORE, ADD, GATE, KEEP, ACTIVATE = range(5)
+"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache; y by the
+first activation, and by the others from there on."""
 
 # Places of the arguments, in the order in which `Panels` gives them.
-X, WEIGHT, BIAS, Y, NORM, SCRATCH, TURNS, SLOTS, CACHE = range(2, 11)
-ROWS, BLOCKS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(11, 19)
-HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, EPS = range(19, 24)
+X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
+ROWS, BLOCKS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 18)
+HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS = range(18, 25)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -41,6 +51,9 @@ def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
         numbers = sums_at + (row - first) * 2 * vector_bytes
         if ending == GATE:
             gate_lanes(numbers, literally(lanes))
+        elif ending >= ACTIVATE:
+            for piece in range(2):
+                activate_lanes(numbers + piece * vector_bytes, ending - ACTIVATE, literally(lanes))
         for piece in range(1 if ending == GATE else 2):
             # Where it begins, and what is left of y, or of this part of it.
             column = panel * lanes + piece * size if args[PARTS] == 2 else (2 * panel + piece) * lanes

@@ -6,16 +6,17 @@ A panel holds two vectors of outputs, input by input: the `lanes` of the first, 
 panel for some rows. The result of a row does not depend on the rows beside it.
 
 Rows are normalised by each thread for itself: that takes less time than to hand them over. The sums of a task are in
-the processor's cache when they are added to what is there, gated, or turned and put into the KV cache.
+the processor's cache when they are added to what is there, activated, gated, or turned and put into the KV
+cache.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from orca.kernels import numba_amx_product, numba_vector_product
-from orca.kernels.numba_panel import ADD, GATE, KEEP, STORE, TASK_ROWS
+from orca.kernels.activation import Activation
+from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS
+from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
 from orca.kernels.numba_team import new_empty
 from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.reference import Kept, RowNorm
@@ -52,10 +53,10 @@ class Panels:
     def bytes(self) -> int:
         return sum(each.numel() * each.element_size() for each in (self.weight, self._bias))
 
-    def product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def product(self, x: Tensor, norm: RowNorm | None = None, activation: Activation | None = None) -> Tensor:
         """x [rows, inputs] to y [rows, outputs]."""
         y = new_empty(x.dtype, x.shape[0], self.outputs)
-        self._launch(x, y, STORE, norm)
+        self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
     def add_product(self, x: Tensor, to: Tensor) -> None:
@@ -70,19 +71,18 @@ class Panels:
         self._launch(x, gated, GATE, norm)
         return gated
 
-    def can_keep(self, head_dim: int) -> bool:
-        """Whether a vector of outputs lies inside one head."""
-        return head_dim % self._tile.lanes == 0
-
     def kept_product(self, x: Tensor, norm: RowNorm | None, kept: Kept) -> Tensor:
-        """y as [rows, query heads + 2 x kv heads, head_dim], turned and put into the cache where `can_keep`."""
+        """y as [rows, query heads + 2 x kv heads, head_dim], turned and put into the cache."""
         head_dim = kept.cache.shape[3]
         assert self._parts == 1
-        assert self.can_keep(head_dim)
         assert self.outputs % head_dim == 0
         assert kept.cache.dtype == x.dtype
         y = new_empty(x.dtype, x.shape[0], self.outputs // head_dim, head_dim)
-        self._launch(x, y, KEEP, norm, kept)
+        if head_dim % self._tile.lanes == 0 and kept.head_norm is None:  # a vector of outputs lies inside one head
+            self._launch(x, y, KEEP, norm, kept)
+        else:
+            self._launch(x, y, STORE, norm)
+            keep(y, kept)
         return y
 
     def _laid_out(self, features: Tensor, together: int, step: int) -> Tensor:
@@ -101,8 +101,6 @@ class Panels:
         assert x.dtype == y.dtype == self.weight.dtype
         assert x.shape[1] == self.inputs
         assert y.is_contiguous()
-        assert norm is None or (norm.weight.shape == (self.inputs,) and norm.weight.dtype == x.dtype)
-        assert norm is None or norm.weight.is_contiguous()
         assert x.is_contiguous()
         rows, panels, threads = x.shape[0], self.weight.shape[0], torch.get_num_threads()
         blocks = max(-(-rows // TASK_ROWS), min(-(-_TASKS_A_THREAD * threads // panels), rows // self._tile.rows), 1)
@@ -111,12 +109,12 @@ class Panels:
         self._kernel(
             panels * blocks,
             *(x.data_ptr(), self.weight.data_ptr(), self._bias.data_ptr(), y.data_ptr()),
-            *(0 if norm is None else norm.weight.data_ptr(), scratch.data_ptr()),
-            *_addresses(kept, rows),
+            scratch.data_ptr(),
+            *((0, 0, 0) if kept is None else kept_addresses(kept, rows)),
             *(rows, blocks, self.inputs, self.outputs, self._parts, panels, threads, ending),
             *((1, 1, 1) if kept is None else (kept.cache.shape[3], kept.cache.shape[1], kept.cache.shape[2])),
             scratch_bytes,
-            0.0 if norm is None else norm.eps,
+            *norm_arguments(norm, x),
         )
 
     def _scratch_bytes(self, rows: int, dtype: torch.dtype, *, is_normed: bool) -> int:
@@ -124,16 +122,3 @@ class Panels:
         if self._tile.is_amx:
             return numba_amx_product.scratch_bytes(rows, self.inputs)
         return numba_vector_product.scratch_bytes(rows, self.inputs, dtype, is_normed=is_normed)
-
-
-def _addresses(kept: Kept | None, rows: int) -> Iterator[int]:
-    """Of turns, slots and cache."""
-    if kept is None:
-        return iter((0, 0, 0))
-    turns, slots, cache = kept.turns, kept.slots, kept.cache
-    assert slots.shape == (rows,)
-    assert slots.dtype == torch.int64
-    assert turns is None or (turns.dtype == torch.complex64 and turns.numel() * 2 == rows * cache.shape[3])
-    tensors = (turns, slots, cache)
-    assert all(each is None or each.is_contiguous() for each in tensors)
-    return (0 if each is None else each.data_ptr() for each in tensors)

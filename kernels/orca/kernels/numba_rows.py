@@ -1,7 +1,7 @@
 """What layers do with each token by itself, on a CPU (device.py has the meaning): one launch each, a few tokens a task.
 
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
-    rms_norm    reads x once, then from the processor's cache; writes the norm
+    normalise   reads x once, then from the processor's cache; writes the norm
     gated_silu  reads gate and up once, writes half as much
 
 Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same.
@@ -24,11 +24,13 @@ from orca.kernels.numba_intrinsics import (
     narrow,
     real,
     silu,
+    sum_of,
     sum_of_squares,
     take,
     wide,
 )
 from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.reference import Kept, RowNorm
 
 _TASK_TOKENS = 4
 
@@ -39,7 +41,7 @@ def _tasks(tokens: int) -> int:
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
     """All of them for one dtype."""
-    return [_count, *(of(dtype) for of in (_keep, _rms_norm, _gated_silu))]
+    return [_count, *(of(dtype) for of in (_keep, _normalise, _gated_silu))]
 
 
 def count(at: int) -> None:
@@ -53,46 +55,54 @@ def _add_one(args: Any) -> None:
 _count = Kernel("add_one", _add_one)
 
 
-def keep(qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
+def keep(qkv: Tensor, kept: Kept) -> None:
     assert qkv.is_contiguous()
-    assert cache.is_contiguous()
     tokens, heads, head_dim = qkv.shape
-    assert slots.shape == (tokens,)
-    assert slots.dtype == torch.int64
-    assert slots.is_contiguous()
-    assert turns is None or (turns.dtype == torch.complex64 and turns.is_contiguous())
-    assert turns is None or turns.numel() * 2 == tokens * head_dim
-    blocks, kept, block_tokens, _ = cache.shape
+    blocks, lines, block_tokens, _ = kept.cache.shape
+    norm = kept.head_norm
+    if norm is not None:
+        assert norm.bias is None
+        assert norm.weight.shape == (heads - lines // 2, head_dim)
+        assert norm.weight.dtype == qkv.dtype
+        assert norm.weight.is_contiguous()
     _keep(qkv.dtype)(
         _tasks(tokens),
         qkv.data_ptr(),
-        cache.data_ptr(),
-        slots.data_ptr(),
-        0 if turns is None else turns.data_ptr(),
-        tokens,
-        heads,
-        blocks,
-        kept,
-        block_tokens,
-        head_dim,
+        *kept_addresses(kept, tokens),
+        *(tokens, heads, blocks, lines, block_tokens, head_dim),
+        *((0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)),
     )
+
+
+def kept_addresses(kept: Kept, tokens: int) -> tuple[int, int, int]:
+    """Of turns, or 0, slots and cache."""
+    turns, slots, cache = kept.turns, kept.slots, kept.cache
+    assert slots.shape == (tokens,)
+    assert slots.dtype == torch.int64
+    assert turns is None or (turns.dtype == torch.complex64 and turns.numel() * 2 == tokens * cache.shape[3])
+    assert all(each is None or each.is_contiguous() for each in (turns, slots, cache))
+    return 0 if turns is None else turns.data_ptr(), slots.data_ptr(), cache.data_ptr()
 
 
 @cache
 def _keep(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
+    kind, kind_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
         tokens, heads, blocks, kept, block_tokens, head_dim = args[6], args[7], args[8], args[9], args[10], args[11]
+        head_bytes, norm_at, eps = head_dim * kind_bytes, args[12], np.float32(real(args[13]))
         qkv = carray(elements(args[2], kind), (tokens, heads, head_dim))
-        cache = carray(elements(args[3], kind), (blocks, kept, block_tokens, head_dim))
+        turns = carray(elements(args[3], np.float32), (tokens, head_dim))
         slots = carray(elements(args[4], np.int64), (tokens,))
-        turns = carray(elements(args[5], np.float32), (tokens, head_dim))
+        cache = carray(elements(args[5], kind), (blocks, kept, block_tokens, head_dim))
         first = take(args) * _TASK_TOKENS
         while first < tokens:
             for token in range(first, min(first + _TASK_TOKENS, tokens)):
-                if args[5] != 0:
-                    for head in range(heads - kept // 2):
+                for head in range(heads - kept // 2):
+                    if norm_at != 0:
+                        at = args[2] + (token * heads + head) * head_bytes
+                        normalise_row(at, at, norm_at + head * head_bytes, 0, head_dim, eps, kind)
+                    if args[3] != 0:
                         _turn(qkv[token, head], turns[token], kind)
                 block, place = slots[token] // block_tokens, slots[token] % block_tokens
                 for head in range(kept):
@@ -114,42 +124,55 @@ def _turn(row: Any, turns: Any, kind: Any) -> None:
         row[2 * pair + 1] = narrow(real_ * sin + imaginary * cos, kind)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def normalise(x: Tensor, norm: RowNorm) -> Tensor:
     assert x.is_contiguous()
-    assert weight.is_contiguous()
-    assert weight.dtype == x.dtype
     normed = new_empty(x.dtype, *x.shape)
-    width = x.shape[-1]
-    tokens = x.numel() // width
-    _rms_norm(x.dtype)(_tasks(tokens), x.data_ptr(), weight.data_ptr(), normed.data_ptr(), tokens, width, eps)
+    tokens, width = x.shape
+    weight, bias, eps = norm_arguments(norm, x)
+    _normalise(x.dtype)(_tasks(tokens), x.data_ptr(), weight, bias, normed.data_ptr(), tokens, width, eps)
     return normed
 
 
+def norm_arguments(norm: RowNorm | None, x: Tensor) -> tuple[int, int, float]:
+    """Addresses of weight and bias, 0 for what is not there, and eps, of a norm for rows x."""
+    if norm is None:
+        return 0, 0, 0.0
+    for each in (norm.weight, norm.bias):
+        assert each is None or (each.shape == x.shape[1:] and each.dtype == x.dtype and each.is_contiguous())
+    return norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr(), norm.eps
+
+
 @cache
-def _rms_norm(dtype: torch.dtype) -> Kernel:
+def _normalise(dtype: torch.dtype) -> Kernel:
     kind, kind_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
-        tokens, width, eps = args[5], args[6], np.float32(real(args[7]))
+        tokens, width, eps = args[6], args[7], np.float32(real(args[8]))
         first = take(args) * _TASK_TOKENS
         while first < tokens:
             for token in range(first, min(first + _TASK_TOKENS, tokens)):
                 behind = token * width * kind_bytes
-                normalise(args[4] + behind, args[2] + behind, args[3], width, eps, kind)
+                normalise_row(args[5] + behind, args[2] + behind, args[3], args[4], width, eps, kind)
             first = take(args) * _TASK_TOKENS
 
-    return Kernel(f"rms_norm-{dtype}", body)
+    return Kernel(f"normalise-{dtype}", body)
 
 
 @njit(**IN_ORDER)  # type: ignore[untyped-decorator]
-def normalise(normed_at: Any, x_at: Any, weight_at: Any, width: Any, eps: Any, kind: Any) -> None:
-    """Of one token, by addresses. In one order of operations, so that a token's norm is the same in every kernel."""
+def normalise_row(normed_at: Any, x_at: Any, weight_at: Any, bias_at: Any, width: Any, eps: Any, kind: Any) -> None:
+    """RowNorm of one token, by addresses; a bias at 0 is none. In one order of operations, so that a token's norm is
+    the same in every kernel."""
     normed, x = carray(elements(normed_at, kind), (width,)), carray(elements(x_at, kind), (width,))
-    weight = carray(elements(weight_at, kind), (width,))
-    mean = sum_of_squares(x_at, width, kind) / np.float32(width)
-    factor = np.float32(1.0) / np.float32(math.sqrt(mean + eps))
-    for d in range(width):
-        normed[d] = narrow(wide(x[d]) * factor * wide(weight[d]), kind)
+    weight, bias = carray(elements(weight_at, kind), (width,)), carray(elements(bias_at, kind), (width,))
+    mean = np.float32(0.0) if bias_at == 0 else sum_of(x_at, width, kind) / np.float32(width)
+    squares = sum_of_squares(x_at, width, mean, kind)
+    factor = np.float32(1.0) / np.float32(math.sqrt(squares / np.float32(width) + eps))
+    if bias_at == 0:
+        for d in range(width):
+            normed[d] = narrow(wide(x[d]) * factor * wide(weight[d]), kind)
+    else:
+        for d in range(width):
+            normed[d] = narrow((wide(x[d]) - mean) * factor * wide(weight[d]) + wide(bias[d]), kind)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:

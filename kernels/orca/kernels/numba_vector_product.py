@@ -19,7 +19,7 @@ from numba import njit
 from orca.kernels import numba_panel as at
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, join, own_floats, real, take
 from orca.kernels.numba_panel import finish
-from orca.kernels.numba_rows import normalise
+from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 from orca.kernels.numba_tile import Tile, add_products
 
@@ -92,4 +92,4 @@ def _normalise(normed_at: Any, x_at: Any, args: Any, rows: Any, kind: Any, bytes
     inputs, eps = args[at.INPUTS], np.float32(real(args[at.EPS]))
     for row in range(rows):
         behind = row * inputs * bytes_
-        normalise(normed_at + behind, x_at + behind, args[at.NORM], inputs, eps, kind)
+        normalise_row(normed_at + behind, x_at + behind, args[at.NORM], args[at.NORM_BIAS], inputs, eps, kind)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
 
 
 class PlainKernels:
@@ -32,19 +32,25 @@ class PlainKernels:
     def count(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
-    def keep(self, qkv: Tensor, cache: Tensor, slots: Tensor, turns: Tensor | None) -> None:
-        kept = cache.shape[1]
-        if turns is not None:
-            turned = qkv[:, : qkv.shape[1] - kept // 2]
+    def keep(self, qkv: Tensor, kept: Kept) -> None:
+        lines = kept.cache.shape[1]
+        turned = qkv[:, : qkv.shape[1] - lines // 2]
+        if kept.head_norm is not None:
+            normed = F.rms_norm(turned, (qkv.shape[2],), None, kept.head_norm.eps)
+            torch.mul(normed, kept.head_norm.weight, out=turned)
+        if kept.turns is not None:
             pairs = turned.view(*turned.shape[:-1], -1, 2)
             if qkv.dtype == torch.float32:
-                torch.view_as_complex(pairs).mul_(turns)
+                torch.view_as_complex(pairs).mul_(kept.turns)
             else:
-                pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(turns)))
-        Places.of(slots, cache.shape[2]).write(cache, qkv[:, -kept:])
+                pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(kept.turns)))
+        Places.of(kept.slots, kept.cache.shape[2]).write(kept.cache, qkv[:, -lines:])
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+        size = norm.weight.shape
+        if norm.bias is None:
+            return F.rms_norm(x, size, norm.weight, norm.eps)
+        return F.layer_norm(x, size, norm.weight, norm.bias, norm.eps)
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -32,19 +32,25 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """What RMSNorm does to a row: x / sqrt(mean(x^2) + eps) * weight, rounded to x's dtype."""
+    """What a norm does to a row, in float32 and rounded once, to x's dtype:
+
+    RMSNorm    x / sqrt(mean(x^2) + eps) * weight
+    LayerNorm  (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+    """
 
     weight: Tensor  # [inputs]
     eps: float
+    bias: Tensor | None = None  # [inputs] of a LayerNorm; None is an RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where a step's keys and values go, and how they and its queries are turned (device.Kernels.keep)."""
+    """Where a step's keys and values go, and what is done to keys and queries before (device.Kernels.keep)."""
 
-    cache: Tensor
-    slots: Tensor
-    turns: Tensor | None
+    cache: Tensor  # [blocks, 2 x kv heads, block_tokens, head_dim]
+    slots: Tensor  # [tokens] int64
+    turns: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
+    head_norm: RowNorm | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
-from orca.worker.norms import Norm, RMSNorm
+from orca.worker.norms import Norm
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +65,18 @@ class Linear:
         """The outputs for normalised rows."""
         return self(x if norm is None else norm(x))
 
+    def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
+        """`after`, through an activation."""
+        return activation(self.after(norm, x))
+
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
         """`after`, silu(gate) * up, [rows, out / 2], where the outputs are gate and up."""
         return kernels_of(x.device).gated_silu(self.after(norm, x))
 
     def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
         """`after`, [rows, query heads + 2 x kv heads, head_dim], turned and put into the KV cache."""
-        qkv = self.after(norm, x).view(x.shape[0], self.outputs // kept.cache.shape[3], kept.cache.shape[3])
-        kernels_of(x.device).keep(qkv, kept.cache, kept.slots, kept.turns)
+        qkv = self.after(norm, x).view(x.shape[0], -1, kept.cache.shape[3])
+        kernels_of(x.device).keep(qkv, kept)
         return qkv
 
 
@@ -102,26 +107,20 @@ class PanelLinear(Linear):
         self._panels.add_product(x, to)
 
     def after(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return self._panels.product(*_before(norm, x))
+        return self._panels.product(x, _rows(norm))
+
+    def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
+        return self._panels.product(x, _rows(norm), activation)
 
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return self._panels.gated_product(*_before(norm, x))
-
-    def can_keep(self, head_dim: int) -> bool:
-        """Whether `kept` is one go."""
-        return self._panels.can_keep(head_dim)
+        return self._panels.gated_product(x, _rows(norm))
 
     def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
-        if not self.can_keep(kept.cache.shape[3]):
-            return super().kept(norm, x, kept)
-        return self._panels.kept_product(*_before(norm, x), kept)
+        return self._panels.kept_product(x, _rows(norm), kept)
 
 
-def _before(norm: Norm | None, x: Tensor) -> tuple[Tensor, RowNorm | None]:
-    """Rows, and what the kernel has to do to them first."""
-    if isinstance(norm, RMSNorm):
-        return x, norm.rows
-    return (x if norm is None else norm(x)), None
+def _rows(norm: Norm | None) -> RowNorm | None:
+    return None if norm is None else norm.rows
 
 
 class OneDnnLinear(Linear):

@@ -90,6 +90,10 @@ class Checkpoint:
         """
         return self._find(name, shape, *slices).to(device=self._device, dtype=self._dtype).contiguous()
 
+    def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that no file has: the same number everywhere."""
+        return torch.full(shape, value, dtype=self._dtype, device=self._device)
+
     def give_back(self) -> None:
         """The memory of all views, which nobody may look at any more."""
         for tensor in self._seen:

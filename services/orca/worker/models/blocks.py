@@ -2,20 +2,19 @@
 section 3, S2); only `Attention` knows that the tokens belong to different requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.device import RaggedAttention, kernels_of
-from orca.kernels.reference import Kept
+from orca.kernels.activation import Activation
+from orca.kernels.device import RaggedAttention
+from orca.kernels.reference import Kept, RowNorm
 from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.weights import Weights
-from orca.worker.norms import Norm, RMSNorm
-from orca.worker.shard import Heads, SingleRank, TensorGroup
+from orca.worker.norms import Norm
+from orca.worker.shard import SingleRank, TensorGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Attention:
         qkv: column-parallel; this rank's query heads, then its key heads, then its value heads.
         out: row-parallel.
         index: of the layer inside the stage.
-        head_norm: per head of q and k, [query heads + kv heads, head_dim] (Qwen3's q_norm and k_norm, stacked).
+        head_norm: of query and key heads (Qwen3's q_norm and k_norm, stacked).
     """
 
     def __init__(
@@ -81,59 +80,41 @@ class Attention:
         norm: Norm | None,
         qkv: Linear,
         out: Linear,
-        heads: Heads,
-        head_dim: int,
         *,
         index: int,
         scale: float,
         window: int | None,
-        head_norm: Tensor | None = None,
-        norm_eps: float = 0.0,
+        head_norm: RowNorm | None = None,
     ) -> None:
         self._norm = norm
         self._qkv = qkv
         self._out = out
-        self._head_dim = head_dim
-        self._num_turned = heads.num_query + heads.num_kv
         self._index = index
         self._scale = scale
         self._window = window
         self._head_norm = head_norm
-        self._norm_eps = norm_eps
-        self._kernels = kernels_of(qkv.weight.device)
-        can_keep = isinstance(qkv, PanelLinear) and qkv.can_keep(head_dim) and head_norm is None
-        self.only_kernels = isinstance(norm, RMSNorm) and can_keep and isinstance(out, PanelLinear)
+        self.only_kernels = isinstance(qkv, PanelLinear) and isinstance(out, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`)."""
         cache = step.caches[self._index]
-        qkv = self._kept(x, Kept(cache, step.slots, step.turns))
+        qkv = self._qkv.kept(self._norm, x, Kept(cache, step.slots, step.turns, self._head_norm))
         attention = step.attention
         if (wanted := step.wanted_of(self._index)) is not None:
             qkv, x = qkv.index_select(0, wanted.rows), x.index_select(0, wanted.rows)
             attention = wanted.attention
         return _added(x, self._out, attention[self._window](qkv, cache, self._scale), step)
 
-    def _kept(self, x: Tensor, kept: Kept) -> Tensor:
-        """Queries, keys and values [tokens, heads, head_dim], turned and in the cache."""
-        if self._head_norm is None:
-            return self._qkv.kept(self._norm, x, kept)
-        qkv = self._qkv.after(self._norm, x).view(x.shape[0], -1, self._head_dim)
-        turned = qkv[:, : self._num_turned]
-        normed = F.rms_norm(turned, (self._head_dim,), None, self._norm_eps)
-        torch.mul(normed, self._head_norm, out=turned)
-        self._kernels.keep(qkv, kept.cache, kept.slots, kept.turns)
-        return qkv
-
 
 class MLP:
     """x + down(act(up(norm(x)))), in place."""
 
     def __init__(self, norm: Norm | None, up: Linear, down: Linear, activation: str) -> None:
-        self._norm, self._up, self._down, self._act = norm, up, down, _ACT[activation]
+        self._norm, self._up, self._down, self._activation = norm, up, down, _ACTIVATIONS[activation]
+        self.only_kernels = isinstance(up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return _added(x, self._down, self._act(self._up.after(self._norm, x)), step)
+        return _added(x, self._down, self._up.activated(self._norm, x, self._activation), step)
 
 
 class GatedMLP:
@@ -144,15 +125,15 @@ class GatedMLP:
     """
 
     def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
-        self._norm, self._gate_up, self._down, self._act = norm, gate_up, down, _ACT[activation]
-        is_gated = isinstance(norm, RMSNorm) and self._act is F.silu
+        self._norm, self._gate_up, self._down, self._activation = norm, gate_up, down, _ACTIVATIONS[activation]
+        is_gated = is_silu(activation)
         self.only_kernels = is_gated and isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        if self._act is F.silu:
+        if self._activation is Activation.SILU:
             return _added(x, self._down, self._gate_up.gated(self._norm, x), step)
         gate, up = self._gate_up.after(self._norm, x).chunk(2, dim=-1)
-        return _added(x, self._down, self._act(gate).mul_(up), step)
+        return _added(x, self._down, self._activation(gate).mul_(up), step)
 
 
 class Embedding:
@@ -195,24 +176,16 @@ def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, in
 
 
 def is_silu(activation: str) -> bool:
-    return _ACT[activation] is F.silu
+    return _ACTIVATIONS[activation] is Activation.SILU
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-_ACT: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-    "silu": F.silu,
-    "swish": F.silu,
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": Activation.RELU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "quick_gelu": Activation.QUICK_GELU,
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
 }

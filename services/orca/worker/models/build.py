@@ -135,9 +135,9 @@ def load_stage(
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Whether layers are nothing but kernels if their weights are in panels (blocks.py, `only_kernels`)."""
-    if shard.tensor > 1 or not isinstance(config, LlamaConfig):
+    if shard.tensor > 1 or isinstance(config, ChainConfig):
         return False
-    return not config.has_qk_norm and is_silu(config.activation)
+    return not isinstance(config, LlamaConfig) or is_silu(config.activation)
 
 
 def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], is_together: bool) -> Packing:

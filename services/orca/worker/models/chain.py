@@ -32,6 +32,7 @@ from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.kernels.device import kernels_of
+from orca.kernels.reference import Kept
 from orca.worker.config import CHAIN_CHOICES, ChainConfig
 from orca.worker.models.blocks import StepContext, scaled
 from orca.worker.models.family import Family
@@ -74,7 +75,7 @@ class ChainLayer:
         qkv = x.new_ones(x.shape[0], self._num_query + 2 * self._num_kv, self._head_dim)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
         cache = step.caches[self._index]
-        kernels_of(qkv.device).keep(qkv, cache, step.slots, None)
+        kernels_of(qkv.device).keep(qkv, Kept(cache, step.slots, None))
         attention, positions = step.attention, step.positions
         if (wanted := step.wanted_of(self._index)) is not None:
             qkv, state, positions = (each.index_select(0, wanted.rows) for each in (qkv, state, positions))

@@ -2,11 +2,12 @@
 
 from torch import Tensor
 
+from orca.kernels.reference import RowNorm
 from orca.worker.config import GPT2Config
 from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
-from orca.worker.norms import LayerNorm
+from orca.worker.norms import Norm
 from orca.worker.shard import heads_of
 
 
@@ -21,8 +22,6 @@ class GPT2Embedding:
 
 class GPT2Layer:
     """Layer `number` of the model, `index` in its stage."""
-
-    only_kernels = False
 
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}h.{number}."
@@ -39,8 +38,6 @@ class GPT2Layer:
             weights.rows(
                 f"{here}attn.c_proj", hidden, hidden, scaled(heads.query, dim), has_bias=True, is_transposed=True
             ),
-            heads,
-            dim,
             index=index,
             scale=config.scales[number],
             window=None,
@@ -54,6 +51,7 @@ class GPT2Layer:
             ),
             config.activation,
         )
+        self.only_kernels = self._attention.only_kernels and self._mlp.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._mlp(self._attention(x, step), step)
@@ -69,10 +67,9 @@ class GPT2Head:
         return self._head(self._norm, x, step)
 
 
-def _norm(weights: Weights, config: GPT2Config, name: str) -> LayerNorm:
-    size = config.hidden_size
-    weight, bias = weights.tensor(f"{name}.weight", (size,)), weights.tensor(f"{name}.bias", (size,))
-    return LayerNorm(weight, bias, size, config.norm_eps)
+def _norm(weights: Weights, config: GPT2Config, name: str) -> Norm:
+    weight, bias = (weights.tensor(f"{name}.{part}", (config.hidden_size,)) for part in ("weight", "bias"))
+    return Norm(RowNorm(weight, config.norm_eps, bias))
 
 
 FAMILY = Family(

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from orca.kernels.reference import RowNorm
 from orca.worker.config import LlamaConfig
 from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights, paired
-from orca.worker.norms import RMSNorm
+from orca.worker.norms import Norm
 from orca.worker.shard import heads_of
 
 
@@ -33,8 +34,9 @@ class LlamaLayer:
                 paired(weights.checkpoint.read(f"{here}self_attn.{name}.weight", (dim,)), dim)
                 for name in ("q_norm", "k_norm")
             )
-            head_norm = torch.cat((q_norm.expand(heads.num_query, dim), k_norm.expand(heads.num_kv, dim)))
-        attention_norm = RMSNorm(weights.tensor(f"{here}input_layernorm.weight", (hidden,)), config.norm_eps)
+            stacked = torch.cat((q_norm.expand(heads.num_query, dim), k_norm.expand(heads.num_kv, dim)))
+            head_norm = RowNorm(stacked, config.norm_eps)
+        attention_norm = _norm(weights, config, f"{here}input_layernorm")
         self._attention = Attention(
             attention_norm,
             weights.columns(
@@ -53,15 +55,12 @@ class LlamaLayer:
                 scaled(heads.query, dim),
                 has_bias=config.has_output_bias,
             ),
-            heads,
-            dim,
             index=index,
             scale=dim**-0.5,
             window=config.windows[number],
             head_norm=head_norm,
-            norm_eps=config.norm_eps,
         )
-        mlp_norm = RMSNorm(weights.tensor(f"{here}post_attention_layernorm.weight", (hidden,)), config.norm_eps)
+        mlp_norm = _norm(weights, config, f"{here}post_attention_layernorm")
         self._mlp = GatedMLP(
             mlp_norm,
             weights.columns(
@@ -81,12 +80,16 @@ class LlamaLayer:
 
 class LlamaHead:
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Embedding | None) -> None:
-        self._norm = RMSNorm(weights.tensor(f"{prefix}norm.weight", (config.hidden_size,)), config.norm_eps)
+        self._norm = _norm(weights, config, f"{prefix}norm")
         name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm, x, step)
+
+
+def _norm(weights: Weights, config: LlamaConfig, name: str) -> Norm:
+    return Norm(RowNorm(weights.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps))
 
 
 FAMILY = Family(

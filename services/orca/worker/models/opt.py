@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
+from orca.kernels.reference import RowNorm
 from orca.worker.config import OPTConfig
 from orca.worker.linear import Linear
 from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
-from orca.worker.norms import LayerNorm
+from orca.worker.norms import Norm
 from orca.worker.shard import heads_of
 
 _OFFSET = 2  # the first two rows of the position table belonged to padding in training
@@ -29,8 +30,6 @@ class OPTEmbedding:
 class OPTLayer:
     """Layer `number` of the model, `index` in its stage."""
 
-    only_kernels = False
-
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
         hidden, dim, has_bias = config.hidden_size, config.head_dim, config.has_bias
@@ -48,8 +47,6 @@ class OPTLayer:
             attention_norm if config.norms_first else None,
             weights.columns(qkv, hidden, has_bias=has_bias),
             weights.rows(f"{here}self_attn.out_proj", hidden, hidden, features, has_bias=has_bias),
-            heads,
-            dim,
             index=index,
             scale=dim**-0.5,
             window=None,
@@ -60,6 +57,7 @@ class OPTLayer:
             weights.rows(f"{here}fc2", hidden, config.intermediate_size, taken, has_bias=has_bias),
             config.activation,
         )
+        self.only_kernels = self._attention.only_kernels and self._mlp.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         if self._norms_behind is None:
@@ -81,12 +79,13 @@ class OPTHead:
         return self._head(None, x, step)
 
 
-def _norm(weights: Weights, config: OPTConfig, name: str) -> LayerNorm:
-    size = config.hidden_size
-    if not config.has_norm_weights:
-        return LayerNorm(None, None, size, config.norm_eps)
-    weight, bias = weights.tensor(f"{name}.weight", (size,)), weights.tensor(f"{name}.bias", (size,))
-    return LayerNorm(weight, bias, size, config.norm_eps)
+def _norm(weights: Weights, config: OPTConfig, name: str) -> Norm:
+    size = (config.hidden_size,)
+    if config.has_norm_weights:
+        weight, bias = (weights.tensor(f"{name}.{part}", size) for part in ("weight", "bias"))
+    else:
+        weight, bias = weights.full(1.0, size), weights.full(0.0, size)
+    return Norm(RowNorm(weight, config.norm_eps, bias))
 
 
 def _projection(weights: Weights, config: OPTConfig, name: str, inputs: int, outputs: int) -> Linear | None:

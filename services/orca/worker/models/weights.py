@@ -48,6 +48,12 @@ class Weights:
         self._tensors.append(tensor)
         return tensor
 
+    def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that the checkpoint leaves out (Checkpoint.full)."""
+        tensor = self.checkpoint.full(value, shape)
+        self._tensors.append(tensor)
+        return tensor
+
     def columns(
         self,
         parts: Sequence[Columns],
