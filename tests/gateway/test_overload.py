@@ -231,6 +231,27 @@ async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by
     assert not await is_refused(overload)
 
 
+@pytest.mark.parametrize(
+    ("queued", "is_refused_since", "age_s", "waits"),
+    [(0, False, 9.0, False), (1, False, 9.0, True), (0, True, 9.0, True), (0, False, 11.0, True)],
+)
+async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
+    queued: int, is_refused_since: bool, age_s: float, waits: bool
+) -> None:
+    pool, clock = ToldPool(stats(queued=queued)), Clock()
+    overload = overload_of(pool, clock)
+    await overload.check()
+    if is_refused_since:
+        overload.note_full()
+    clock.now_s = age_s
+    pool.may_answer.clear()
+    call = asyncio.create_task(overload.check())
+    await until(lambda: pool.asked == 2)
+    assert call.done() is not waits
+    pool.may_answer.set()
+    await call
+
+
 async def test_whoever_asks_for_counts_shares_one_answer_of_the_pool_for_a_while() -> None:
     pool, clock = ToldPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)

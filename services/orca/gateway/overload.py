@@ -29,6 +29,10 @@ BELIEVE_SECONDS = 0.5
 """A queue that was full so long ago is taken to be full while the pool is asked anew: no refusal waits for an answer,
 and a place that becomes free is seen so much later at most."""
 
+EMPTY_SECONDS = 10.0
+"""Behind a queue that was empty so long ago no call waits for newer counts. Should it have filled up since, the pool
+refuses the call itself."""
+
 ANSWERS_SHARE = 0.9
 """Part of a gateway's connections that new calls may hold open: the others are for probes, cancels and resuming."""
 
@@ -165,7 +169,8 @@ class Overload:
         Raises: QueueFull when the queue is known to be full; a pool that does not answer is left to `submit`.
         """
         refusal = self.refusal_known(queue_percent)
-        if refusal is None and self._asking is not None and self._age_s > ASK_SECONDS:
+        must_ask = self._age_s > ASK_SECONDS and not self._was_empty
+        if refusal is None and self._asking is not None and must_ask:
             await self._wait_for(self._asking)
             refusal = self._refusal_by_counts(queue_percent)
         if refusal is not None:
@@ -241,6 +246,12 @@ class Overload:
     def _age_s(self) -> float:
         """Of what is known."""
         return self._clock_s() - self._known_s
+
+    @property
+    def _was_empty(self) -> bool:
+        """As of a while ago."""
+        has_waiting = self._stats is None or self._stats.queued > 0 or self._has_refused
+        return not has_waiting and self._age_s <= EMPTY_SECONDS
 
     def _refusal_by_counts(self, queue_percent: int | None) -> Overloaded | None:
         message = self._fullness((queue_percent or 100) / 100)

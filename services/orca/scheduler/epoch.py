@@ -176,6 +176,9 @@ class EpochRun:
         )
         if not self.state.steps:
             self._is_quiet.set()
+        # First what somebody waits for: the next step while the stages have none, else the tokens that are here.
+        if self.state.steps:
+            self._commits.announce()
         self._look_again()
         self._commits.announce()
 
