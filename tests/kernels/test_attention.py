@@ -1,13 +1,14 @@
 """Ragged paged attention: the reference by hand, then every faster version against the reference."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from attention_steps import HEADS, STEPS, random_step
 from torch import Tensor
 
-from orca.kernels.device import RaggedAttention, kernels_of
+from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import ContextRow, Sight, attend_reference
 
@@ -22,9 +23,7 @@ def one_head(*pairs: tuple[float, float]) -> Tensor:
 KINDS = {"cpu": kernels_of(CPU), "plain": PlainKernels()}
 
 
-def ragged(
-    kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None
-) -> RaggedAttention:
+def ragged(kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None) -> Any:
     _, lines, block_tokens, _ = cache.shape
     seen = Sight(
         kv_of_query=kv_of_query,
@@ -98,6 +97,22 @@ def test_attention_of_any_shape_equals_the_reference(
     output = ragged("cpu", rows, heads, cache, window)(qkv, cache, 0.1)
     expected = attend_reference(qkv[:, : len(heads)], cache, rows, heads, scale=0.1, window=window)
     torch.testing.assert_close(output, expected.flatten(1), atol=4e-6, rtol=4e-6)
+
+
+def test_recorded_attention_computes_the_step_that_it_follows() -> None:
+    kernels, shapes = kernels_of(CPU), STEPS["decode"]
+    qkv, cache, rows = random_step(shapes, 4, 2, 12, torch.float32)
+    first = [ContextRow(place, 1, each.slots[:1]) for place, each in enumerate(rows)]
+    attention = ragged("cpu", first, [0, 0, 1, 1], cache)
+    with kernels.recorded() as recording:
+        output = attention(qkv, cache, 0.3)
+    recording.run()
+    other = ragged("cpu", rows, [0, 0, 1, 1], cache)
+    assert attention.shape == other.shape != ragged("cpu", rows, [0, 0, 1, 1], cache, window=3).shape
+    attention.follow(other)
+    recording.run()
+    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3)
+    torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from orca.kernels import numba_team, numba_threads
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_intrinsics import elements, take
 from orca.kernels.numba_product import Panels
-from orca.kernels.numba_team import Kernel, new_empty, together
+from orca.kernels.numba_team import Kernel, new_empty, recorded, together
 from orca.kernels.reference import RowNorm
 
 
@@ -114,6 +114,30 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
         for _ in range(5):
             y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     assert torch.equal(y, expected)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), RowNorm(torch.randn(64), 1e-5)
+    panels = Panels(torch.randn(128, 64), is_gated=True)
+    with kernels.recorded() as recording:
+        y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+    for seed in range(3):
+        x.copy_(torch.randn(50, 64, generator=torch.Generator().manual_seed(seed)))
+        recording.run()
+        other = new_empty(torch.float32, *y.shape)  # memory of the recording is given to nobody else
+        other[:] = torch.nan
+        assert torch.equal(y, kernels.gated_silu(panels.product(kernels.normalise(x, norm))))
+
+
+def test_a_recording_does_not_run_by_itself() -> None:
+    numbers = torch.zeros(1, dtype=torch.int64)
+    with recorded() as recording:
+        append(numbers, 1)
+    assert numbers.tolist() == [0]
+    recording.run()
+    recording.run()
+    assert numbers.tolist() == [11]
 
 
 def test_a_kernel_without_tasks_changes_nothing() -> None:

@@ -9,7 +9,7 @@ layout of weights (worker/linear.py).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -33,6 +33,25 @@ class RaggedAttention(Protocol):
         ...
 
 
+class RecordedAttention(RaggedAttention, Protocol):
+    """What `Kernels.attention` gives where kernels can be recorded."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Equal for those that can follow each other."""
+        ...
+
+    def follow(self, other: Self) -> None:
+        """Have the recorded calls of this one compute the tokens of another one of the same shape from now on."""
+        ...
+
+
+class Recording(Protocol):
+    def run(self) -> None:
+        """All kernels that were called in the block, in their order."""
+        ...
+
+
 class Kernels(Protocol):
     def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
         """Compile what a model needs, so that its first step does not wait for it."""
@@ -51,6 +70,14 @@ class Kernels(Protocol):
 
         Inside only kernels may touch what they write, and none may be given a view of it. What they are given from
         outside lives until the end.
+        """
+        ...
+
+    def recorded(self) -> AbstractContextManager[Recording]:
+        """A block whose kernels run when the recording is told to, any number of times. As `together`, with all that
+        they are given from outside living as long as the recording.
+
+        Raises: NotImplementedError where kernels run when they are called.
         """
         ...
 

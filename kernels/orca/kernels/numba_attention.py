@@ -266,6 +266,16 @@ class CpuAttention:
         self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, longest * group
         self._window = _NO_WINDOW if seen.window is None else seen.window
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What calls have in common that can be made to follow each other."""
+        return self._tiles.shape[0], self._window
+
+    def follow(self, other: "CpuAttention") -> None:
+        """Have the calls that were made of this one compute the tokens of another one of the same shape."""
+        self._tiles.copy_(other._tiles)
+        self._rows = other._rows
+
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
         """As device.RaggedAttention."""
         assert qkv.is_contiguous()

@@ -6,7 +6,7 @@ import torch
 
 from orca.kernels import numba_attention, numba_rows
 from orca.kernels.numba_attention import CpuAttention
-from orca.kernels.numba_team import together
+from orca.kernels.numba_team import recorded, together
 from orca.kernels.reference import ContextRow, Sight
 
 
@@ -22,6 +22,7 @@ class CpuKernels:
         return CpuAttention(rows, seen)
 
     together = staticmethod(together)
+    recorded = staticmethod(recorded)
     count = staticmethod(numba_rows.count)
     keep = staticmethod(numba_rows.keep)
     normalise = staticmethod(numba_rows.normalise)

@@ -155,20 +155,45 @@ _open = local()
 
 
 @contextmanager
+def _gathered() -> Iterator[Block]:
+    assert getattr(_open, "block", None) is None
+    block = _open.block = Block()
+    try:
+        yield block
+    finally:
+        _open.block = None
+
+
+@contextmanager
 def together() -> Iterator[None]:
     """Kernels that are called inside run when the block ends, unless it is left by an error.
 
     Nothing but these kernels may touch what they write, and it must come from `new_empty`, not as a view of it. What
     they read from outside lives until the end. While the team is at work for another thread, all run on this one alone.
     """
-    assert getattr(_open, "block", None) is None
-    block = _open.block = Block()
-    try:
+    with _gathered() as block:
         yield
-    finally:
-        _open.block = None
     if block.calls:
         _run(block.calls)
+
+
+class Recording:
+    """Kernels that were called inside `recorded`, and the memory that they were given by `new_empty`."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def run(self) -> None:
+        """All of them, in their order."""
+        _run(self._block.calls)
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """As `together`, but what is called inside runs each time that the recording does, and never by itself. What it
+    reads from outside lives as long as the recording."""
+    with _gathered() as block:
+        yield Recording(block)
 
 
 def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:

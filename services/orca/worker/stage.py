@@ -27,6 +27,7 @@ from orca.kernels.reference import ContextRow, Sight
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
+from orca.worker.recorded_layers import RecordedLayers
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
 from orca.worker.shard import SingleRank
 
@@ -64,6 +65,11 @@ class Plan:
     told: list[tuple[_Request, int]] = field(default_factory=list)
     told_rows: Tensor | None = None
 
+    @property
+    def has_only_increments(self) -> bool:
+        """Each request runs one token."""
+        return self.tokens == len(self.step.rows)
+
 
 class Stage:
     """One rank of one stage, in one epoch.
@@ -92,6 +98,8 @@ class Stage:
         self._feeds_tokens = feeds_tokens
         is_alone = isinstance(model.group, SingleRank)
         self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
+        # Not where the output is still on its way to the next stage when another step begins.
+        self._recorded = RecordedLayers(model.layers) if self._only_kernels and model.head is not None else None
         self._requests: dict[int, _Request] = {}
         self._fed = torch.zeros(0, dtype=torch.int64, device=model.device)
         self._free_lines: list[int] = []
@@ -172,7 +180,10 @@ class Stage:
             hidden = model.embed(plan.ids, context)
         assert hidden is not None
         assert hidden.shape == (plan.tokens, model.config.hidden_size)
-        hidden = self._through_layers(hidden, context)
+        if self._recorded is not None and plan.has_only_increments and context.wanted is None:
+            hidden = self._recorded(hidden, context)
+        else:
+            hidden = self._through_layers(hidden, context)
         if model.head is None:
             return hidden
         self._tell_prompts(plan, hidden, context)
