@@ -6,8 +6,7 @@ A panel holds two vectors of outputs, input by input: the `lanes` of the first, 
 panel for some rows. The result of a row does not depend on the rows beside it.
 
 Rows are normalised by each thread for itself: that takes less time than to hand them over. The sums of a task are in
-the processor's cache when they are added to what is there, activated, gated, or turned and put into the KV
-cache.
+the processor's cache when they are activated, gated, added to what is there, or turned and put into the KV cache.
 """
 
 import torch
