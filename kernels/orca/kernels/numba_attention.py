@@ -25,6 +25,7 @@ import torch
 from numba import carray, literally, njit
 from torch import Tensor
 
+from orca.kernels.numba_activations import exp
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
@@ -32,7 +33,6 @@ from orca.kernels.numba_intrinsics import (
     add_weighted,
     dots,
     elements,
-    exp,
     join,
     narrow,
     prefetch,

@@ -49,8 +49,9 @@ def folder() -> Path | None:
     those that it imports. None where nothing can be kept."""
     kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
     kind.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
-    for path in sorted(Path(__file__).parent.glob("numba_*.py")):
-        kind.update(path.read_bytes())
+    for pattern in ("numba_*.py", "activation.py"):
+        for path in sorted(Path(__file__).parent.glob(pattern)):
+            kind.update(path.read_bytes())
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         kept_in = home / "orca" / "kernels" / kind.hexdigest()[:16]

@@ -1,8 +1,7 @@
 """What kernels of CPUs (numba_team.py) are written with beside Numba itself: counters, addresses, half precision by its
-bits, rows as vectors, prefetch, a fast exponential.
+bits, rows as vectors, prefetch. Functions of numbers are in numba_activations.py.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,8 +13,6 @@ from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-from orca.kernels.activation import Activation
 
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 """How kernels are compiled: sums may be taken in any order; infinities and NaN keep their meaning."""
@@ -110,12 +107,12 @@ def real(_typing: Any, number: Any) -> Any:
 # What follows takes LLVM's numbers one by one or as vectors: the type of a value says how many it has.
 
 
-def _shaped(element: Any, like: Any) -> Any:
+def shaped(element: Any, like: Any) -> Any:
     """LLVM's type of elements, as many as `like` has."""
     return ir.VectorType(element, like.type.count) if isinstance(like.type, ir.VectorType) else element
 
 
-def _filled(kind: Any, value: float) -> Any:
+def filled(kind: Any, value: float) -> Any:
     """LLVM's constant of a type, the same value in each lane."""
     return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
@@ -125,24 +122,24 @@ def widened(builder: Any, bits: Any, kind: Any) -> Any:
     if kind == types.float32:
         return bits
     if kind == types.int16:
-        return builder.fpext(builder.bitcast(bits, _shaped(_HALF, bits)), _shaped(_FLOAT, bits))
-    word = _shaped(ir.IntType(32), bits)
-    return builder.bitcast(builder.shl(builder.zext(bits, word), _filled(word, 16)), _shaped(_FLOAT, bits))
+        return builder.fpext(builder.bitcast(bits, shaped(_HALF, bits)), shaped(_FLOAT, bits))
+    word = shaped(ir.IntType(32), bits)
+    return builder.bitcast(builder.shl(builder.zext(bits, word), filled(word, 16)), shaped(_FLOAT, bits))
 
 
 def _narrowed(builder: Any, number: Any, kind: Any) -> Any:
     """LLVM's elements of that kind of float32, rounded to the nearest, ties to even."""
     if kind == types.float32:
         return number
-    element, word = _shaped(ir.IntType(16), number), _shaped(ir.IntType(32), number)
+    element, word = shaped(ir.IntType(16), number), shaped(ir.IntType(32), number)
     if kind == types.int16 or compiles_for("avx512bf16"):
         half = _HALF if kind == types.int16 else BFLOAT
-        return builder.bitcast(builder.fptrunc(number, _shaped(half, number)), element)
-    bits, sixteen = builder.bitcast(number, word), _filled(word, 16)
-    is_odd = builder.and_(builder.lshr(bits, sixteen), _filled(word, 1))
-    rounded = builder.lshr(builder.add(bits, builder.add(is_odd, _filled(word, 0x7FFF))), sixteen)
+        return builder.bitcast(builder.fptrunc(number, shaped(half, number)), element)
+    bits, sixteen = builder.bitcast(number, word), filled(word, 16)
+    is_odd = builder.and_(builder.lshr(bits, sixteen), filled(word, 1))
+    rounded = builder.lshr(builder.add(bits, builder.add(is_odd, filled(word, 0x7FFF))), sixteen)
     is_nan = builder.fcmp_unordered("uno", number, number)
-    return builder.trunc(builder.select(is_nan, _filled(word, 0x7FC0), rounded), element)
+    return builder.trunc(builder.select(is_nan, filled(word, 0x7FC0), rounded), element)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -286,7 +283,7 @@ def _sum(builder: Any, at: Any, many: Any, kind: Any, term: Callable[[Any], Any]
     """LLVM's sum of the terms of `many` elements of a kind, in float32; always in the same order."""
     long = ir.IntType(64)
     whole = builder.and_(many, long(-_LANES))
-    lanes = cgutils.alloca_once_value(builder, _filled(ir.VectorType(_FLOAT, _LANES), 0.0))
+    lanes = cgutils.alloca_once_value(builder, filled(ir.VectorType(_FLOAT, _LANES), 0.0))
     total = cgutils.alloca_once_value(builder, _FLOAT(0.0))
 
     def add(sums: Any, first: Any, width: int) -> None:
@@ -337,130 +334,6 @@ def sum_of_squares(_typing: Any, address: Any, count: Any, mean: Any, kind: Any)
     return types.float32(address, count, mean, kind), generate
 
 
-def _call(builder: Any, name: str, x: Any) -> Any:
-    """LLVM's own function of float32."""
-    name = f"llvm.{name}.v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else f"llvm.{name}.f32"
-    kind = ir.FunctionType(x.type, [x.type])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [x])
-
-
-def _exp(builder: Any, x: Any) -> Any:
-    """LLVM's e ** x (`exp`). The polynomial is Cephes' expf."""
-
-    def multiply_add(one: Any, other: Any, added: Any) -> Any:
-        return builder.fadd(builder.fmul(one, other, flags=("contract",)), added, flags=("contract",))
-
-    is_small = builder.fcmp_ordered("<", x, _filled(x.type, -87.0))
-    x = builder.select(is_small, _filled(x.type, -87.0), x)
-    turns = _call(builder, "floor", multiply_add(x, _filled(x.type, 1.4426950408889634), _filled(x.type, 0.5)))
-    rest = multiply_add(turns, _filled(x.type, -0.693359375), x)
-    rest = multiply_add(turns, _filled(x.type, 2.12194440e-4), rest)
-    sum_ = _filled(x.type, 1.9875691500e-4)
-    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        sum_ = multiply_add(sum_, rest, _filled(x.type, factor))
-    power = multiply_add(builder.fmul(sum_, rest), rest, builder.fadd(rest, _filled(x.type, 1.0)))
-    word = _shaped(ir.IntType(32), x)
-    exponent = builder.add(builder.fptosi(turns, word), _filled(word, 127))
-    scaled = builder.fmul(power, builder.bitcast(builder.shl(exponent, _filled(word, 23)), x.type))
-    return builder.select(is_small, _filled(x.type, 0.0), scaled)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def exp(_typing: Any, x: Any) -> Any:
-    """e ** x in float32, for x <= 0, to 2 units in the last place; 1 at 0, and 0 below -87.
-
-    Unlike math.exp it is plain arithmetic, of which LLVM makes vector instructions.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _exp(builder, values[0])
-
-    return types.float32(types.float32), generate
-
-
-def _share(builder: Any, x: Any, of: Any) -> Any:
-    """LLVM's x / (1 + e^-of), from e^-|of|, which cannot overflow."""
-    one = _filled(x.type, 1.0)
-    small = _exp(builder, builder.fneg(_call(builder, "fabs", of)))
-    share = builder.select(builder.fcmp_ordered(">=", of, _filled(x.type, 0.0)), one, small)
-    return builder.fdiv(builder.fmul(x, share), builder.fadd(one, small))
-
-
-def _relu(builder: Any, x: Any) -> Any:
-    """NaN stays."""
-    zero = _filled(x.type, 0.0)
-    return builder.select(builder.fcmp_ordered("<", x, zero), zero, x)
-
-
-def _gelu(builder: Any, x: Any) -> Any:
-    """What the normal distribution has beyond |x| is half of erfc(|x| / sqrt(2)), by 7.1.26 of Abramowitz and Stegun,
-    Handbook of Mathematical Functions, 1964: right to 1.5e-7."""
-    one, far = _filled(x.type, 1.0), _call(builder, "fabs", x)
-    near = builder.fdiv(one, builder.fadd(one, builder.fmul(far, _filled(x.type, 0.3275911 / math.sqrt(2.0)))))
-    sum_ = _filled(x.type, 1.061405429)
-    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        sum_ = builder.fadd(builder.fmul(sum_, near), _filled(x.type, factor))
-    bell = _exp(builder, builder.fmul(builder.fmul(far, far), _filled(x.type, -0.5)))
-    beyond = builder.fmul(builder.fmul(builder.fmul(sum_, near), bell), _filled(x.type, 0.5))
-    is_above = builder.fcmp_ordered(">", x, _filled(x.type, 0.0))
-    return builder.fmul(x, builder.select(is_above, builder.fsub(one, beyond), beyond))
-
-
-def _gelu_tanh(builder: Any, x: Any) -> Any:
-    """x (1 + tanh(z)) / 2, which is x / (1 + e^-2z), z = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    factor = 2.0 * math.sqrt(2.0 / math.pi)
-    cubic = builder.fmul(builder.fmul(x, x), _filled(x.type, 0.044715 * factor))
-    return _share(builder, x, builder.fmul(x, builder.fadd(cubic, _filled(x.type, factor))))
-
-
-def _quick_gelu(builder: Any, x: Any) -> Any:
-    return _share(builder, x, builder.fmul(x, _filled(x.type, 1.702)))
-
-
-def _silu(builder: Any, x: Any) -> Any:
-    return _share(builder, x, x)
-
-
-_ACTIVATIONS = {
-    Activation.RELU: _relu,
-    Activation.GELU: _gelu,
-    Activation.GELU_TANH: _gelu_tanh,
-    Activation.QUICK_GELU: _quick_gelu,
-    Activation.SILU: _silu,
-}
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def activate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> Any:
-    """float32 numbers [lanes], by their address, become what the activation of that number makes of them."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        x = vector(builder, values[0], 0, types.float32, lanes.literal_value)
-        end = builder.append_basic_block("end")
-        switch = builder.switch(values[1], end)
-        for each, activated in _ACTIVATIONS.items():
-            block = builder.append_basic_block(each.name)
-            switch.add_case(ir.IntType(64)(each.value), block)
-            builder.position_at_end(block)
-            y = activated(builder, x)
-            builder.store(y, builder.inttoptr(values[0], y.type.as_pointer()), align=4)
-            builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
-
-    return types.void(numbers, activation, lanes), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def silu(_typing: Any, x: Any) -> Any:
-    """x / (1 + e^-x) in float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _silu(builder, values[0])
-
-    return types.float32(types.float32), generate
-
-
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def turn_lanes(_typing: Any, numbers: Any, turns: Any, lanes: Any) -> Any:
     """float32 numbers [lanes], pairs of neighbours, times complex turns [lanes / 2], in place; by their addresses."""
@@ -484,17 +357,3 @@ def turn_lanes(_typing: Any, numbers: Any, turns: Any, lanes: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(numbers, turns, lanes), generate
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gate_lanes(_typing: Any, numbers: Any, lanes: Any) -> Any:
-    """Of float32 numbers [2 x lanes], by their address, the first half becomes silu(it) * the second."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        width = lanes.literal_value
-        gate, up = (vector(builder, values[0], first, types.float32, width) for first in (0, width))
-        gated = builder.fmul(_silu(builder, gate), up)
-        builder.store(gated, builder.inttoptr(values[0], gated.type.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(numbers, lanes), generate

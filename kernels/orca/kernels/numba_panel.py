@@ -7,16 +7,8 @@ from typing import Any
 import numpy as np
 from numba import carray, literally, njit
 
-from orca.kernels.numba_intrinsics import (
-    FAST,
-    activate_lanes,
-    elements,
-    gate_lanes,
-    narrow,
-    narrow_lanes,
-    turn_lanes,
-    wide,
-)
+from orca.kernels.numba_activations import activate_lanes, gate_lanes
+from orca.kernels.numba_intrinsics import FAST, elements, narrow, narrow_lanes, turn_lanes, wide
 
 TASK_ROWS = 256
 """Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be

@@ -16,6 +16,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
+from orca.kernels.numba_activations import silu
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
@@ -23,7 +24,6 @@ from orca.kernels.numba_intrinsics import (
     elements,
     narrow,
     real,
-    silu,
     sum_of,
     sum_of_squares,
     take,
