@@ -99,6 +99,21 @@ def test_attention_of_any_shape_equals_the_reference(
     torch.testing.assert_close(output, expected.flatten(1), atol=4e-6, rtol=4e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", ["each-its-own", "border-of-ranks"])
+def test_a_token_gets_the_same_alone_and_among_others(heads: str, dtype: torch.dtype) -> None:
+    """Prompts may be cut into chunks, and requests begin again with their whole log."""
+    kv_of_query = HEADS[heads]
+    qkv, cache, rows = random_step([(300, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)
+    together = ragged("cpu", rows, kv_of_query, cache)(qkv, cache, 0.125)
+    for each in rows:
+        for token in range(each.count):
+            seen = each.slots[: len(each.slots) - each.count + token + 1]
+            here = slice(each.first + token, each.first + token + 1)
+            alone = ragged("cpu", [ContextRow(0, 1, seen)], kv_of_query, cache)(qkv[here], cache, 0.125)
+            assert torch.equal(alone, together[here])
+
+
 def test_recorded_attention_computes_the_step_that_it_follows() -> None:
     kernels, shapes = kernels_of(CPU), STEPS["decode"]
     qkv, cache, rows = random_step(shapes, 4, 2, 12, torch.float32)
@@ -117,14 +132,17 @@ def test_recorded_attention_computes_the_step_that_it_follows() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [12, 64, 80])
 @pytest.mark.parametrize("step", STEPS)
-def test_half_precision_equals_the_reference_within_its_rounding(step: str, dtype: torch.dtype, kind: str) -> None:
-    qkv, cache, rows = random_step(STEPS[step], 4, 2, 12, dtype)
-    attention = ragged(kind, rows, [0, 0, 1, 1], cache)
-    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3)
+def test_half_precision_equals_the_reference_within_its_rounding(
+    step: str, head_dim: int, dtype: torch.dtype, kind: str
+) -> None:
+    qkv, cache, rows = random_step(STEPS[step], 4, 2, head_dim, dtype)
+    attention, scale = ragged(kind, rows, [0, 0, 1, 1], cache), head_dim**-0.5
+    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=scale)
     # Results of order 1 are rounded to 8 (bfloat16) or 11 bits, and a prefill rounds its softmax weights too.
     tolerance = 2.0**-6 if dtype == torch.bfloat16 else 2.0**-9
-    torch.testing.assert_close(attention(qkv, cache, 0.3), expected.flatten(1), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(attention(qkv, cache, scale), expected.flatten(1), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)

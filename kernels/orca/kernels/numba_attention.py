@@ -23,23 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 from numba import carray, literally, njit
+from numba.np.numpy_support import from_dtype
 from torch import Tensor
 
 from orca.kernels.numba_activations import exp
-from orca.kernels.numba_intrinsics import (
-    BITS_OF,
-    FAST,
-    LINE_BYTES,
+from orca.kernels.numba_attention_tile import (
+    QUERIES,
+    ROWS,
     add_weighted,
     dots,
-    elements,
-    join,
-    narrow,
-    prefetch,
-    real,
-    take,
-    wide,
+    is_paired,
+    largest_of,
+    query,
+    write_mean,
 )
+from orca.kernels.numba_intrinsics import BITS_OF, FAST, LINE_BYTES, elements, join, prefetch, real, take
 from orca.kernels.numba_team import Kernel, new_empty
 from orca.kernels.reference import ContextRow, Sight
 
@@ -48,6 +46,8 @@ _CHUNK = 256
 _QUERIES = 32
 """Queries of a task: tokens x query heads of one KV head. Their scores stay in the processor's first cache."""
 _NO_WINDOW = 1 << 62
+_SCORE_BYTES = _CHUNK * 4
+"""From a query's scores to the next query's."""
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -63,23 +63,25 @@ def _line(slots: Any, position: Any, block_tokens: Any, lines: Any) -> Any:
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _weights(scores: Any, low: Any, high: Any, largest: Any) -> Any:
-    """Scores [low, high) become exp(score - largest), the others 0. Returns: their sum."""
+def _weights(scores: Any, low: Any, high: Any, largest: Any, scale: Any) -> Any:
+    """Scores [low, high) become exp(scale * (score - largest)), the others 0. Returns: their sum."""
     scores[:low] = 0.0
     scores[high:] = 0.0
     seen = scores[low:high]
     total = np.float32(0.0)
     for j in range(len(seen)):
-        seen[j] = exp(seen[j] - largest)
+        seen[j] = exp(scale * (seen[j] - largest))
         total += seen[j]
     return total
 
 
 def _over_block(operation: Any) -> Any:
-    """`operation` over rows [first, last) of a block and all queries of a task, four rows at a time where there are.
+    """`operation` over rows [first, last) of a block and the queries of a task, in whole tiles where there are.
 
-    By their addresses: `rows` of the block in the cache; `ahead`, which is asked for meanwhile; `each`, the first
-    query's own row of float32; `scores`, the first query's score of the block's row 0.
+    By their addresses: `rows` of the block in the cache; `ahead`, which is asked for meanwhile; `each`, what the first
+    query has for itself; `scores`, its score of the block's row 0. `asking`: how many queries there are; the row that
+    the first ones see last, the next ones the row behind it; and how many see the same ones. What none of a tile's
+    queries sees is passed over.
     """
 
     @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -90,23 +92,28 @@ def _over_block(operation: Any) -> Any:
         ahead: Any,
         each: Any,
         scores: Any,
-        asked: Any,
+        asking: Any,
         row_bytes: Any,
         kind: Any,
         head_dim: Any,
     ) -> None:
         width = literally(head_dim)
-        fours_end = last - (last - first) % 4
-        for j in range(first, fours_end, 4):
-            for byte in range(0, 4 * row_bytes, LINE_BYTES):
+        asked, own, group = asking
+        tiles_end = last - (last - first) % ROWS
+        for j in range(first, tiles_end, ROWS):
+            for byte in range(0, ROWS * row_bytes, LINE_BYTES):
                 prefetch(ahead + j * row_bytes + byte)
-            for i in range(asked):
-                at = scores + (i * _CHUNK + j) * 4
-                operation(each + i * width * 4, rows + j * row_bytes, at, kind, width, 4)
-        for j in range(fours_end, last):
-            for i in range(asked):
-                at = scores + (i * _CHUNK + j) * 4
-                operation(each + i * width * 4, rows + j * row_bytes, at, kind, width, 1)
+            seeing = max(j - own, 0) * group // QUERIES * QUERIES
+            whole = asked - (asked - seeing) % QUERIES
+            row, at = rows + j * row_bytes, scores + j * 4
+            for i in range(seeing, whole, QUERIES):
+                operation(each, row, at, _SCORE_BYTES, i, kind, width, QUERIES, ROWS)
+            for i in range(whole, asked):
+                operation(each, row, at, _SCORE_BYTES, i, kind, width, 1, ROWS)
+        for j in range(tiles_end, last):
+            row, at = rows + j * row_bytes, scores + j * 4
+            for i in range(max(j - own, 0) * group, asked):
+                operation(each, row, at, _SCORE_BYTES, i, kind, width, 1, 1)
 
     return walk
 
@@ -117,10 +124,11 @@ _add_values = _over_block(add_weighted)
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _weigh(
-    scores: Any,
+    scores_at: Any,
     sums: Any,
     largest: Any,
     total: Any,
+    scale: Any,
     position: Any,
     group: Any,
     asked: Any,
@@ -131,27 +139,30 @@ def _weigh(
 ) -> None:
     """A chunk's scores become weights under the maximum so far, and what was summed under the one before follows it."""
     for i in range(asked):
+        own_at = scores_at + i * _SCORE_BYTES
+        scores = carray(elements(own_at, np.float32), (stop - start,))
         own_position = position + i // group
         low = max(own_position - window + 1 - start, 0)
         high = min(own_position + 1, stop) - start
         if low >= high:
-            scores[i, : stop - start] = 0.0
+            scores[:] = 0.0
             continue
-        raised = max(largest[i], scores[i, low:high].max())
+        raised = max(largest[i], largest_of(own_at + low * 4, high - low))
         if start > begin:
-            kept = exp(largest[i] - raised)
+            kept = exp(scale * (largest[i] - raised))
             total[i] *= kept
             for d in range(sums.shape[1]):
                 sums[i, d] *= kept
         largest[i] = raised
-        total[i] += _weights(scores[i, : stop - start], low, high, raised)
+        total[i] += _weights(scores, low, high, raised, scale)
 
 
 @cache
 def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
     """The kernel for one dtype and head_dim, which is thus known to the compiler."""
     kind = BITS_OF[dtype]
-    row_bytes, wide_bytes = head_dim * dtype.itemsize, head_dim * 4
+    query_kind = kind if is_paired(from_dtype(np.dtype(kind))) else np.float32
+    row_bytes, sums_bytes = head_dim * dtype.itemsize, head_dim * 4
 
     def attend(args: Any) -> None:
         tokens, heads, kv_heads = args[8], args[9], args[10]
@@ -159,7 +170,6 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         scale = np.float32(real(args[15]))
         qkv = carray(elements(args[2], kind), (tokens, heads + 2 * kv_heads, head_dim))
         cache = args[3]
-        out = carray(elements(args[4], kind), (tokens, heads, head_dim))
         tiles = carray(elements(args[5], np.int64), (num_tiles, 4))
         first_query = carray(elements(args[6], np.int64), (kv_heads + 1,))
         lines = 2 * kv_heads  # of a block: keys of each head, values of each head
@@ -167,12 +177,11 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
 
         # This thread's scratch memory.
         queries_at = args[7] + join(args) * _scratch_floats(queries_max, head_dim) * 4
-        sums_at = queries_at + queries_max * wide_bytes
-        scores_at = sums_at + queries_max * wide_bytes
-        queries = carray(elements(queries_at, np.float32), (queries_max, head_dim))
+        sums_at = queries_at + queries_max * sums_bytes
+        scores_at = sums_at + queries_max * sums_bytes
+        queries = carray(elements(queries_at, query_kind), (queries_max, head_dim))
         sums = carray(elements(sums_at, np.float32), (queries_max, head_dim))
-        scores = carray(elements(scores_at, np.float32), (queries_max, _CHUNK))
-        largest, total = carray(elements(scores_at + queries_max * _CHUNK * 4, np.float32), (2, queries_max))
+        largest, total = carray(elements(scores_at + queries_max * _SCORE_BYTES, np.float32), (2, queries_max))
 
         task = take(args)
         while task < num_tiles * kv_heads:
@@ -187,7 +196,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
             for i in range(asked):
                 own = qkv[token + i // group, head + i % group]
                 for d in range(head_dim):
-                    queries[i, d] = scale * wide(own[d])
+                    queries[i, d] = query(own[d], kind)
                     sums[i, d] = 0.0
                 largest[i] = -np.inf
                 total[i] = 0.0
@@ -208,10 +217,10 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                     keys = cache + (_line(slots, block, block_tokens, lines) + kv_head) * line_bytes
                     ahead = keys + kv_heads * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    at = scores_at + (block - start) * 4
-                    _score_keys(keys, first, last, ahead, queries_at, at, asked, row_bytes, kind, head_dim)
+                    at, asking = scores_at + (block - start) * 4, (asked, position - block, group)
+                    _score_keys(keys, first, last, ahead, queries_at, at, asking, row_bytes, kind, head_dim)
 
-                _weigh(scores, sums, largest, total, position, group, asked, window, begin, start, stop)
+                _weigh(scores_at, sums, largest, total, scale, position, group, asked, window, begin, start, stop)
 
                 for block in range(block_start, stop, block_tokens):
                     values = cache + (_line(slots, block, block_tokens, lines) + kv_heads + kv_head) * line_bytes
@@ -222,13 +231,12 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                         ahead = _line(next_slots, next_begin + block - block_start, block_tokens, lines) + next_head
                         ahead = cache + ahead * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    at = scores_at + (block - start) * 4
-                    _add_values(values, first, last, ahead, sums_at, at, asked, row_bytes, kind, head_dim)
+                    at, asking = scores_at + (block - start) * 4, (asked, position - block, group)
+                    _add_values(values, first, last, ahead, sums_at, at, asking, row_bytes, kind, head_dim)
 
             for i in range(asked):
-                result = out[token + i // group, head + i % group]
-                for d in range(head_dim):
-                    result[d] = narrow(sums[i, d] / total[i], kind)
+                place = (token + i // group) * heads + head + i % group
+                write_mean(args[4] + place * row_bytes, sums_at + i * sums_bytes, total[i], kind, literally(head_dim))
             task = upcoming
 
     return Kernel(f"attention-{dtype}-{head_dim}", attend)
@@ -280,6 +288,7 @@ class CpuAttention:
         """As device.RaggedAttention."""
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
+        assert scale >= 0
         tokens, _, head_dim = qkv.shape
         output = new_empty(qkv.dtype, tokens, self._heads * head_dim)
         floats = _scratch_floats.py_func(self._queries, head_dim)

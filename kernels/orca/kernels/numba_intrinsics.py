@@ -127,7 +127,7 @@ def widened(builder: Any, bits: Any, kind: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(bits, word), filled(word, 16)), shaped(_FLOAT, bits))
 
 
-def _narrowed(builder: Any, number: Any, kind: Any) -> Any:
+def narrowed(builder: Any, number: Any, kind: Any) -> Any:
     """LLVM's elements of that kind of float32, rounded to the nearest, ties to even."""
     if kind == types.float32:
         return number
@@ -161,7 +161,7 @@ def narrow_lanes(_typing: Any, numbers: Any, into: Any, kind: Any, lanes: Any, i
         result = vector(builder, values[0], 0, types.float32, width)
         if is_added.literal_value:
             result = builder.fadd(result, vector(builder, values[1], 0, kind.dtype, width))
-        result = _narrowed(builder, result, kind.dtype)
+        result = narrowed(builder, result, kind.dtype)
         builder.store(result, builder.inttoptr(values[1], result.type.as_pointer()), align=kind.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -172,22 +172,12 @@ _LANES = 16
 """Of a vector at most: what one register of the largest kind holds. Longer ones take LLVM seconds to cut up."""
 
 
-def _pieces(dim: int) -> list[tuple[int, int]]:
-    """A row as vectors: first element and lanes of each."""
-    return [(first, min(_LANES, dim - first)) for first in range(0, dim, _LANES)]
-
-
 def vector(builder: Any, address: Any, element: int, kind: Any, lanes: int) -> Any:
     """LLVM's vector of elements of a kind as float32, from `element` behind an address on."""
     bits = ir.VectorType(_FLOAT if kind == types.float32 else ir.IntType(16), lanes)
     here = builder.add(address, ir.Constant(ir.IntType(64), element * kind.bitwidth // 8))
     loaded = builder.load(builder.inttoptr(here, bits.as_pointer()), align=kind.bitwidth // 8)
     return widened(builder, loaded, kind)
-
-
-def _float(builder: Any, address: Any, place: int) -> Any:
-    """LLVM's pointer to a float32, `place` of them behind an address."""
-    return builder.inttoptr(builder.add(address, ir.Constant(ir.IntType(64), 4 * place)), _FLOAT.as_pointer())
 
 
 def spread(builder: Any, number: Any, lanes: int) -> Any:
@@ -209,61 +199,12 @@ def ask_for(builder: Any, address: Any) -> None:
     builder.call(ask, [builder.inttoptr(address, byte), word(0), word(2), word(1)])
 
 
-# Rows are straight pieces of vector code of a length that the compiler knows: a loop over so few elements spends more
-# time on its end than on the elements. They are given by their addresses.
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def dots(_typing: Any, query: Any, keys: Any, scores: Any, kind: Any, dim: Any, count: Any) -> Any:
-    """Scores [count] of keys [count, dim] of a kind by a query [dim] of float32."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        width = dim.literal_value
-        asked = [vector(builder, values[0], first, types.float32, lanes) for first, lanes in _pieces(width)]
-        for place in range(count.literal_value):
-            sums: dict[int, Any] = {}  # by lanes: all pieces but the last are alike
-            for query_piece, (first, lanes) in zip(asked, _pieces(width), strict=True):
-                key = vector(builder, values[1], place * width + first, kind.dtype, lanes)
-                product = builder.fmul(query_piece, key, flags=("contract",))
-                sums[lanes] = builder.fadd(sums[lanes], product, flags=("contract",)) if lanes in sums else product
-            score = _FLOAT(0.0)
-            for lanes, each in sums.items():
-                reduced = ir.FunctionType(_FLOAT, [_FLOAT, ir.VectorType(_FLOAT, lanes)])
-                name = f"llvm.vector.reduce.fadd.v{lanes}f32"
-                reduce = cgutils.get_or_insert_function(builder.module, reduced, name)
-                score = builder.call(reduce, [score, each], fastmath=("reassoc", "contract"))
-            builder.store(score, _float(builder, values[2], place))
-        return context.get_dummy_value()
-
-    return types.void(query, keys, scores, kind, dim, count), generate
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_weighted(_typing: Any, total: Any, rows: Any, weights: Any, kind: Any, dim: Any, count: Any) -> Any:
-    """total [dim] += weights [count] x rows [count, dim] of a kind; all others are float32."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        width = dim.literal_value
-        factors = [builder.load(_float(builder, values[2], place)) for place in range(count.literal_value)]
-        for first, lanes in _pieces(width):
-            sum_ = vector(builder, values[0], first, types.float32, lanes)
-            for place, factor in enumerate(factors):
-                row = vector(builder, values[1], place * width + first, kind.dtype, lanes)
-                product = builder.fmul(spread(builder, factor, lanes), row, flags=("contract",))
-                sum_ = builder.fadd(sum_, product, flags=("contract",))
-            to = builder.add(values[0], ir.Constant(ir.IntType(64), 4 * first))
-            builder.store(sum_, builder.inttoptr(to, sum_.type.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(total, rows, weights, kind, dim, count), generate
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def narrow(_typing: Any, number: Any, kind: Any) -> Any:
     """A float32 as an element of a tensor of that kind, rounded to the nearest, ties to even."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _narrowed(builder, values[0], kind.dtype)
+        return narrowed(builder, values[0], kind.dtype)
 
     return kind.dtype(types.float32, kind), generate
 
