@@ -96,6 +96,18 @@ def test_an_activated_product(inputs: int, outputs: int, activation: Activation,
     assert_rounded_once(panels.product(x, None, activation), exact, 64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+    weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
+    x, panels = some(19, inputs, dtype=dtype, seed=2), Panels(weight, bias, tile=tile_named(tile, dtype))
+    wide = panels.wide_product(x)
+    assert wide.dtype == torch.float32
+    assert_rounded_once(wide, x.double() @ weight.double().t() + bias, inputs)
+    assert torch.equal(wide.to(dtype), panels.product(x))
+
+
 @pytest.mark.parametrize("activation", Activation)
 def test_an_activation_of_any_number(activation: Activation) -> None:
     """And of infinities and none: as PyTorch has them, or 0 where it has no number."""

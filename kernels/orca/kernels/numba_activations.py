@@ -107,18 +107,20 @@ _ACTIVATIONS = {
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def activate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> Any:
-    """float32 numbers [lanes], by their address, become what the activation of that number makes of them."""
+    """float32 numbers [2 x lanes], by their address, become what the activation of that number makes of them."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        x = vector(builder, values[0], 0, types.float32, lanes.literal_value)
+        places = 0, lanes.literal_value
+        xs = [vector(builder, values[0], place, types.float32, lanes.literal_value) for place in places]
         end = builder.append_basic_block("end")
         switch = builder.switch(values[1], end)
         for each, activated in _ACTIVATIONS.items():
             block = builder.append_basic_block(each.name)
             switch.add_case(ir.IntType(64)(each.value), block)
             builder.position_at_end(block)
-            y = activated(builder, x)
-            builder.store(y, builder.inttoptr(values[0], y.type.as_pointer()), align=4)
+            for x, place in zip(xs, places, strict=True):
+                y, at = activated(builder, x), builder.add(values[0], ir.IntType(64)(4 * place))
+                builder.store(y, builder.inttoptr(at, y.type.as_pointer()), align=4)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()

@@ -14,9 +14,9 @@ TASK_ROWS = 256
 """Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be
 read from memory several times."""
 
-STORE, ADD, GATE, KEEP, ACTIVATE = range(5)
-"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache; y by the
-first activation, and by the others from there on."""
+STORE, ADD, GATE, KEEP, WIDE, ACTIVATE = range(6)
+"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache; y of
+float32, unrounded; y by the first activation, and by the others from there on."""
 
 # Places of the arguments, in the order in which `Panels` gives them.
 X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
@@ -44,14 +44,16 @@ def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
         if ending == GATE:
             gate_lanes(numbers, literally(lanes))
         elif ending >= ACTIVATE:
-            for piece in range(2):
-                activate_lanes(numbers + piece * vector_bytes, ending - ACTIVATE, literally(lanes))
+            activate_lanes(numbers, ending - ACTIVATE, literally(lanes))
         for piece in range(1 if ending == GATE else 2):
             # Where it begins, and what is left of y, or of this part of it.
             column = panel * lanes + piece * size if args[PARTS] == 2 else (2 * panel + piece) * lanes
             left = size - panel * lanes if args[PARTS] == 2 else width - column
-            to = args[Y] + (row * width + column) * bytes_
-            _put(numbers + piece * vector_bytes, to, left, ending == ADD, kind, lanes)
+            sums, element = numbers + piece * vector_bytes, row * width + column
+            if ending == WIDE:
+                _put(sums, args[Y] + element * 4, left, False, np.float32, lanes)
+            else:
+                _put(sums, args[Y] + element * bytes_, left, ending == ADD, kind, lanes)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

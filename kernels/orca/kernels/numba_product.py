@@ -14,7 +14,7 @@ from torch import Tensor
 
 from orca.kernels import numba_amx_product, numba_vector_product
 from orca.kernels.activation import Activation
-from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS
+from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE
 from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
 from orca.kernels.numba_team import new_empty
 from orca.kernels.numba_tile import Tile, tile_of
@@ -58,6 +58,12 @@ class Panels:
         self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
+    def wide_product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """`product`, the sums as they are: y [rows, outputs] of float32."""
+        y = new_empty(torch.float32, x.shape[0], self.outputs)
+        self._launch(x, y, STORE if x.dtype == torch.float32 else WIDE, norm)
+        return y
+
     def add_product(self, x: Tensor, to: Tensor) -> None:
         """to [rows, outputs] += y, rounded once."""
         assert to.shape == (x.shape[0], self.outputs)
@@ -97,7 +103,8 @@ class Panels:
         return panels.flatten(2)
 
     def _launch(self, x: Tensor, y: Tensor, ending: int, norm: RowNorm | None = None, kept: Kept | None = None) -> None:
-        assert x.dtype == y.dtype == self.weight.dtype
+        assert x.dtype == self.weight.dtype
+        assert y.dtype == (torch.float32 if ending == WIDE else x.dtype)
         assert x.shape[1] == self.inputs
         assert y.is_contiguous()
         assert x.is_contiguous()

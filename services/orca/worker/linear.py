@@ -65,6 +65,10 @@ class Linear:
         """The outputs for normalised rows."""
         return self(x if norm is None else norm(x))
 
+    def wide(self, norm: Norm | None, x: Tensor) -> Tensor:
+        """`after`, in float32: not rounded to x's dtype before, where the layout can do without."""
+        return self.after(norm, x).float()
+
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         """`after`, through an activation."""
         return activation(self.after(norm, x))
@@ -108,6 +112,9 @@ class PanelLinear(Linear):
 
     def after(self, norm: Norm | None, x: Tensor) -> Tensor:
         return self._panels.product(x, _rows(norm))
+
+    def wide(self, norm: Norm | None, x: Tensor) -> Tensor:
+        return self._panels.wide_product(x, _rows(norm))
 
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         return self._panels.product(x, _rows(norm), activation)

@@ -167,7 +167,7 @@ class Head:
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
         """[rows, hidden] to [rows, vocab] in float32."""
-        return step.group.all_gather_last(self._linear.after(norm, x), self._sizes).float()
+        return step.group.all_gather_last(self._linear.wide(norm, x), self._sizes)
 
 
 def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, int]:

@@ -1,0 +1,31 @@
+"""The kernels' tests once more, on the code that is kept: almost every process runs that. It is not what runs where it
+was compiled, for there inner functions come from code of their own; here LLVM has optimised them once more, as parts of
+their kernel, and has done it wrong before (an activation lost half of its outputs).
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orca.kernels.numba_code import folder
+
+_HERE = Path(__file__).parent
+_TESTS = [str(_HERE / name) for name in ("test_product.py", "test_attention.py", "test_rows.py")]
+
+
+def _kept() -> set[Path]:
+    kept_in = folder()
+    return set() if kept_in is None else set(kept_in.rglob("*.nbc"))
+
+
+@pytest.mark.skipif(folder() is None, reason="no code can be kept here")
+def test_kernels_of_kept_code_pass_their_tests() -> None:
+    for _ in range(2):
+        before = _kept()
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not prove", "-p", "no:cacheprovider", *_TESTS]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert ran.returncode == 0, ran.stdout[-8000:]
+        if _kept() == before:
+            return  # all of it was there; else it was compiled now, and runs from what is kept the next time
