@@ -32,6 +32,15 @@ def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype) 
     assert_alike(CPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 5), (40, 6, 10)])
+def test_take_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = some(*shape, dtype=dtype)
+    for rows in ([], [6], [3, 0, 3, 1, 6, 6, 2]):
+        places = torch.tensor(rows, dtype=torch.int64)
+        assert torch.equal(CPU.take_rows(x, places), PLAIN.take_rows(x, places))
+
+
 def test_the_norm_of_numbers_that_are_alike() -> None:
     """Far from zero, with little between them: the square of the mean is not taken from the mean of the squares."""
     x = 1000 + some(3, 512, dtype=torch.float32)

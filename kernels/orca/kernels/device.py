@@ -86,6 +86,10 @@ class Kernels(Protocol):
         (on other devices: have been ordered)."""
         ...
 
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x [rows, ...], contiguous, at these places [many] int64, which must be there: [many, ...]."""
+        ...
+
     def keep(self, qkv: Tensor, kept: Kept) -> None:
         """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 

@@ -24,6 +24,7 @@ class CpuKernels:
     together = staticmethod(together)
     recorded = staticmethod(recorded)
     count = staticmethod(numba_rows.count)
+    take_rows = staticmethod(numba_rows.take_rows)
     keep = staticmethod(numba_rows.keep)
     normalise = staticmethod(numba_rows.normalise)
     gated_silu = staticmethod(numba_rows.gated_silu)

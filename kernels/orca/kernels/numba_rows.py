@@ -1,5 +1,6 @@
 """What layers do with each token by itself, on a CPU (device.py has the meaning): one launch each, a few tokens a task.
 
+    take_rows   reads and writes what it takes once
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
     normalise   reads x once, then from the processor's cache; writes the norm
     gated_silu  reads gate and up once, writes half as much
@@ -41,7 +42,7 @@ def _tasks(tokens: int) -> int:
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
     """All of them for one dtype."""
-    return [_count, *(of(dtype) for of in (_keep, _normalise, _gated_silu))]
+    return [_count, _take_rows, *(of(dtype) for of in (_keep, _normalise, _gated_silu))]
 
 
 def count(at: int) -> None:
@@ -53,6 +54,30 @@ def _add_one(args: Any) -> None:
 
 
 _count = Kernel("add_one", _add_one)
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    assert rows.dtype == torch.int64
+    assert rows.is_contiguous()
+    assert x.is_contiguous()
+    taken = new_empty(x.dtype, len(rows), *x.shape[1:])
+    row_bytes = x.element_size() * math.prod(x.shape[1:])
+    _take_rows(_tasks(len(rows)), x.data_ptr(), rows.data_ptr(), taken.data_ptr(), len(rows), row_bytes)
+    return taken
+
+
+def _copy_rows(args: Any) -> None:
+    many, row_bytes = args[5], args[6]
+    rows = carray(elements(args[3], np.int64), (many,))
+    first = take(args) * _TASK_TOKENS
+    while first < many:
+        for row in range(first, min(first + _TASK_TOKENS, many)):
+            of = carray(elements(args[2] + rows[row] * row_bytes, np.int8), (row_bytes,))
+            carray(elements(args[4] + row * row_bytes, np.int8), (row_bytes,))[:] = of
+        first = take(args) * _TASK_TOKENS
+
+
+_take_rows = Kernel("take_rows", _copy_rows)
 
 
 def keep(qkv: Tensor, kept: Kept) -> None:

@@ -36,6 +36,9 @@ class PlainKernels:
     def count(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x.index_select(0, rows)
+
     def keep(self, qkv: Tensor, kept: Kept) -> None:
         lines = kept.cache.shape[1]
         turned = qkv[:, : qkv.shape[1] - lines // 2]

@@ -12,6 +12,7 @@ computation): the plan of each step holds all that its forward pass needs.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -220,14 +221,9 @@ class Stage:
         assert sorted(lines + self._free_lines) == list(range(len(self._fed))), "a line is lost or held twice"
 
     def _through_layers(self, hidden: Tensor, context: StepContext) -> Tensor:
-        layers, joined = self._model.layers, 0
-        if self._only_kernels:
-            joined = len(layers) - (context.wanted is not None)  # the last one takes rows out of what it computes
-        with kernels_of(hidden.device).together():
-            for layer in layers[:joined]:
+        with kernels_of(hidden.device).together() if self._only_kernels else nullcontext():
+            for layer in self._model.layers:
                 hidden = layer(hidden, context)
-        for layer in layers[joined:]:
-            hidden = layer(hidden, context)
         return hidden
 
     def _tell_prompts(self, plan: Plan, hidden: Tensor, context: StepContext) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from orca.kernels.activation import Activation
-from orca.kernels.device import RaggedAttention
+from orca.kernels.device import RaggedAttention, kernels_of
 from orca.kernels.reference import Kept, RowNorm
 from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.weights import Weights
@@ -56,8 +56,7 @@ class Layer(Protocol):
     """A layer of a stage."""
 
     only_kernels: bool
-    """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage and
-    all rows leave it."""
+    """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage."""
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """x [tokens, hidden], changed in place; the model's last layer returns those rows that are wanted."""
@@ -101,7 +100,8 @@ class Attention:
         qkv = self._qkv.kept(self._norm, x, Kept(cache, step.slots, step.turns, self._head_norm))
         attention = step.attention
         if (wanted := step.wanted_of(self._index)) is not None:
-            qkv, x = qkv.index_select(0, wanted.rows), x.index_select(0, wanted.rows)
+            kernels = kernels_of(x.device)
+            qkv, x = kernels.take_rows(qkv, wanted.rows), kernels.take_rows(x, wanted.rows)
             attention = wanted.attention
         return _added(x, self._out, attention[self._window](qkv, cache, self._scale), step)
 
