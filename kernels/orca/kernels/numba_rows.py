@@ -73,7 +73,9 @@ def _copy_rows(args: Any) -> None:
     while first < many:
         for row in range(first, min(first + _TASK_TOKENS, many)):
             of = carray(elements(args[2] + rows[row] * row_bytes, np.int8), (row_bytes,))
-            carray(elements(args[4] + row * row_bytes, np.int8), (row_bytes,))[:] = of
+            to = carray(elements(args[4] + row * row_bytes, np.int8), (row_bytes,))
+            for byte in range(row_bytes):
+                to[byte] = of[byte]
         first = take(args) * _TASK_TOKENS
 
 
