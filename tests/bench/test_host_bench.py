@@ -90,6 +90,17 @@ def test_a_load_fills_at_least_two_batches() -> None:
     assert all(2 <= request.max_new_tokens <= 4 for request in requests)
 
 
+def test_several_schedulers_and_gateways_share_the_work(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    sizes = ["--batch-sizes", "4", "--tokens", "3000", "--waiting", "0", "--streams", "4", "--rate", "1000"]
+    assert bench(["host", *sizes, "--schedulers", "2", "--gateways", "2", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    [committed], [streamed] = figures["commits"], figures["events"]
+    assert (committed["schedulers"], streamed["gateways"]) == (2, 2)
+    assert committed["tokens"] >= 3000
+    assert streamed["events"] == 4 * 256
+
+
 def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     sizes = ["--batch-sizes", "4", "--tokens", "1500", "--waiting", "0,300", "--streams", "2", "--rate", "1000"]

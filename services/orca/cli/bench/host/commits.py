@@ -1,10 +1,11 @@
-"""How many tokens one scheduler brings into the log, and what each costs: a pool filled beforehand, the null engine.
+"""How many tokens schedulers bring into the log, and what each costs: a pool filled beforehand, null engines.
 
 Before a figure is given every log is read back: it must hold what the engine drew for it, in order, and end once.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -43,9 +44,10 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a scheduler is given to do."""
+    """What schedulers are given to do."""
 
-    batch_size: int
+    schedulers: int = 1  # a group each, of one pool
+    batch_size: int  # of each
     tokens: int  # at least so many are generated, of whole requests and of two full batches at least
     new_tokens: Range
     prompt_tokens: int
@@ -57,7 +59,7 @@ class Load:
         """Those whose ends are waited for, and whose logs are checked."""
         found: list[Request] = []
         chance, tokens = Random(self.seed), 0
-        while tokens < self.tokens or len(found) < 2 * self.batch_size:
+        while tokens < self.tokens or len(found) < 2 * self.batch_size * self.schedulers:
             new_tokens = chance.randint(self.new_tokens.low, self.new_tokens.high)
             found.append(self._request(revision, f"cmpl-{len(found):032x}", 0, new_tokens))
             tokens += new_tokens
@@ -82,15 +84,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What it took, from the forming of the group to the last end."""
+    """What it took, from the forming of the groups to the last end."""
 
-    batch_size: int
+    schedulers: int
+    batch_size: int  # of each
     step_us: int
     requests: int
     tokens: int
     steps: int
     seconds: float
-    scheduler_s: float  # processor time, as the others
+    scheduler_s: float  # processor time of all of them, as the others
     redis_s: float
     waiting: int
     waiting_bytes: int | None  # of Redis' memory for each request that waits; None where too few do to tell
@@ -130,32 +133,41 @@ async def _run(
     pool: RedisPool, server: PoolServer, model: ModelInfo, load: Load, requests: Sequence[Request], folder: Path
 ) -> Committed:
     sizes = {"batch_size": load.batch_size, "step_us": load.step_us}
-    with running_scheduler(server, model, folder, **sizes) as scheduler:
-        await scheduler.until_seated()
+    with ExitStack() as stack:
+        schedulers = [
+            stack.enter_context(running_scheduler(server, model, folder, number, **sizes))
+            for number in range(load.schedulers)
+        ]
+        for scheduler in schedulers:
+            await scheduler.until_seated()
         await server.until_quiet()
-        pids = scheduler.pid, server.redis.pid
+        pids = [server.redis.pid, *(scheduler.pid for scheduler in schedulers)]
         start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
-        scheduler.go()
-        await _until_ended(pool, scheduler, len(requests))
+        for scheduler in schedulers:
+            scheduler.go()
+        await _until_ended(pool, schedulers, len(requests))
         seconds = perf_counter() - start_s
-        scheduler_s, redis_s = (processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
-        steps, tokens = await asyncio.to_thread(scheduler.drain)
+        redis_s, *each_s = (processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
+        ran = [await asyncio.to_thread(scheduler.drain) for scheduler in schedulers]
+        steps, tokens = (sum(numbers) for numbers in zip(*ran, strict=True))
         return Committed(
             **sizes,
+            schedulers=load.schedulers,
             waiting=load.waiting,
             waiting_bytes=None,
             requests=len(requests),
             tokens=tokens,
             steps=steps,
             seconds=seconds,
-            scheduler_s=scheduler_s,
+            scheduler_s=sum(each_s),
             redis_s=redis_s,
         )
 
 
-async def _until_ended(pool: RedisPool, scheduler: NullScheduler, requests: int) -> None:
+async def _until_ended(pool: RedisPool, schedulers: Sequence[NullScheduler], requests: int) -> None:
     while (await pool.stats()).ended_ever < requests:
-        scheduler.check()
+        for scheduler in schedulers:
+            scheduler.check()
         await asyncio.sleep(LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""How many events one gateway streams, and what each costs: many streams at once, tokens at a given rate.
+"""How many events gateways stream, and what each costs: many streams at once, tokens at a given rate.
 
 The client is this process, whose time is not counted. Each stream is looked at when all have ended: ids must count all
 tokens, and the text be that of what the engine drew.
@@ -6,7 +6,9 @@ tokens, and the text be that of what the engine drew.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,7 +18,6 @@ import orjson
 from orca.cli.bench.client import EventStream, Target, post_bytes
 from orca.cli.bench.host.null_engine import drawn
 from orca.cli.bench.host.parts import (
-    GatewayProcess,
     HostFailed,
     running_gateway,
     running_redis,
@@ -34,8 +35,9 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """What a gateway is given to do."""
+    """What gateways are given to do."""
 
+    gateways: int = 1  # processes of one pool, which share the streams
     streams: int  # at a time, all from the start to the end
     tokens_per_s: float  # of all streams together, one of each in a step
     new_tokens: int  # of each stream
@@ -55,12 +57,13 @@ class Streams:
 class Streamed:
     """What it took, from the first step to the last event, with all streams open before."""
 
+    gateways: int
     streams: int
     tokens_per_s: float  # asked for
     events: int  # of tokens
     pieces: int  # in which the client read them
     seconds: float
-    gateway_s: float  # processor time, as the others
+    gateway_s: float  # processor time of all of them, as the others
     scheduler_s: float
     redis_s: float
 
@@ -96,18 +99,20 @@ class KeptStream(EventStream):
 async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Streamed:
     """Raises: HostFailed."""
     sizes = {"batch_size": asked.streams, "step_us": asked.step_us}
-    with (
-        running_redis(folder) as server,
-        running_gateway(server, model, folder) as gateway,
-        running_scheduler(server, model, folder, **sizes) as scheduler,
-    ):
-        await until_healthy(gateway)
+    with ExitStack() as stack:
+        server = stack.enter_context(running_redis(folder))
+        gateways = [
+            stack.enter_context(running_gateway(server, model, folder, number)) for number in range(asked.gateways)
+        ]
+        scheduler = stack.enter_context(running_scheduler(server, model, folder, **sizes))
+        for gateway in gateways:
+            await until_healthy(gateway)
         await scheduler.until_seated()
-        call = asked.call(gateway.target)
-        streams = [KeptStream(call) for _ in range(asked.streams)]
+        targets = [gateway.target for gateway in gateways]
+        streams = [KeptStream(asked.call(targets[place % len(targets)])) for place in range(asked.streams)]
         try:
-            await _open(gateway, streams)
-            pids = gateway.pid, scheduler.pid, server.redis.pid
+            await _open(targets, streams)
+            pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
             start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
             scheduler.go()
             await asyncio.gather(*(stream.ended for stream in streams))
@@ -119,26 +124,27 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
     tokenizer = Tokenizer.from_folder(model.folder)
     for stream in streams:
         _check(stream, asked.new_tokens, model, tokenizer)
-    gateway_s, scheduler_s, redis_s = used
+    redis_s, scheduler_s, *each_s = used
     return Streamed(
+        gateways=asked.gateways,
         streams=asked.streams,
         tokens_per_s=asked.tokens_per_s,
         events=asked.streams * asked.new_tokens,
         pieces=sum(stream.pieces for stream in streams),
         seconds=seconds,
-        gateway_s=gateway_s,
+        gateway_s=sum(each_s),
         scheduler_s=scheduler_s,
         redis_s=redis_s,
     )
 
 
-async def _open(gateway: GatewayProcess, streams: Sequence[KeptStream]) -> None:
-    """Call for all of them, and wait until each has the head of its answer. Raises: HostFailed."""
-    loop, target = asyncio.get_running_loop(), gateway.target
-    for some in batches(list(streams), OPENED_AT_ONCE):
-        for stream in some:
+async def _open(targets: Sequence[Target], streams: Sequence[KeptStream]) -> None:
+    """Call the targets for them by turns, and wait until each has the head of its answer. Raises: HostFailed."""
+    loop = asyncio.get_running_loop()
+    for some in batches(list(zip(streams, cycle(targets), strict=False)), OPENED_AT_ONCE):
+        for stream, target in some:
             await loop.create_connection(lambda stream=stream: stream, target.host, target.port)  # type: ignore[misc]
-        await asyncio.gather(*(stream.answered for stream in some))
+        await asyncio.gather(*(stream.answered for stream, _ in some))
     if wrong := [stream for stream in streams if stream.status != 200 or stream.ended.done()]:
         raise HostFailed(f"{len(wrong)} of {len(streams)} calls were not answered: {wrong[0].status} {wrong[0].error}")
 

@@ -106,13 +106,15 @@ class NullScheduler:
 
 @contextmanager
 def running_scheduler(
-    server: PoolServer, model: ModelInfo, folder: Path, *, batch_size: int, step_us: int
+    server: PoolServer, model: ModelInfo, folder: Path, number: int = 0, *, batch_size: int, step_us: int
 ) -> Iterator[NullScheduler]:
+    """Args: number: of its group, from 0."""
     flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
     # Nobody listens there: the null engine asks no stage.
-    flags += ["--stages", "127.0.0.1:1", "--max-batch-size", str(batch_size), "--log-format", "json"]
+    flags += ["--stages", "127.0.0.1:1", "--group", f"g{number}"]
+    flags += ["--max-batch-size", str(batch_size), "--log-format", "json"]
     command = [sys.executable, "-m", "orca.cli.bench.host.scheduler_process", str(step_us), *flags]
-    with _running(command, server, folder / "scheduler.log") as process:
+    with _running(command, server, folder / f"scheduler-{number}.log") as process:
         yield NullScheduler(process)
 
 
@@ -123,12 +125,13 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(server: PoolServer, model: ModelInfo, folder: Path) -> Iterator[GatewayProcess]:
+def running_gateway(server: PoolServer, model: ModelInfo, folder: Path, number: int = 0) -> Iterator[GatewayProcess]:
+    """Args: number: its own among several, from 0."""
     port = free_port()
     flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
     flags += ["--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "1", "--log-format", "json"]
     with _running(
-        [sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, folder / "gateway.log"
+        [sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, folder / f"gateway-{number}.log"
     ) as process:
         url = f"http://127.0.0.1:{port}"
         yield GatewayProcess(process.pid, Target(url=url, model=model.name, vocab_size=model.vocab_size))

@@ -1,9 +1,9 @@
-"""The host path in figures: what one scheduler commits and what one gateway streams, per second of its processor.
+"""The host path in figures: what schedulers commit and what gateways stream, per second of their processors.
 
-    commits   requests wait in the pool, and one scheduler runs them all on the null engine
-    events    many streams are open, and tokens come at a given rate, each of which the gateway turns into an event
+    commits   requests wait in the pool, and one scheduler, or several, run them all on null engines
+    events    many streams are open, and tokens come at a given rate, each of which a gateway turns into an event
 
-Each run has a Redis, a scheduler and a gateway of its own. Seconds of the wall's clock say what this machine did, with
+Each run has a Redis, schedulers and gateways of its own. Seconds of the wall's clock say what this machine did, with
 all processes on its processors; processor time says what a process could do with one for itself.
 """
 
@@ -38,6 +38,8 @@ class Plan:
     tokens: int
     streams: Sequence[int]
     tokens_per_s: float
+    schedulers: Sequence[int] = (1,)
+    gateways: Sequence[int] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,9 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
 
     async def run() -> Figures:
         commits, events = [], []
-        for size, waiting in product(plan.batch_sizes, plan.waiting):
+        for size, waiting, schedulers in product(plan.batch_sizes, plan.waiting, plan.schedulers):
             load = Load(
+                schedulers=schedulers,
                 batch_size=size,
                 waiting=waiting,
                 tokens=plan.tokens,
@@ -72,16 +75,18 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
                 step_us=plan.step_us,
             )
             async with asyncio.timeout(LIMIT_S):
-                commits.append(await measure_commits(model, load, place(f"batch-{size}-waiting-{waiting}")))
-        for size in plan.streams:
+                name = f"batch-{size}-waiting-{waiting}-schedulers-{schedulers}"
+                commits.append(await measure_commits(model, load, place(name)))
+        for size, gateways in product(plan.streams, plan.gateways):
             asked = Streams(
+                gateways=gateways,
                 streams=size,
                 tokens_per_s=plan.tokens_per_s,
                 new_tokens=(NEW_TOKENS.low + NEW_TOKENS.high) // 2,
                 prompt_tokens=PROMPT_TOKENS,
             )
             async with asyncio.timeout(LIMIT_S):
-                events.append(await measure_events(model, asked, place(f"streams-{size}")))
+                events.append(await measure_events(model, asked, place(f"streams-{size}-gateways-{gateways}")))
         return Figures(commits, events)
 
     try:
@@ -98,17 +103,18 @@ def lines(figures: Figures) -> list[str]:
 def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
     if not runs:
         return []
-    head = f"{'batch':>7}{'waiting':>9}{'steps/s':>9}{'tokens/s':>10}{'scheduler us/token':>20}{'alone/s':>9}"
-    head += f"{'Redis us/token':>16}{'alone/s':>9}{'bytes waiting':>15}"
+    head = f"{'batch':>7}{'waiting':>9}{'schedulers':>12}{'steps/s':>9}{'tokens/s':>10}"
+    head += f"{'scheduler us/token':>20}{'alone/s':>9}{'Redis us/token':>16}{'alone/s':>9}{'bytes waiting':>15}"
     rows = [
-        f"{run.batch_size:>7}{run.waiting:>9}{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
-        f"{1e6 * run.scheduler_s / run.tokens:>20.1f}{run.tokens / run.scheduler_s:>9.0f}"
+        f"{run.batch_size:>7}{run.waiting:>9}{run.schedulers:>12}"
+        f"{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
+        f"{1e6 * run.scheduler_s / run.tokens:>20.1f}{run.schedulers * run.tokens / run.scheduler_s:>9.0f}"
         f"{1e6 * run.redis_s / run.tokens:>16.1f}{run.tokens / run.redis_s:>9.0f}"
         f"{run.waiting_bytes or '-':>15}"
         for run in runs
     ]
     return [
-        "Committed: every log holds what was drawn, in order, and ended once. alone: a processor each.",
+        "Committed: every log holds what was drawn, in order, and ended once. alone: a processor for each process.",
         head,
         *rows,
     ]
@@ -117,11 +123,11 @@ def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
 def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
     if not runs:
         return []
-    head = f"{'streams':>7}{'asked/s':>9}{'events/s':>10}{'gateway us/event':>20}{'alone/s':>9}"
+    head = f"{'streams':>7}{'gateways':>10}{'asked/s':>9}{'events/s':>10}{'gateway us/event':>20}{'alone/s':>9}"
     head += f"{'Redis us/event':>16}{'scheduler':>11}{'reads/event':>13}"
     rows = [
-        f"{run.streams:>7}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
-        f"{1e6 * run.gateway_s / run.events:>20.1f}{run.events / run.gateway_s:>9.0f}"
+        f"{run.streams:>7}{run.gateways:>10}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
+        f"{1e6 * run.gateway_s / run.events:>20.1f}{run.gateways * run.events / run.gateway_s:>9.0f}"
         f"{1e6 * run.redis_s / run.events:>16.1f}{1e6 * run.scheduler_s / run.events:>11.1f}"
         f"{run.pieces / run.events:>13.2f}"
         for run in runs
