@@ -68,6 +68,23 @@ def test_tokens_of_a_step(flags: str, tokens: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "processors", "interval_ms"),
+    [
+        ("", 1, 50),
+        ("", 2, 50),
+        ("", 3, 0),
+        ("--device cuda", 2, 0),
+        ("--commit-interval-ms 0", 2, 0),
+        ("--commit-interval-ms 20", 64, 20),
+    ],
+)
+def test_tokens_are_committed_together_where_the_engine_has_no_processors_of_its_own(
+    flags: str, processors: int, interval_ms: int
+) -> None:
+    assert chosen(*flags.split(), processors=processors).commit_interval_ms == interval_ms
+
+
+@pytest.mark.parametrize(
     ("flags", "parameters", "processors", "said"),
     [
         ("", MIDDLE, 2, "1 stage x 2 threads (63 M parameters, 2 processors)"),

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from scheduler_world import (
     Group,
+    World,
     a_request,
     a_shape,
     a_world,
@@ -21,6 +22,7 @@ from scheduler_world import (
     virtually,
 )
 
+from orca.pool.api import CommitAnswer, CommitEntry
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
@@ -142,6 +144,60 @@ async def test_commits_are_never_waited_for_by_steps() -> None:
     took_ns = group.records[19].returned_ns - group.records[0].submitted_ns
     assert round(took_ns / 1e6) == 20, "twenty steps of a millisecond, though a commit takes a hundred"
     assert (await world.log_of("A.0"))[0] == world.expected(world.submitted["A.0"])[0]
+
+
+@virtually
+async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out() -> None:
+    world = a_world(times=Times(commit_s=0.1))
+    commits = commits_of(world)
+    group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    world.start(group)
+    await serving(world, group)
+    await world.submit(a_request("A", new=19))
+    await world.submit(a_request("B", new=7))
+    await tokens_at_least(world, "B.0", 7)
+    await world.submit(a_request("C", new=30))
+    await world.finish()
+    written = [commit for commit in commits if commit]
+    assert written[0] == [("A.0", 0, 1), ("B.0", 0, 1)]
+    assert written[1] == [("B.0", 1, 6)], "its end, with what it wrote before; A waits"
+    assert written[2] == [("C.0", 0, 1)], "its first token"
+    assert [len(commit) for commit in written[3:5]] == [2, 1], "A and C together, when the interval is over; A's end"
+    first, end = written[3][0], written[4][0]
+    assert (first[0], end[0]) == ("A.0", "A.0")
+    assert first[2] + end[2] == 18
+    for request in world.submitted.values():
+        assert (await world.log_of(request.id))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
+    world = a_world(times=Times(commit_s=3600.0))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    world.start(group)
+    await serving(world, group)
+    await world.submit(a_request("A", new=40))
+    await tokens_at_least(world, "A.0", 1)
+    await asyncio.sleep(0.1)
+    before_ns = world.clock.monotonic_ns()
+    assert len((await world.log_of("A.0"))[0]) == 1, "the rest waits for the interval"
+    await world.stop()
+    assert world.clock.monotonic_ns() - before_ns < 1_000_000_000
+    tokens, _ = await world.log_of("A.0")
+    assert len(tokens) == len(steps_of(group, "A.0")) > 10
+
+
+def commits_of(world: World) -> list[list[tuple[str, int, int]]]:
+    """Gets the commits of the world's schedulers from now on: of each entry the request, first index and tokens."""
+    commits: list[list[tuple[str, int, int]]] = []
+    commit = world.pool.commit
+
+    async def recorded(entries: list[CommitEntry]) -> list[CommitAnswer]:
+        commits.append([(entry.request_id, entry.index, len(entry.tokens)) for entry in entries])
+        return await commit(entries)
+
+    world.pool.commit = recorded  # type: ignore[method-assign, assignment]
+    return commits
 
 
 def test_the_iteration_log_file_has_a_line_for_each_step(tmp_path: Any) -> None:

@@ -45,7 +45,7 @@ def random_world(chance: random.Random) -> World:
         policy=policy,
         chance=chance,
         delay_ms=chance.choice([0.0, 0.0, 1.0, 5.0]),
-        times=Times(flush_s=0.5),
+        times=Times(flush_s=0.5, commit_s=chance.choice([0.0, 0.0, 0.02, 0.5])),
     )
 
 

@@ -1,6 +1,7 @@
 """Brings what the outbox holds to the pool, one call at a time, never waited for by the steps."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -29,6 +30,9 @@ class Commits:
         self._settle = settle
         self._epoch = epoch
         self._has_news = asyncio.Event()  # the outbox has something
+        self._is_urgent = asyncio.Event()  # it has something that does not wait for the interval
+        self._due_s = 0.0  # of the loop's clock: what is not urgent goes out then
+        self._is_flushing = False  # everything goes out now
         self._is_flushed = asyncio.Event()  # the outbox is empty and no commit is under way
         self._is_flushed.set()
 
@@ -37,14 +41,20 @@ class Commits:
         if self._outbox:
             self._is_flushed.clear()
             self._has_news.set()
+            if self._outbox.is_urgent:
+                self._is_urgent.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         has_committed = False
         while True:
             await self._has_news.wait()
-            self._has_news.clear()
-            if entries := self._outbox.take():
+            is_due = await self._until_due()
+            self._is_urgent.clear()
+            entries = self._outbox.take(is_all=is_due)
+            if not self._outbox:
+                self._has_news.clear()
+            if entries:
                 answers = await self._commit(entries)
                 if not has_committed and CommitAnswer.APPLIED in answers:
                     has_committed = True
@@ -52,8 +62,22 @@ class Commits:
             if not self._outbox:
                 self._is_flushed.set()
 
+    async def _until_due(self) -> bool:
+        """Wait until everything is due, or something is urgent. Returns: whether it is everything."""
+        clock = asyncio.get_running_loop().time
+        wait_s = self._due_s - clock()
+        if wait_s > 0 and not self._is_flushing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._is_urgent.wait()
+                return self._is_flushing
+        self._due_s = clock() + self._seams.times.commit_s
+        return True
+
     async def flush(self) -> None:
         """Wait until everything is in the pool, as long as that may take (Times.flush_s)."""
+        self._is_flushing = True
+        self._is_urgent.set()
         try:
             async with asyncio.timeout(self._seams.times.flush_s):
                 await self._is_flushed.wait()

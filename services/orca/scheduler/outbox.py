@@ -1,7 +1,8 @@
 """What has been read from the stages and is not in the pool yet.
 
 Tokens go out in one commit at a time. It takes all that is there: one step's tokens while the pool keeps up, those of
-several steps when it does not, so the backlog stays as long as one call takes.
+several steps when it does not, so the backlog stays as long as one call takes. Where commits have an interval, one
+before it is over takes only what somebody waits for.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ class _Written:
     index: int
     tokens: list[Token] = field(default_factory=list)
     end: End | None = None
+    is_urgent: bool = False  # a first token, an end, or the proof that a request which runs alone does no harm
 
 
 class Outbox:
@@ -37,6 +39,11 @@ class Outbox:
         """Requests with something to commit now."""
         return len(self._ready)
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for any of that."""
+        return any(written.is_urgent for written in self._ready.values())
+
     def admit(self, entry: GroupRequest) -> None:
         """A request was admitted, into its batch where the policy has such."""
         if self._holds_results:
@@ -52,6 +59,7 @@ class Outbox:
         if token is not None:
             written.tokens.append(token)
         written.end = end
+        written.is_urgent |= index == 0 or end is not None or entry.is_alone
         if end is not None:
             self._leave_batch(entry)
 
@@ -62,9 +70,10 @@ class Outbox:
             self._held.get(entry.batch, {}).pop(entry, None)
             self._leave_batch(entry)
 
-    def take(self) -> dict[GroupRequest, CommitEntry]:
-        """Everything that is ready, in the order in which it was read."""
-        taken, self._ready = self._ready, {}
+    def take(self, *, is_all: bool = True) -> dict[GroupRequest, CommitEntry]:
+        """Everything that is ready, or what of it is urgent, in the order in which it was read."""
+        taken = {entry: written for entry, written in self._ready.items() if is_all or written.is_urgent}
+        self._ready = {entry: written for entry, written in self._ready.items() if entry not in taken}
         return {
             entry: CommitEntry(
                 request_id=entry.request.id,

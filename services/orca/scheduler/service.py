@@ -34,7 +34,7 @@ from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
-from orca.scheduler.seams import Seams
+from orca.scheduler.seams import Seams, Times
 from orca.scheduler.settings import Settings, parse_settings
 
 log = logging.getLogger("orca.scheduler")
@@ -114,6 +114,7 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
             observer=Observers(observers),
             eos_token_ids=model.eos_token_ids,
             make_output_text=output_texts(tokenizer),
+            times=Times(commit_s=settings.commit_interval_ms / 1000),
         )
         bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
         scheduler = Scheduler(seams, settings.make_choices(None if bounds_file is None else bounds_file.bounds))

@@ -101,6 +101,10 @@ class Settings(ScheduleSettings):
     step_timeout_s: float = setting(
         10.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
     )
+    # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever it brings.
+    commit_interval_ms: int = setting(
+        0, "milliseconds from one commit of tokens to the next; first tokens and ends never wait", least=0
+    )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
     # A stage of a small model is back in 3 s, ranks of a large one load for minutes.
     unformed_s: float = setting(

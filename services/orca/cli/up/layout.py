@@ -1,4 +1,4 @@
-"""What `orca up` chooses where it is not told: threads of each rank, and how much of a prompt runs in a step. Pure.
+"""What `orca up` chooses where it is not told: threads of ranks, how much of a prompt runs in a step, commits. Pure.
 
 There is one stage unless more are asked for: stages take turns, threads share each product. All processors but one
 compute, so that tokenizing, HTTP and scheduling have one of their own; of two or fewer, all do. Which process runs on
@@ -12,6 +12,9 @@ from orca.core.batching import max_batch_tokens
 
 SMALL_PARAMETERS = 12_000_000
 """A model with fewer is fastest on one thread: two would wait for each other longer than they compute (README)."""
+
+SHARED_COMMIT_INTERVAL_MS = 50
+"""Where each commit takes time from the engine: 20 a second are smooth for who reads (README)."""
 
 
 def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
@@ -28,7 +31,12 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
         policy=settings.policy,
         max_batch_size=settings.max_batch_size,
     )
-    return replace(settings, threads=settings.threads or threads, max_batch_tokens=bound)
+    interval_ms = settings.commit_interval_ms
+    if interval_ms is None:
+        interval_ms = SHARED_COMMIT_INTERVAL_MS if settings.device == "cpu" and processors <= 2 else 0
+    return replace(
+        settings, threads=settings.threads or threads, max_batch_tokens=bound, commit_interval_ms=interval_ms
+    )
 
 
 def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:

@@ -120,6 +120,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, around: Surroundings, gro
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,
         "prefetch": settings.prefetch,
+        "commit_interval_ms": settings.commit_interval_ms,
         "slots": settings.slots,
         "iteration_log": _iteration_log(settings, name),
     }

@@ -53,6 +53,12 @@ class UpSettings(ScheduleSettings):
         " and 0 on cuda: prompts whole, as in the paper",
         least=0,
     )
+    commit_interval_ms: int | None = setting(
+        None,
+        "milliseconds from one commit of tokens to the next; first tokens and ends never wait; unset is 50 where stages"
+        " compute on the processors of all other parts, one or two, else 0",
+        least=0,
+    )
     host: str = setting("127.0.0.1", "address of the HTTP API")
     open_to_network: bool = setting(False, "serve without keys at a host that other machines reach")
     port: int = setting(8000, "port of the HTTP API; 0 takes a free one", least=0)
