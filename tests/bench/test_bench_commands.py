@@ -144,6 +144,7 @@ def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
         (["peers", "--openvino", "/no/such/python"], "--openvino: /no/such/python is no program"),
         (["peers", "--openvino", "/etc/passwd"], "--openvino: /etc/passwd is no program"),
         (["peers", "--openvino", "/bin"], "--openvino: /bin is no program"),
+        (["peers", "--vllm", "/bin"], "--vllm: /bin is no program"),
         (["overload", "--gateway-process", "4194305"], "--gateway-process: there is no process 4194305"),
         (["overload", "--retries", "-1"], "--retries: -1 is below 0"),
         (["engine", "--new-tokens", "none"], "--new-tokens: invalid int value: 'none'"),

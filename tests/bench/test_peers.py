@@ -170,9 +170,10 @@ def test_the_warm_up_is_short(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("program", [sys.executable, shutil.which("true")])
-def test_an_environment_without_openvino_is_refused_before_anything_runs(program: str) -> None:
-    with pytest.raises(SettingError, match=r"--openvino: .* is no Python that has what .*openvino\.txt lists"):
-        bench(["peers", "--openvino", program, "--requests", "1"])
+@pytest.mark.parametrize("peer", ["openvino", "vllm"])
+def test_an_environment_without_the_peer_is_refused_before_anything_runs(peer: str, program: str) -> None:
+    with pytest.raises(SettingError, match=rf"--{peer}: .* is no Python that has what .*{peer}\.txt lists"):
+        bench(["peers", f"--{peer}", program, "--requests", "1"])
 
 
 def test_options_of_the_caller_replace_those_of_the_comparison() -> None:

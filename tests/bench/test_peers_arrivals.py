@@ -1,10 +1,15 @@
-"""Requests that come one by one: when they are handed out, and a peer that is driven that way."""
+"""Requests that come one by one: when they are handed out, and peers that are driven that way."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from orca.cli.bench.peers import openvino_peer
+from orca.cli.bench.peers import openvino_peer, vllm_peer
 from orca.cli.bench.peers.arrivals import Arrivals
-from orca.cli.bench.peers.openvino_peer import cache_gib
 from orca.cli.bench.peers.workload import Workload
 
 
@@ -110,6 +115,59 @@ def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them(
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
 
 
+class FakeEngine:
+    """vLLM's engine as far as it is used: every step gives each request its number; one that has just come waits."""
+
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
+        self.new: set[str] = set()
+        self.steps_of: list[list[str]] = []
+
+    def add_request(self, request_id: str, prompt: dict[str, list[int]], count: int) -> None:
+        assert prompt == {"prompt_token_ids": [int(request_id)]}
+        self.left[request_id] = count
+        self.new.add(request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[SimpleNamespace]:
+        assert self.left, "a step without requests"
+        self.steps_of.append(list(self.left))
+        came = [
+            SimpleNamespace(
+                request_id=name,
+                outputs=[SimpleNamespace(token_ids=[] if name in self.new else [int(name)])],
+            )
+            for name in self.left
+        ]
+        for name in set(self.left) - self.new:
+            self.left[name] -= 1
+        self.left = {name: count for name, count in self.left.items() if count}
+        self.new.clear()
+        return came
+
+
+def test_vllm_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
+    engine, paced = FakeEngine(), workload(0.0, 0.0, 0.05)
+    answer = vllm_peer.serve(engine, paced, lambda count: count)
+    assert engine.steps_of == [["0", "1"]] * 3 + [["2"]] * 3
+    assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
+    assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
+
+
+def test_vllm_has_the_threads_and_the_cache_of_the_comparison(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    asked = replace(workload(0.0, 0.0, prompt_tokens=10), model=str(tmp_path))
+    variables = vllm_peer.variables(asked)
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == str(min(os.sched_getaffinity(0)))
+    assert variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    command = vllm_peer.server_command(asked, port=9)
+    wanted = {"--model": str(tmp_path), "--dtype": "float32", "--max-num-seqs": "2", "--max-model-len": "12"}
+    assert {flag: command[command.index(flag) + 1] for flag in wanted} == wanted
+    assert command[command.index("--port") + 1] == "9"
+
+
 LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 12}
 GPT2 = {"n_embd": 512, "n_head": 8, "n_layer": 12}
 
@@ -124,7 +182,9 @@ GPT2 = {"n_embd": 512, "n_head": 8, "n_layer": 12}
         (LLAMA | {"head_dim": 256}, 10_911, 2),
     ],
 )
-def test_the_cache_of_openvino_holds_a_full_batch_of_the_longest_requests(
-    config: dict[str, int], prompt_tokens: int, gib: int
+def test_the_cache_of_a_peer_holds_a_full_batch_of_the_longest_requests(
+    config: dict[str, int], prompt_tokens: int, gib: int, tmp_path: Path
 ) -> None:
-    assert cache_gib(config, workload(0.0, prompt_tokens=prompt_tokens)) == gib
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = replace(workload(0.0, prompt_tokens=prompt_tokens), model=str(tmp_path))
+    assert asked.cache_gib(32) == gib

@@ -135,7 +135,7 @@ def _parser() -> Parser:
     add_trace_options(chunks, preset="paper", requests=64)
     add_output_options(chunks, can_plot=False)
 
-    _add_peers_options(actions.add_parser("peers", help="beside Hugging Face transformers and OpenVINO GenAI"))
+    _add_peers_options(actions.add_parser("peers", help="beside Hugging Face transformers, OpenVINO GenAI and vLLM"))
     _add_host_options(
         actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
     )
@@ -152,6 +152,7 @@ def _add_peers_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
     add("--openvino", type=program, metavar="PYTHON", help="of an environment that has peers/openvino.txt (none)")
+    add("--vllm", type=program, metavar="PYTHON", help="of an environment that has peers/vllm.txt (none)")
     add_trace_options(parser, preset="small", requests=128)
     add_output_options(parser, can_plot=False)
 
@@ -329,7 +330,7 @@ def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.cli.bench.peers import compare, table  # torch and safetensors: only here
 
-    compare.check_environments(options.openvino)
+    compare.check_environments(options.openvino, options.vllm)
     trace = generate(trace_spec(options, options.rate))
     given = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
@@ -344,6 +345,7 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             up_options=compare.up_options(options.batch_size, options.threads, up_options),
             folder=Path(folder),
             openvino=options.openvino,
+            vllm=options.vllm,
         )
         standings = compare.compare(contest, _progress)
         print("\n".join(table.lines(contest, standings)))

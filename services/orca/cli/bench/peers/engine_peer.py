@@ -71,7 +71,7 @@ def run(
         max_batch_tokens: of a step; prompts run in chunks. None runs them whole.
     """
     arrivals = Arrivals(workload)
-    longest = max(len(prompt) + new for prompt, new in zip(workload.prompts, workload.new_tokens, strict=True))
+    longest = workload.longest
     limits = Limits(
         stages=1,
         max_batch_size=workload.batch_size,

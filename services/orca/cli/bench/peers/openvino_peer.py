@@ -9,9 +9,7 @@ is not taken for that of a run. `f32` computes and caches in float32, `default` 
 processor has it, and a cache of 8 bits.
 """
 
-import json
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -61,27 +59,12 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
     scheduling = genai.SchedulerConfig()
     scheduling.max_num_seqs = workload.batch_size
     scheduling.max_num_batched_tokens = BATCH_TOKENS
-    scheduling.cache_size = cache_gib(json.loads((folder / "config.json").read_text()), workload)
+    scheduling.cache_size = workload.cache_gib(CACHE_BLOCK_TOKENS)
     scheduling.enable_prefix_caching = False  # random prompts share nothing: looking for it would only cost
     options: dict[str, object] = {"INFERENCE_NUM_THREADS": workload.threads}
     if precision == "f32":
         options |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", options)
-
-
-def cache_gib(config: Mapping[str, int], workload: Workload) -> int:
-    """Whole GiB for a full batch of the longest requests in float32: the cache is never what limits this peer.
-
-    Args:
-        config: of a llama-type or GPT-2 type model, as its config.json has it.
-    """
-    hidden, heads = config.get("hidden_size") or config["n_embd"], config.get("num_attention_heads") or config["n_head"]
-    key_heads = config.get("num_key_value_heads") or heads
-    layers = config.get("num_hidden_layers") or config["n_layer"]
-    token_bytes = 2 * layers * key_heads * (config.get("head_dim") or hidden // heads) * 4
-    longest = max(len(prompt) + new for prompt, new in zip(workload.prompts, workload.new_tokens, strict=True))
-    whole_blocks = -(-longest // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
-    return -(-workload.batch_size * whole_blocks * token_bytes // 2**30)
 
 
 def _requests(workload: Workload) -> list[tuple[Any, Any]]:

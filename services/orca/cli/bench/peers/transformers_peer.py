@@ -68,12 +68,11 @@ def _static(model: Any, workload: Workload) -> list[list[int]]:
 
 def _continuous(model: Any, workload: Workload) -> list[list[int]]:
     transformers: Any = import_module("transformers")
-    longest = max(len(p) + n for p, n in zip(workload.prompts, workload.new_tokens, strict=True))
     page_tokens = 32
     config = transformers.ContinuousBatchingConfig(
         page_size=page_tokens,
         # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
-        num_blocks=2 * workload.batch_size * (longest // page_tokens + 1),
+        num_blocks=2 * workload.batch_size * (workload.longest // page_tokens + 1),
         max_batch_tokens=CONTINUOUS_BATCH_TOKENS,
         max_requests_per_batch=workload.batch_size,
         allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost

@@ -39,6 +39,25 @@ class Workload:
     def load(path: Path) -> "Workload":
         return Workload(**json.loads(path.read_text()))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(len(prompt) + new for prompt, new in zip(self.prompts, self.new_tokens, strict=True))
+
+    def cache_gib(self, block_tokens: int) -> int:
+        """Whole GiB for a full batch of the longest requests in float32, in blocks: so a cache never limits a peer.
+
+        The model must be of llama type or GPT-2 type: its config.json says what a token takes.
+        """
+        config = json.loads((Path(self.model) / "config.json").read_text())
+        hidden = config.get("hidden_size") or config["n_embd"]
+        heads = config.get("num_attention_heads") or config["n_head"]
+        key_heads = config.get("num_key_value_heads") or heads
+        layers = config.get("num_hidden_layers") or config["n_layer"]
+        token_bytes = 2 * layers * key_heads * (config.get("head_dim") or hidden // heads) * 4
+        whole_blocks = -(-self.longest // block_tokens) * block_tokens
+        return -(-self.batch_size * whole_blocks * token_bytes // 2**30)
+
     def head(self, requests: int) -> "Workload":
         """The first requests only, all at the start, at most four tokens each: it warms caches and allocators up."""
         return Workload(

@@ -1,0 +1,105 @@
+"""vLLM on CPUs as a peer: its engine in this process, or its server. Run by the Python of an environment that has what
+vllm.txt lists; of this package it imports only what needs nothing but the standard library.
+
+    python -m orca.cli.bench.peers.vllm_peer float32|bfloat16 WORKLOAD ANSWER
+    python -m orca.cli.bench.peers.vllm_peer serve WORKLOAD PORT
+
+All is as vLLM chooses, its compiled layers and the tokens of a step among it, but for the requests of a batch, the
+threads, and the cache, which is large enough and looks for no common beginnings: random prompts have none.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from orca.cli.bench.peers.arrivals import Arrivals
+from orca.cli.bench.peers.workload import Answer, Workload
+
+CACHE_BLOCK_TOKENS = 128
+"""On a CPU."""
+
+
+def main(arguments: list[str]) -> None:
+    mode, workload_file, last = arguments
+    workload = Workload.load(Path(workload_file))
+    os.environ.update(variables(workload))
+    if mode == "serve":
+        command = server_command(workload, port=int(last))
+        os.execv(command[0], command)
+    engine, make_params = _engine(workload, mode)
+    serve(engine, workload.head(2 * workload.batch_size), make_params)
+    start_s = perf_counter()
+    answer = serve(engine, workload, make_params)
+    Answer(seconds=perf_counter() - start_s, **answer).save(Path(last))
+
+
+def variables(workload: Workload) -> Mapping[str, str]:
+    """What vLLM is told by its environment."""
+    processors = sorted(os.sched_getaffinity(0))[: workload.threads]
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(workload.cache_gib(CACHE_BLOCK_TOKENS)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def server_command(workload: Workload, *, port: int) -> list[str]:
+    """Its server of the OpenAI API, in float32."""
+    flags = {
+        "--model": workload.model,
+        "--dtype": "float32",
+        "--max-num-seqs": workload.batch_size,
+        "--max-model-len": workload.longest,
+        "--host": "127.0.0.1",
+        "--port": port,
+    }
+    words = [str(part) for flag in flags.items() for part in flag]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--no-enable-prefix-caching"]
+
+
+def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
+    """Returns: the engine, and what makes the parameters of a request of so many tokens."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    vllm: Any = import_module("vllm")
+    kinds: Any = import_module("vllm.sampling_params").RequestOutputKind  # type: ignore[attr-defined]
+    llm = vllm.LLM(
+        model=workload.model,
+        dtype=dtype,
+        max_num_seqs=workload.batch_size,
+        max_model_len=workload.longest,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+    )
+
+    def make_params(count: int) -> Any:
+        return vllm.SamplingParams(
+            temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, output_kind=kinds.DELTA
+        )
+
+    return llm.llm_engine, make_params
+
+
+def serve(engine: Any, workload: Workload, make_params: Callable[[int], Any]) -> dict[str, Any]:
+    """Each request when it arrives, taken up behind the step in which it comes. Returns: fields of an Answer."""
+    arrivals, tokens = Arrivals(workload), [list[int]() for _ in workload.prompts]
+    while arrivals.has_more or engine.has_unfinished_requests():
+        for number in arrivals.take():
+            prompt = {"prompt_token_ids": workload.prompts[number]}
+            engine.add_request(str(number), prompt, make_params(workload.new_tokens[number]))
+        if not engine.has_unfinished_requests():
+            arrivals.wait()
+            continue
+        came = {int(output.request_id): output.outputs[0].token_ids for output in engine.step()}
+        arrivals.note([number for number, new in came.items() if new])
+        for number, new in came.items():
+            tokens[number] += new
+    return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
