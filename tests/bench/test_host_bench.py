@@ -92,12 +92,13 @@ def test_a_load_fills_at_least_two_batches() -> None:
 
 def test_several_schedulers_and_gateways_share_the_work(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    sizes = ["--batch-sizes", "4", "--tokens", "3000", "--waiting", "0", "--streams", "4", "--rate", "1000"]
+    sizes = ["--batch-sizes", "4", "--tokens", "3000", "--waiting", "300", "--streams", "4", "--rate", "1000"]
     assert bench(["host", *sizes, "--schedulers", "2", "--gateways", "2", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
     [committed], [streamed] = figures["commits"], figures["events"]
     assert (committed["schedulers"], streamed["gateways"]) == (2, 2)
     assert committed["tokens"] >= 3000
+    assert committed["least_tokens"] > 0
     assert streamed["events"] == 4 * 256
 
 

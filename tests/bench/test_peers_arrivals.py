@@ -1,7 +1,6 @@
 """Requests that come one by one: when they are handed out, and peers that are driven that way."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,9 @@ import pytest
 from orca.cli.bench.peers import openvino_peer, vllm_peer
 from orca.cli.bench.peers.arrivals import Arrivals
 from orca.cli.bench.peers.workload import Workload
+
+STEP_S = 1 / 64
+"""With arrivals that are whole numbers of 1/16: sums of both are exact."""
 
 
 class Clock:
@@ -86,7 +88,8 @@ class FakeOutput:
 class FakePipeline:
     """One token to everybody in each step: its request's number."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.handles: list[FakeHandle] = []
         self.steps_of: list[list[int]] = []
 
@@ -101,6 +104,7 @@ class FakePipeline:
     def step(self) -> None:
         running = [handle for handle in self.handles if handle.count]
         assert running, "a step without requests"
+        self.clock.sleep(STEP_S)
         self.steps_of.append([handle.number for handle in running])
         for handle in running:
             handle.unread.append(handle.number)
@@ -108,8 +112,10 @@ class FakePipeline:
 
 
 def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
-    pipeline, paced = FakePipeline(), workload(0.0, 0.0, 0.05)
-    answer = openvino_peer.serve(pipeline, paced, [([number], 2) for number in range(3)])
+    clock = Clock()
+    pipeline, paced = FakePipeline(clock), workload(0.0, 0.0, 1 / 16)
+    arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
+    answer = openvino_peer.serve(pipeline, paced, [([number], 2) for number in range(3)], arrivals)
     assert pipeline.steps_of == [[0, 1], [0, 1], [2], [2]]
     assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
@@ -118,7 +124,8 @@ def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them(
 class FakeEngine:
     """vLLM's engine as far as it is used: every step gives each request its number; one that has just come waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.left: dict[str, int] = {}
         self.new: set[str] = set()
         self.steps_of: list[list[str]] = []
@@ -133,6 +140,7 @@ class FakeEngine:
 
     def step(self) -> list[SimpleNamespace]:
         assert self.left, "a step without requests"
+        self.clock.sleep(STEP_S)
         self.steps_of.append(list(self.left))
         came = [
             SimpleNamespace(
@@ -149,8 +157,10 @@ class FakeEngine:
 
 
 def test_vllm_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
-    engine, paced = FakeEngine(), workload(0.0, 0.0, 0.05)
-    answer = vllm_peer.serve(engine, paced, lambda count: count)
+    clock = Clock()
+    engine, paced = FakeEngine(clock), workload(0.0, 0.0, 1 / 16)
+    arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
+    answer = vllm_peer.serve(engine, paced, lambda count: count, arrivals)
     assert engine.steps_of == [["0", "1"]] * 3 + [["2"]] * 3
     assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
@@ -160,7 +170,7 @@ def test_vllm_has_the_threads_and_the_cache_of_the_comparison(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     asked = replace(workload(0.0, 0.0, prompt_tokens=10), model=str(tmp_path))
     variables = vllm_peer.variables(asked)
-    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == str(min(os.sched_getaffinity(0)))
+    assert variables["OMP_NUM_THREADS"] == "1"
     assert variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
     command = vllm_peer.server_command(asked, port=9)
     wanted = {"--model": str(tmp_path), "--dtype": "float32", "--max-num-seqs": "2", "--max-model-len": "12"}

@@ -73,12 +73,14 @@ def test_tokens_of_a_step(flags: str, tokens: int | None) -> None:
         ("", 1, 50),
         ("", 2, 50),
         ("", 3, 0),
+        ("--threads 3", 3, 50),
+        ("--threads 2 --stages 2", 4, 50),
         ("--device cuda", 2, 0),
         ("--commit-interval-ms 0", 2, 0),
         ("--commit-interval-ms 20", 64, 20),
     ],
 )
-def test_tokens_are_committed_together_where_the_engine_has_no_processors_of_its_own(
+def test_tokens_are_committed_together_where_the_other_parts_have_no_processor_of_their_own(
     flags: str, processors: int, interval_ms: int
 ) -> None:
     assert chosen(*flags.split(), processors=processors).commit_interval_ms == interval_ms

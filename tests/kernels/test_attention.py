@@ -100,17 +100,18 @@ def test_attention_of_any_shape_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 270])
 @pytest.mark.parametrize("heads", ["each-its-own", "border-of-ranks"])
-def test_a_token_gets_the_same_alone_and_among_others(heads: str, dtype: torch.dtype) -> None:
+def test_a_token_gets_the_same_alone_and_among_others(heads: str, window: int | None, dtype: torch.dtype) -> None:
     """Prompts may be cut into chunks, and requests begin again with their whole log."""
     kv_of_query = HEADS[heads]
-    qkv, cache, rows = random_step([(300, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)
-    together = ragged("cpu", rows, kv_of_query, cache)(qkv, cache, 0.125)
+    qkv, cache, rows = random_step([(600, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)
+    together = ragged("cpu", rows, kv_of_query, cache, window)(qkv, cache, 0.125)
     for each in rows:
         for token in range(each.count):
             seen = each.slots[: len(each.slots) - each.count + token + 1]
             here = slice(each.first + token, each.first + token + 1)
-            alone = ragged("cpu", [ContextRow(0, 1, seen)], kv_of_query, cache)(qkv[here], cache, 0.125)
+            alone = ragged("cpu", [ContextRow(0, 1, seen)], kv_of_query, cache, window)(qkv[here], cache, 0.125)
             assert torch.equal(alone, together[here])
 
 

@@ -209,8 +209,9 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                 next_end = tiles[next_tile, 1] + tiles[next_tile, 2]
                 next_slots = carray(elements(tiles[next_tile, 0], np.int64), (next_end,))
             begin = max(position - window + 1, 0)
-            for start in range(begin, end, _CHUNK):
-                stop = min(start + _CHUNK, end)
+            # Chunks end at the same positions for all tiles: a token gets the same, whichever tokens its tile has.
+            for border in range(begin // _CHUNK * _CHUNK, end, _CHUNK):
+                start, stop = max(begin, border), min(border + _CHUNK, end)
                 block_start = start // block_tokens * block_tokens
 
                 for block in range(block_start, stop, block_tokens):

@@ -1,4 +1,4 @@
-"""The inner part of attention on a CPU: a few queries by a few keys, or values, all sums in registers.
+"""The inner part of attention on a CPU: a few queries by a few keys, or values, with AVX-512 all sums in registers.
 
 Keys and values are rows [head_dim] of their own dtype. Queries are what `query` makes of them: rows of bfloat16 where
 the processor multiplies pairs of these (AVX512_BF16), else of float32. Sums over values are rows of float32, in an
@@ -17,11 +17,15 @@ from numba.extending import intrinsic
 from orca.kernels.numba_intrinsics import BFLOAT, compiles_for, filled, narrowed, spread, vector, widened
 
 QUERIES, ROWS = 4, 4
-"""Of a whole tile. Its sums take half of the registers of AVX-512."""
+"""Of a whole tile. Its sums take half of the registers of AVX-512; fewer queries are no faster on AVX2, which has too
+few for them."""
 
 _LANES = 16
 """Of a vector at most: what one register of the largest kind holds. Longer ones take LLVM seconds to cut up."""
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
+
+_IN_ORDER = ("contract",)
+"""Of sums: Numba lets LLVM add in any order where no flags are given."""
 
 
 def is_paired(kind: Any) -> bool:
@@ -81,9 +85,9 @@ def dots(
     return types.void(queries, keys, scores, score_bytes, first, kind, dim, asked, rows), generate
 
 
-def _pieces(dim: int, lanes: int = _LANES) -> list[tuple[int, int]]:
+def _pieces(dim: int) -> list[tuple[int, int]]:
     """A row as vectors: first element and lanes of each."""
-    return [(first, min(lanes, dim - first)) for first in range(0, dim, lanes)]
+    return [(first, min(_LANES, dim - first)) for first in range(0, dim, _LANES)]
 
 
 class _Dots:
@@ -103,9 +107,9 @@ class _Dots:
 
     def add(self, builder: Any, sums: list[Any], query: Any, key: Any) -> None:
         """To the sum of as many lanes; all pieces but the last are alike."""
-        product = builder.fmul(query, key, flags=("contract",))
+        product = builder.fmul(query, key, flags=_IN_ORDER)
         if sums and sums[-1].type == product.type:
-            sums[-1] = builder.fadd(sums[-1], product, flags=("contract",))
+            sums[-1] = builder.fadd(sums[-1], product, flags=_IN_ORDER)
         else:
             sums.append(product)
 
@@ -159,7 +163,7 @@ def _one_vector(builder: Any, sums: list[Any]) -> Any:
         if each.type.count < _LANES:
             places = [min(lane, each.type.count) for lane in range(_LANES)]  # behind its own, a zero's
             each = _picked(builder, each, filled(each.type, 0.0), places)
-        total = each if total is None else builder.fadd(total, each)
+        total = each if total is None else builder.fadd(total, each, flags=_IN_ORDER)
     return total
 
 
@@ -173,7 +177,7 @@ def _totals(builder: Any, sums: list[Any]) -> Any:
         runs = range(0, sum(each.type.count for each in vectors), width)
         low, high = ([run + lane for run in runs for lane in range(at, at + half)] for at in (0, half))
         both = vectors[0], vectors[-1]
-        return builder.fadd(_picked(builder, *both, low), _picked(builder, *both, high))
+        return builder.fadd(_picked(builder, *both, low), _picked(builder, *both, high), flags=_IN_ORDER)
 
     while width > 1:
         sums = [folded(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
@@ -181,17 +185,14 @@ def _totals(builder: Any, sums: list[Any]) -> Any:
     return sums[0]
 
 
-def _row(builder: Any, at: Any, place: int, kind: Any, dim: int) -> list[Any]:
-    """LLVM's vectors of float32 of one of several rows, in the order of sums: of bfloat16 the even elements of a vector
-    of pairs, then the odd ones, where there are whole ones."""
-    if not _is_split(kind, dim):
-        return [vector(builder, at, place * dim + first, kind, lanes) for first, lanes in _pieces(dim)]
-    row = []
-    for first in range(0, dim, 2 * _LANES):
-        words = _words(builder, at, place * dim + first)
-        even, odd = builder.shl(words, filled(words.type, 16)), builder.and_(words, filled(words.type, 0xFFFF0000))
-        row += [builder.bitcast(half, ir.VectorType(_FLOAT, _LANES)) for half in (even, odd)]
-    return row
+def _loaded(builder: Any, at: Any, first: int, lanes: int, kind: Any) -> list[Any]:
+    """LLVM's vectors of float32 of elements from `first` on, in the order of sums: of pairs of bfloat16 the even ones,
+    then the odd ones."""
+    if lanes <= _LANES:
+        return [vector(builder, at, first, kind, lanes)]
+    words = _words(builder, at, first)
+    even, odd = builder.shl(words, filled(words.type, 16)), builder.and_(words, filled(words.type, 0xFFFF0000))
+    return [builder.bitcast(half, ir.VectorType(_FLOAT, _LANES)) for half in (even, odd)]
 
 
 def _is_split(kind: Any, dim: int) -> bool:
@@ -227,16 +228,18 @@ def add_weighted(
             [builder.load(builder.inttoptr(builder.add(at, long(4 * place)), _FLOAT.as_pointer())) for place in places]
             for at in weights_at
         ]
-        table = [_row(builder, values[1], place, kind.dtype, width) for place in places]
-        for piece, (element, lanes) in enumerate(_pieces(width)):
-            for i in queries:
-                at = builder.add(sums_at, long(4 * (i * width + element)))
-                sum_ = vector(builder, at, 0, types.float32, lanes)
-                for place in places:
-                    weight = spread(builder, factors[i][place], lanes)
-                    product = builder.fmul(weight, table[place][piece], flags=("contract",))
-                    sum_ = builder.fadd(sum_, product, flags=("contract",))
-                builder.store(sum_, builder.inttoptr(at, sum_.type.as_pointer()), align=4)
+        is_split = _is_split(kind.dtype, width)
+        for first, lanes in [(at, 2 * _LANES) for at in range(0, width, 2 * _LANES)] if is_split else _pieces(width):
+            rows_here = [_loaded(builder, values[1], place * width + first, lanes, kind.dtype) for place in places]
+            for half, here in enumerate(zip(*rows_here, strict=True)):
+                for i in queries:
+                    at = builder.add(sums_at, long(4 * (i * width + first + half * _LANES)))
+                    sum_ = vector(builder, at, 0, types.float32, here[0].type.count)
+                    for place in places:
+                        weight = spread(builder, factors[i][place], here[place].type.count)
+                        product = builder.fmul(weight, here[place], flags=_IN_ORDER)
+                        sum_ = builder.fadd(sum_, product, flags=_IN_ORDER)
+                    builder.store(sum_, builder.inttoptr(at, sum_.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(sums, values_at, weights, weight_bytes, first, kind, dim, asked, rows), generate

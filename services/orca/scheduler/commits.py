@@ -41,7 +41,7 @@ class Commits:
         if self._outbox:
             self._is_flushed.clear()
             self._has_news.set()
-            if self._outbox.is_urgent:
+            if not self._is_urgent.is_set() and self._outbox.is_urgent:
                 self._is_urgent.set()
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,7 +108,7 @@ async def _ready(process: "subprocess.Popen[bytes]", server: Server) -> Target:
     deadline = asyncio.get_running_loop().time() + READY_WITHIN_S
     while asyncio.get_running_loop().time() < deadline:
         if process.poll() is not None:
-            raise SystemFailed(f"{server.name} ended with {process.returncode}:\n{_tail(server.log)}")
+            raise SystemFailed(f"{server.name} ended with {process.returncode}:\n{tail(server.log)}")
         try:
             await get_json(probe, server.ready_path)
             [model, *_] = await served_models(probe)
@@ -116,19 +116,20 @@ async def _ready(process: "subprocess.Popen[bytes]", server: Server) -> Target:
             await asyncio.sleep(0.2)
         else:
             return Target(url=url, model=model, vocab_size=server.vocab_size)
-    raise SystemFailed(f"{server.name} was not ready within {READY_WITHIN_S:g} s:\n{_tail(server.log)}")
+    raise SystemFailed(f"{server.name} was not ready within {READY_WITHIN_S:g} s:\n{tail(server.log)}")
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The last lines of what was printed."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C does; after a bound, whatever of its process group is left is killed."""
+    """As Ctrl-C does; whatever of its process group is left behind that, or after a bound, is killed."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_WITHIN_S)
-    except subprocess.TimeoutExpired:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()

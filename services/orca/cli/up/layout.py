@@ -14,7 +14,7 @@ SMALL_PARAMETERS = 12_000_000
 """A model with fewer is fastest on one thread: two would wait for each other longer than they compute (README)."""
 
 SHARED_COMMIT_INTERVAL_MS = 50
-"""Where each commit takes time from the engine: 20 a second are smooth for who reads (README)."""
+"""Where a commit and all that follows it take time from the engine: 20 a second are smooth for who reads (README)."""
 
 
 def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
@@ -31,12 +31,20 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
         policy=settings.policy,
         max_batch_size=settings.max_batch_size,
     )
+    threads = settings.threads or threads
     interval_ms = settings.commit_interval_ms
     if interval_ms is None:
-        interval_ms = SHARED_COMMIT_INTERVAL_MS if settings.device == "cpu" and processors <= 2 else 0
-    return replace(
-        settings, threads=settings.threads or threads, max_batch_tokens=bound, commit_interval_ms=interval_ms
-    )
+        interval_ms = commit_interval_ms(settings.device, threads=settings.ranks * threads, processors=processors)
+    return replace(settings, threads=threads, max_batch_tokens=bound, commit_interval_ms=interval_ms)
+
+
+def commit_interval_ms(device: str, *, threads: int, processors: int) -> int:
+    """Milliseconds from one commit of tokens to the next.
+
+    Args: threads: of all ranks.
+    """
+    is_shared = device == "cpu" and (processors <= 2 or threads >= processors)
+    return SHARED_COMMIT_INTERVAL_MS if is_shared else 0
 
 
 def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:

@@ -166,8 +166,10 @@ class Head:
             self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
-        """[rows, hidden] to [rows, vocab] in float32."""
-        return step.group.all_gather_last(self._linear.wide(norm, x), self._sizes)
+        """[rows, hidden] to [rows, vocab] in float32; of several ranks all are rounded to x's dtype before."""
+        if isinstance(step.group, SingleRank):
+            return self._linear.wide(norm, x)
+        return step.group.all_gather_last(self._linear.after(norm, x), self._sizes).float()
 
 
 def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, int]:

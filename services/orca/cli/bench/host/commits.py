@@ -27,7 +27,7 @@ from orca.core.batches import batches
 from orca.core.model import ModelInfo
 from orca.core.processor_time import processor_time_s
 from orca.core.request import End, FinishReason, Request, Token
-from orca.pool.api import OnDisconnect, Submission
+from orca.pool.api import OnDisconnect, RequestState, Submission
 from orca.pool.redis_pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
@@ -91,6 +91,7 @@ class Committed:
     step_us: int
     requests: int
     tokens: int
+    least_tokens: int  # of the scheduler that drew the fewest
     steps: int
     seconds: float
     scheduler_s: float  # processor time of all of them, as the others
@@ -145,30 +146,40 @@ async def _run(
         start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
         for scheduler in schedulers:
             scheduler.go()
-        await _until_ended(pool, schedulers, len(requests))
+        await _until_ended(pool, schedulers, requests)
         seconds = perf_counter() - start_s
         redis_s, *each_s = (processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
-        ran = [await asyncio.to_thread(scheduler.drain) for scheduler in schedulers]
-        steps, tokens = (sum(numbers) for numbers in zip(*ran, strict=True))
+        for scheduler in schedulers:
+            scheduler.end()  # all at once: what they draw from now on counts, but not its time
+        ran = [await asyncio.to_thread(scheduler.drained) for scheduler in schedulers]
+        steps, tokens = zip(*ran, strict=True)
         return Committed(
             **sizes,
             schedulers=load.schedulers,
             waiting=load.waiting,
             waiting_bytes=None,
             requests=len(requests),
-            tokens=tokens,
-            steps=steps,
+            tokens=sum(tokens),
+            least_tokens=min(tokens),
+            steps=sum(steps),
             seconds=seconds,
             scheduler_s=sum(each_s),
             redis_s=redis_s,
         )
 
 
-async def _until_ended(pool: RedisPool, schedulers: Sequence[NullScheduler], requests: int) -> None:
-    while (await pool.stats()).ended_ever < requests:
+async def _until_ended(pool: RedisPool, schedulers: Sequence[NullScheduler], requests: Sequence[Request]) -> None:
+    """Those of a crowd that one scheduler takes up may end before those that another one still runs."""
+    running = list(requests)
+    while running:
         for scheduler in schedulers:
             scheduler.check()
-        await asyncio.sleep(LOOK_S)
+        if (await pool.stats()).ended_ever < len(requests):
+            await asyncio.sleep(LOOK_S)
+            continue
+        found = await asyncio.gather(*(pool.status(request.id) for request in running))
+        pairs = zip(running, found, strict=True)
+        running = [request for request, status in pairs if status.state is not RequestState.ENDED]
 
 
 async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int, *, has_crowd: bool) -> None:

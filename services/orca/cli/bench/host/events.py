@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -71,8 +71,9 @@ class Streamed:
 class KeptStream(EventStream):
     """Keeps what comes, to be read behind the measurement."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, target: Target, request: bytes) -> None:
         super().__init__(request)
+        self.target = target
         self.answered: asyncio.Future[None] = (
             asyncio.get_running_loop().create_future()
         )  # its head is there, or its end
@@ -108,10 +109,10 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
         for gateway in gateways:
             await until_healthy(gateway)
         await scheduler.until_seated()
-        targets = [gateway.target for gateway in gateways]
-        streams = [KeptStream(asked.call(targets[place % len(targets)])) for place in range(asked.streams)]
+        targets = islice(cycle(gateway.target for gateway in gateways), asked.streams)
+        streams = [KeptStream(target, asked.call(target)) for target in targets]
         try:
-            await _open(targets, streams)
+            await _open(streams)
             pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
             start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
             scheduler.go()
@@ -138,13 +139,14 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
     )
 
 
-async def _open(targets: Sequence[Target], streams: Sequence[KeptStream]) -> None:
-    """Call the targets for them by turns, and wait until each has the head of its answer. Raises: HostFailed."""
+async def _open(streams: Sequence[KeptStream]) -> None:
+    """Call for them, and wait until each has the head of its answer. Raises: HostFailed."""
     loop = asyncio.get_running_loop()
-    for some in batches(list(zip(streams, cycle(targets), strict=False)), OPENED_AT_ONCE):
-        for stream, target in some:
-            await loop.create_connection(lambda stream=stream: stream, target.host, target.port)  # type: ignore[misc]
-        await asyncio.gather(*(stream.answered for stream, _ in some))
+    for some in batches(streams, OPENED_AT_ONCE):
+        for stream in some:
+            host, port = stream.target.host, stream.target.port
+            await loop.create_connection(lambda stream=stream: stream, host, port)  # type: ignore[misc]
+        await asyncio.gather(*(stream.answered for stream in some))
     if wrong := [stream for stream in streams if stream.status != 200 or stream.ended.done()]:
         raise HostFailed(f"{len(wrong)} of {len(streams)} calls were not answered: {wrong[0].status} {wrong[0].error}")
 

@@ -94,10 +94,16 @@ class NullScheduler:
         if self._process.poll() is not None:
             raise HostFailed(f"the scheduler ended with {self._process.returncode}; see its log")
 
-    def drain(self) -> tuple[int, int]:
-        """End it in order. Returns: the steps that its engine ran, and the tokens it drew. Raises: HostFailed."""
-        assert self._process.stdout is not None
+    def end(self) -> None:
+        """Have it end in order; does not wait for it."""
         self._process.send_signal(signal.SIGTERM)
+
+    def drained(self) -> tuple[int, int]:
+        """Wait for what `end` asks for. Returns: the steps that its engine ran, and the tokens it drew.
+
+        Raises: HostFailed.
+        """
+        assert self._process.stdout is not None
         words = self._process.stdout.readline().split()
         if len(words) != 2:
             raise HostFailed("the scheduler did not drain; see its log")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,13 +44,14 @@ from orca.cli.bench.peers.standing import (
 )
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
-from orca.cli.bench.system import Server, running_server, running_system
-from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
+from orca.cli.bench.system import Server, running_server, running_system, tail
+from orca.cli.bench.trace import Trace
+from orca.cli.up.layout import commit_interval_ms
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 from orca.core.ports import free_port
 from orca.core.request import DEFAULT_BLOCK_TOKENS
-from orca.worker.processors import thread_variables
+from orca.worker.processors import available_processors, thread_variables
 
 
 class PeerFailed(OrcaError):
@@ -118,7 +119,14 @@ def made_model(name: str, folder: Path, say: Callable[[str], None]) -> Path:
 
 def up_options(batch_size: int, threads: int, more: Sequence[str]) -> list[str]:
     """What `orca up` gets: one stage with all threads, float32 as the peers, then the caller's own."""
-    chosen = {"--stages": "1", "--max-batch-size": str(batch_size), "--threads": str(threads), "--dtype": "float32"}
+    chosen = {
+        "--stages": "1",
+        "--max-batch-size": str(batch_size),
+        "--threads": str(threads),
+        "--dtype": "float32",
+        # What it would choose by itself; named, so that who reads the figures sees it.
+        "--commit-interval-ms": str(commit_interval_ms("cpu", threads=threads, processors=available_processors())),
+    }
     return [part for name, value in chosen.items() if name not in more for part in (name, value)] + list(more)
 
 
@@ -246,7 +254,8 @@ def _run_vllm_server(contest: Contest) -> Ran:
         vocab_size=contest.vocab_size,
         environment=_environment(contest),
     )
-    return asyncio.run(_serve(contest, VLLM_HTTP, running_server(server, on_start=watch.follow), watch))
+    system = running_server(server, on_start=watch.follow)
+    return asyncio.run(_serve(contest, VLLM_HTTP, system, watch, server.log))
 
 
 def _run_orca(contest: Contest) -> Ran:
@@ -259,21 +268,23 @@ def _run_orca(contest: Contest) -> Ran:
         environment=contest.environment,
         on_start=watch.follow,
     )
-    return asyncio.run(_serve(contest, ORCA, system, watch))
+    return asyncio.run(_serve(contest, ORCA, system, watch, contest.folder / "up.log"))
 
 
-async def _serve(contest: Contest, name: str, system: AbstractAsyncContextManager[Target], watch: MemoryWatch) -> Ran:
-    """The trace through HTTP, when a warm-up has gone before it."""
+async def _serve(
+    contest: Contest, name: str, system: AbstractAsyncContextManager[Target], watch: MemoryWatch, log: Path
+) -> Ran:
+    """The trace through HTTP, when a warm-up has gone before it. Args: log: gets what the system prints."""
     async with system as target:
         warm_up = await run_trace(target, _warm_up(contest))
         outcomes = await run_trace(target, contest.trace)
         watch.stop()
         logs = {str(file): file.read_bytes().splitlines() for file in contest.folder.glob("data-*/logs/worker-*.log")}
-    report = summarise(outcomes)
-    if report.errors:
-        raise PeerFailed(f"{name}: {report.errors}; its logs are in {contest.folder}")
+    for seen in (warm_up, outcomes):
+        if errors := summarise(seen).errors:
+            raise PeerFailed(f"{name}: {errors}; the last of what it printed:\n{tail(log)}")
     answer = Answer(
-        seconds=report.duration_s,
+        seconds=summarise(outcomes).duration_s,
         tokens=[list(outcome.token_ids) for outcome in outcomes],
         first_s=[outcome.token_s[0] - outcome.arrival_s for outcome in outcomes],
         last_s=[outcome.latency_s for outcome in outcomes],
@@ -284,11 +295,10 @@ async def _serve(contest: Contest, name: str, system: AbstractAsyncContextManage
 
 
 def _warm_up(contest: Contest) -> Trace:
-    """Two batches of four tokens each, as the peers get."""
-    lengths = contest.trace.spec.prompt_tokens
-    return generate(
-        TraceSpec(requests=2 * contest.batch_size, prompt_tokens=lengths, new_tokens=Range(4, 4), seed=1_000_003)
-    )
+    """The first requests at once, at most four tokens each, as the peers get them (Workload.head)."""
+    first = contest.trace.requests[: 2 * contest.batch_size]
+    requests = [replace(request, arrival_s=0.0, new_tokens=min(4, request.new_tokens)) for request in first]
+    return replace(contest.trace, requests=tuple(requests))
 
 
 def _check_lengths(contest: Contest, standing: Standing) -> None:

@@ -84,9 +84,15 @@ def _generate(pipeline: Any, _: Workload, requests: list[tuple[Any, Any]]) -> di
     return {"tokens": [list(result.m_generation_ids[0]) for result in results]}
 
 
-def serve(pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """Each request when it arrives, taken up behind the step in which it comes. Returns: fields of an Answer."""
-    arrivals, tokens = Arrivals(workload), [list[int]() for _ in requests]
+def serve(
+    pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]], arrivals: Arrivals | None = None
+) -> dict[str, Any]:
+    """Each request when it arrives, taken up behind the step in which it comes.
+
+    Args: arrivals: of the workload, from now on.
+    Returns: fields of an Answer.
+    """
+    arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in requests]
     running: dict[int, Any] = {}  # handles, by request
     while arrivals.has_more or pipeline.has_non_finished_requests():
         for number in arrivals.take():

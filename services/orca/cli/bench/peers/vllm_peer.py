@@ -5,7 +5,8 @@ vllm.txt lists; of this package it imports only what needs nothing but the stand
     python -m orca.cli.bench.peers.vllm_peer serve WORKLOAD PORT
 
 All is as vLLM chooses, its compiled layers and the tokens of a step among it, but for the requests of a batch, the
-threads, and the cache, which is large enough and looks for no common beginnings: random prompts have none.
+cache, which is large enough and looks for no common beginnings (random prompts have none), and the threads: as many as
+all others have, bound to no processor. The engine runs in this process; the server has one for HTTP and one for it.
 """
 
 import os
@@ -39,10 +40,10 @@ def main(arguments: list[str]) -> None:
 
 def variables(workload: Workload) -> Mapping[str, str]:
     """What vLLM is told by its environment."""
-    processors = sorted(os.sched_getaffinity(0))[: workload.threads]
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(workload.cache_gib(CACHE_BLOCK_TOKENS)),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(workload.threads),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -55,6 +56,7 @@ def server_command(workload: Workload, *, port: int) -> list[str]:
         "--dtype": "float32",
         "--max-num-seqs": workload.batch_size,
         "--max-model-len": workload.longest,
+        "--generation-config": "vllm",  # no sampling defaults of the model's
         "--host": "127.0.0.1",
         "--port": port,
     }
@@ -66,7 +68,7 @@ def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
     """Returns: the engine, and what makes the parameters of a request of so many tokens."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     vllm: Any = import_module("vllm")
-    kinds: Any = import_module("vllm.sampling_params").RequestOutputKind  # type: ignore[attr-defined]
+    kinds: Any = import_module("vllm.sampling_params").RequestOutputKind
     llm = vllm.LLM(
         model=workload.model,
         dtype=dtype,
@@ -84,9 +86,15 @@ def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
     return llm.llm_engine, make_params
 
 
-def serve(engine: Any, workload: Workload, make_params: Callable[[int], Any]) -> dict[str, Any]:
-    """Each request when it arrives, taken up behind the step in which it comes. Returns: fields of an Answer."""
-    arrivals, tokens = Arrivals(workload), [list[int]() for _ in workload.prompts]
+def serve(
+    engine: Any, workload: Workload, make_params: Callable[[int], Any], arrivals: Arrivals | None = None
+) -> dict[str, Any]:
+    """Each request when it arrives, taken up behind the step in which it comes.
+
+    Args: arrivals: of the workload, from now on.
+    Returns: fields of an Answer.
+    """
+    arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in workload.prompts]
     while arrivals.has_more or engine.has_unfinished_requests():
         for number in arrivals.take():
             prompt = {"prompt_token_ids": workload.prompts[number]}

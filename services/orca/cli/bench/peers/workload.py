@@ -49,7 +49,7 @@ class Workload:
 
         The model must be of llama type or GPT-2 type: its config.json says what a token takes.
         """
-        config = json.loads((Path(self.model) / "config.json").read_text())
+        config: dict[str, int] = json.loads((Path(self.model) / "config.json").read_text())
         hidden = config.get("hidden_size") or config["n_embd"]
         heads = config.get("num_attention_heads") or config["n_head"]
         key_heads = config.get("num_key_value_heads") or heads
