@@ -1,6 +1,7 @@
 """Requests that come one by one: when they are handed out, and peers that are driven that way."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,7 +171,7 @@ def test_vllm_has_the_threads_and_the_cache_of_the_comparison(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     asked = replace(workload(0.0, 0.0, prompt_tokens=10), model=str(tmp_path))
     variables = vllm_peer.variables(asked)
-    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == str(min(os.sched_getaffinity(0)))
     assert variables["VLLM_CPU_KVCACHE_SPACE"] == "1"
     command = vllm_peer.server_command(asked, port=9)
     wanted = {"--model": str(tmp_path), "--dtype": "float32", "--max-num-seqs": "2", "--max-model-len": "12"}

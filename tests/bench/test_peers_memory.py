@@ -65,6 +65,7 @@ def test_a_watch_sees_the_peak_of_a_child_of_the_process() -> None:
         assert process.stdout.readline() == "done\n"
         wait_until(lambda: len(watch.peaks) == 2, 30.0)
         watch.stop()
+        assert watch.peaks_of_running == watch.peaks
         process.communicate()
     ours, child = watch.peaks
     assert child.whole_bytes > 64 << 20 > ours.whole_bytes

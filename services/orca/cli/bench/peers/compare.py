@@ -291,7 +291,7 @@ async def _serve(
     )
     # At a low rate the warm-up, which comes all at once, takes more slots than the trace.
     slots = max(slots_in_use(seen, DEFAULT_BLOCK_TOKENS) for seen in (warm_up, outcomes))
-    return Ran(answer=answer, memory=watch.peaks, held=held_by_ranks(logs, slots) if logs else None)
+    return Ran(answer=answer, memory=watch.peaks_of_running, held=held_by_ranks(logs, slots) if logs else None)
 
 
 def _warm_up(contest: Contest) -> Trace:

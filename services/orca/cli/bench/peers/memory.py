@@ -56,6 +56,7 @@ class MemoryWatch:
     def __init__(self) -> None:
         self._peaks: dict[int, Peak] = {}
         self._others: set[int] = set()  # processes known to be none of them
+        self._running: list[int] = []  # at the last look
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
 
@@ -73,6 +74,11 @@ class MemoryWatch:
         """Of each process that was seen, in the order of their start."""
         return [peak for peak in self._peaks.values() if peak.whole_bytes]
 
+    @property
+    def peaks_of_running(self) -> list[Peak]:
+        """Of those that were there at the last look: what compiled something before it was ready is not among them."""
+        return [self._peaks[process] for process in self._running]
+
     def _run(self) -> None:
         self._look()
         while not self._stop.wait(INTERVAL_S):
@@ -81,6 +87,7 @@ class MemoryWatch:
 
     def _look(self) -> None:
         self._find_children()
+        self._running = []
         for process, peak in list(self._peaks.items()):
             try:
                 status = Path(f"/proc/{process}/status").read_text()
@@ -88,6 +95,7 @@ class MemoryWatch:
             except OSError:
                 continue  # it has ended
             if sizes := sizes_of(status):
+                self._running.append(process)
                 peak.raise_to(*sizes)
                 peak.name = name_of(command.decode(errors="replace").split("\0"))
 

@@ -6,7 +6,8 @@ vllm.txt lists; of this package it imports only what needs nothing but the stand
 
 All is as vLLM chooses, its compiled layers and the tokens of a step among it, but for the requests of a batch, the
 cache, which is large enough and looks for no common beginnings (random prompts have none), and the threads: as many as
-all others have, bound to no processor. The engine runs in this process; the server has one for HTTP and one for it.
+all others have. The engine runs in this process. The server has another one for it, whose threads are bound to a
+processor each: where they are not, it makes 252 instead of 293 tokens/s (63 M parameters, two processors, one run).
 """
 
 import os
@@ -40,10 +41,10 @@ def main(arguments: list[str]) -> None:
 
 def variables(workload: Workload) -> Mapping[str, str]:
     """What vLLM is told by its environment."""
+    processors = sorted(os.sched_getaffinity(0))[: workload.threads]
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(workload.cache_gib(CACHE_BLOCK_TOKENS)),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(workload.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
