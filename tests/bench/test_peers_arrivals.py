@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from orca.cli.bench.peers import openvino_peer, vllm_peer
-from orca.cli.bench.peers.arrivals import Arrivals
+from orca.cli.bench.peers.arrivals import Arrivals, serve
 from orca.cli.bench.peers.workload import Workload
 
 STEP_S = 1 / 64
@@ -116,7 +116,8 @@ def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them(
     clock = Clock()
     pipeline, paced = FakePipeline(clock), workload(0.0, 0.0, 1 / 16)
     arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
-    answer = openvino_peer.serve(pipeline, paced, [([number], 2) for number in range(3)], arrivals)
+    requests = [([number], 2) for number in range(3)]
+    answer = serve(paced, openvino_peer.Pipeline(pipeline, paced, requests), arrivals)
     assert pipeline.steps_of == [[0, 1], [0, 1], [2], [2]]
     assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))
@@ -161,7 +162,7 @@ def test_vllm_gets_requests_when_they_arrive_and_is_left_alone_between_them() ->
     clock = Clock()
     engine, paced = FakeEngine(clock), workload(0.0, 0.0, 1 / 16)
     arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
-    answer = vllm_peer.serve(engine, paced, lambda count: count, arrivals)
+    answer = serve(paced, vllm_peer.VllmEngine(engine, paced, lambda count: count), arrivals)
     assert engine.steps_of == [["0", "1"]] * 3 + [["2"]] * 3
     assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))

@@ -29,8 +29,7 @@ class Commits:
         self._outbox = outbox
         self._settle = settle
         self._epoch = epoch
-        self._has_news = asyncio.Event()  # the outbox has something
-        self._is_urgent = asyncio.Event()  # it has something that does not wait for the interval
+        self._has_news = asyncio.Event()  # something came into the outbox, or it is to be flushed
         self._due_s = 0.0  # of the loop's clock: what is not urgent goes out then
         self._is_flushing = False  # everything goes out now
         self._is_flushed = asyncio.Event()  # the outbox is empty and no commit is under way
@@ -41,20 +40,15 @@ class Commits:
         if self._outbox:
             self._is_flushed.clear()
             self._has_news.set()
-            if not self._is_urgent.is_set() and self._outbox.is_urgent:
-                self._is_urgent.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         has_committed = False
         while True:
-            await self._has_news.wait()
-            is_due = await self._until_due()
-            self._is_urgent.clear()
-            entries = self._outbox.take(is_all=is_due)
             if not self._outbox:
-                self._has_news.clear()
-            if entries:
+                await self._until_news()
+            is_due = await self._until_due()
+            if entries := self._outbox.take(is_all=is_due):
                 answers = await self._commit(entries)
                 if not has_committed and CommitAnswer.APPLIED in answers:
                     has_committed = True
@@ -62,14 +56,19 @@ class Commits:
             if not self._outbox:
                 self._is_flushed.set()
 
+    async def _until_news(self) -> None:
+        self._has_news.clear()
+        await self._has_news.wait()
+
     async def _until_due(self) -> bool:
         """Wait until everything is due, or something is urgent. Returns: whether it is everything."""
         clock = asyncio.get_running_loop().time
         wait_s = self._due_s - clock()
-        if wait_s > 0 and not self._is_flushing:
+        if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._is_urgent.wait()
+                    while not (self._is_flushing or self._outbox.is_urgent):
+                        await self._until_news()
                 return self._is_flushing
         self._due_s = clock() + self._seams.times.commit_s
         return True
@@ -77,7 +76,7 @@ class Commits:
     async def flush(self) -> None:
         """Wait until everything is in the pool, as long as that may take (Times.flush_s)."""
         self._is_flushing = True
-        self._is_urgent.set()
+        self._has_news.set()
         try:
             async with asyncio.timeout(self._seams.times.flush_s):
                 await self._is_flushed.wait()

@@ -70,10 +70,14 @@ class Outbox:
             self._held.get(entry.batch, {}).pop(entry, None)
             self._leave_batch(entry)
 
-    def take(self, *, is_all: bool = True) -> dict[GroupRequest, CommitEntry]:
+    def take(self, *, is_all: bool) -> dict[GroupRequest, CommitEntry]:
         """Everything that is ready, or what of it is urgent, in the order in which it was read."""
-        taken = {entry: written for entry, written in self._ready.items() if is_all or written.is_urgent}
-        self._ready = {entry: written for entry, written in self._ready.items() if entry not in taken}
+        if is_all:
+            taken, self._ready = self._ready, {}
+        else:
+            taken = {entry: written for entry, written in self._ready.items() if written.is_urgent}
+            for entry in taken:
+                del self._ready[entry]
         return {
             entry: CommitEntry(
                 request_id=entry.request.id,

@@ -1,11 +1,13 @@
 """Hands the requests of a workload out when they arrive, and notes when each of them had its tokens.
 
-For systems that run in the process that drives them. Nothing but the standard library: peers import it, too.
+For systems that run in the process that drives them; `serve` does it for those that are asked for one step after the
+other. Nothing but the standard library: peers import it, too.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from orca.cli.bench.peers.workload import Workload
 
@@ -55,3 +57,40 @@ class Arrivals:
 
     def _now_s(self) -> float:
         return self._clock_s() - self._start_s
+
+
+class Stepped(Protocol):
+    """A system that runs a step when it is asked to. Requests go by their numbers."""
+
+    def add(self, number: int) -> None:
+        """It takes part from the next step on."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Has it requests that are not done?"""
+        ...
+
+    def step(self) -> Mapping[int, Sequence[int]]:
+        """Returns: the new tokens, by request."""
+        ...
+
+
+def serve(workload: Workload, system: Stepped, arrivals: Arrivals | None = None) -> dict[str, Any]:
+    """Each request when it arrives, taken up behind the step in which it comes.
+
+    Args: arrivals: of the workload, from now on.
+    Returns: fields of an Answer.
+    """
+    arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in workload.prompts]
+    while arrivals.has_more or system.is_busy:
+        for number in arrivals.take():
+            system.add(number)
+        if not system.is_busy:
+            arrivals.wait()
+            continue
+        came = system.step()
+        arrivals.note([number for number, new in came.items() if new])
+        for number, new in came.items():
+            tokens[number] += new
+    return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}

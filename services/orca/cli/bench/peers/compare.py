@@ -280,11 +280,11 @@ async def _serve(
         outcomes = await run_trace(target, contest.trace)
         watch.stop()
         logs = {str(file): file.read_bytes().splitlines() for file in contest.folder.glob("data-*/logs/worker-*.log")}
-    for seen in (warm_up, outcomes):
-        if errors := summarise(seen).errors:
-            raise PeerFailed(f"{name}: {errors}; the last of what it printed:\n{tail(log)}")
+    report = summarise(outcomes)
+    if errors := summarise(warm_up).errors or report.errors:
+        raise PeerFailed(f"{name}: {errors}; the last of what it printed:\n{tail(log)}")
     answer = Answer(
-        seconds=summarise(outcomes).duration_s,
+        seconds=report.duration_s,
         tokens=[list(outcome.token_ids) for outcome in outcomes],
         first_s=[outcome.token_s[0] - outcome.arrival_s for outcome in outcomes],
         last_s=[outcome.latency_s for outcome in outcomes],

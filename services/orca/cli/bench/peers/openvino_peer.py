@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from orca.cli.bench.peers.arrivals import Arrivals
+from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
 
 BATCH_TOKENS = 256
@@ -32,11 +32,12 @@ def main(arguments: list[str]) -> None:
         _convert(Path(workload.model), folder)
         return
     pipeline = _pipeline(folder, mode, workload)
-    head = workload.head(2 * workload.batch_size)
-    _generate(pipeline, head, _requests(head))
-    run = _generate if workload.arrivals_s is None else serve
+    _generate(pipeline, _requests(workload.head(2 * workload.batch_size)))
     start_s = perf_counter()
-    answer = run(pipeline, workload, _requests(workload))
+    if workload.arrivals_s is None:
+        answer = _generate(pipeline, _requests(workload))
+    else:
+        answer = serve(workload, Pipeline(pipeline, workload, _requests(workload)))
     answer["seconds"] = perf_counter() - start_s
     Answer(**answer).save(Path(answer_file[0]))
 
@@ -78,36 +79,40 @@ def _requests(workload: Workload) -> list[tuple[Any, Any]]:
     return requests
 
 
-def _generate(pipeline: Any, _: Workload, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
+def _generate(pipeline: Any, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
     """All requests at once. Returns: fields of an Answer; when tokens came is not told."""
     results = pipeline.generate([prompt for prompt, _ in requests], [config for _, config in requests])
     return {"tokens": [list(result.m_generation_ids[0]) for result in results]}
 
 
-def serve(
-    pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]], arrivals: Arrivals | None = None
-) -> dict[str, Any]:
-    """Each request when it arrives, taken up behind the step in which it comes.
+class Pipeline:
+    """arrivals.Stepped.
 
-    Args: arrivals: of the workload, from now on.
-    Returns: fields of an Answer.
+    Args:
+        pipeline: OpenVINO's.
+        requests: prompt and configuration of each.
     """
-    arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in requests]
-    running: dict[int, Any] = {}  # handles, by request
-    while arrivals.has_more or pipeline.has_non_finished_requests():
-        for number in arrivals.take():
-            running[number] = pipeline.add_request(number, *requests[number])
-        if not pipeline.has_non_finished_requests():
-            arrivals.wait()
-            continue
-        pipeline.step()
-        came = {number: _read(handle) for number, handle in running.items()}
-        arrivals.note([number for number, new in came.items() if new])
+
+    def __init__(self, pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> None:
+        self._pipeline, self._requests = pipeline, requests
+        self._left = list(workload.new_tokens)  # tokens that are still to come, by request
+        self._running: dict[int, Any] = {}  # handles, by request
+
+    def add(self, number: int) -> None:
+        self._running[number] = self._pipeline.add_request(number, *self._requests[number])
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pipeline.has_non_finished_requests())
+
+    def step(self) -> dict[int, list[int]]:
+        self._pipeline.step()
+        came = {number: _read(handle) for number, handle in self._running.items()}
         for number, new in came.items():
-            tokens[number] += new
-            if len(tokens[number]) >= workload.new_tokens[number]:
-                del running[number]
-    return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}
+            self._left[number] -= len(new)
+            if self._left[number] <= 0:
+                del self._running[number]
+        return came
 
 
 def _read(handle: Any) -> list[int]:

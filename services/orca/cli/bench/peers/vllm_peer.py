@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from orca.cli.bench.peers.arrivals import Arrivals
+from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
 
 CACHE_BLOCK_TOKENS = 128
@@ -33,9 +33,10 @@ def main(arguments: list[str]) -> None:
         command = server_command(workload, port=int(last))
         os.execv(command[0], command)
     engine, make_params = _engine(workload, mode)
-    serve(engine, workload.head(2 * workload.batch_size), make_params)
+    head = workload.head(2 * workload.batch_size)
+    serve(head, VllmEngine(engine, head, make_params))
     start_s = perf_counter()
-    answer = serve(engine, workload, make_params)
+    answer = serve(workload, VllmEngine(engine, workload, make_params))
     Answer(seconds=perf_counter() - start_s, **answer).save(Path(last))
 
 
@@ -87,27 +88,27 @@ def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
     return llm.llm_engine, make_params
 
 
-def serve(
-    engine: Any, workload: Workload, make_params: Callable[[int], Any], arrivals: Arrivals | None = None
-) -> dict[str, Any]:
-    """Each request when it arrives, taken up behind the step in which it comes.
+class VllmEngine:
+    """arrivals.Stepped.
 
-    Args: arrivals: of the workload, from now on.
-    Returns: fields of an Answer.
+    Args:
+        engine: vLLM's.
+        make_params: what makes the parameters of a request of so many tokens.
     """
-    arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in workload.prompts]
-    while arrivals.has_more or engine.has_unfinished_requests():
-        for number in arrivals.take():
-            prompt = {"prompt_token_ids": workload.prompts[number]}
-            engine.add_request(str(number), prompt, make_params(workload.new_tokens[number]))
-        if not engine.has_unfinished_requests():
-            arrivals.wait()
-            continue
-        came = {int(output.request_id): output.outputs[0].token_ids for output in engine.step()}
-        arrivals.note([number for number, new in came.items() if new])
-        for number, new in came.items():
-            tokens[number] += new
-    return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}
+
+    def __init__(self, engine: Any, workload: Workload, make_params: Callable[[int], Any]) -> None:
+        self._engine, self._workload, self._make_params = engine, workload, make_params
+
+    def add(self, number: int) -> None:
+        prompt = {"prompt_token_ids": self._workload.prompts[number]}
+        self._engine.add_request(str(number), prompt, self._make_params(self._workload.new_tokens[number]))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def step(self) -> dict[int, list[int]]:
+        return {int(output.request_id): output.outputs[0].token_ids for output in self._engine.step()}
 
 
 if __name__ == "__main__":
