@@ -25,6 +25,7 @@ import time
 import orjson
 
 from orca.core import engine_pb2 as pb
+from orca.core.frame_stream import encode
 from orca.worker import frames
 from orca.worker.frames import Beat, FrameSocket, Kind, Loaded
 from orca.worker.progress import Progress
@@ -41,7 +42,7 @@ def main() -> None:
     settings = orjson.loads(payload)["settings"]
     script = settings["model"]
     if script == "refuse":
-        link.write(frames.encode(Kind.REFUSED, b"config.json says so"))
+        link.write(encode(Kind.REFUSED, b"config.json says so"))
         return
     if script == "dies":
         os._exit(7)
@@ -72,7 +73,7 @@ def main() -> None:
             if script == "long":
                 _work(progress, 5.0)
             answer = b"\xff" if script == "garbles" else _answer(payload)
-            link.write(frames.encode(Kind.RESULT, answer))
+            link.write(encode(Kind.RESULT, answer))
             if script in ("broken", "raises"):
                 is_link = script == "broken"
                 link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))

@@ -58,7 +58,7 @@ async def sizes_of_stages(model: Path) -> list[Sizes]:
     ]
     try:
         await asyncio.gather(*(controller.start() for controller in controllers))
-        engine = engine_for([controller.address for controller in controllers])
+        engine = engine_for([controller.address for controller in controllers], uses_local_links=False)
         try:
             epoch = Epoch(1, "test")
             await engine.form(epoch)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from orca.worker import frames
-from orca.worker.frames import Frame, FrameSocket, FrameStream, Kind
+from orca.core.frame_stream import FrameStream, encode
+from orca.worker.frames import Frame, FrameSocket, Kind
 
-REFUSED = frames.encode(Kind.REFUSED, b"config.json says so")
-STOP = frames.encode(Kind.STOP, b"")
+REFUSED = encode(Kind.REFUSED, b"config.json says so")
+STOP = encode(Kind.STOP, b"")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], 
     return request.param  # type: ignore[no-any-return]
 
 
-async def heard(stream: FrameStream) -> list[Frame]:
+async def heard(stream: FrameStream[Kind]) -> list[Frame]:
     """All frames up to the end of the rank."""
     async with asyncio.timeout(20):
         return [frame async for frame in stream.frames()]
@@ -42,7 +42,7 @@ def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Calla
     ours, theirs = pair
 
     async def session() -> list[Frame]:
-        stream = FrameStream(ours)
+        stream = FrameStream(ours, Kind)
         stream.write(STOP)  # never read, so the kernel resets the link
         theirs.sendall(REFUSED)
         theirs.close()
@@ -57,7 +57,7 @@ def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
     ours, theirs = pair
 
     async def session() -> list[Frame]:
-        stream = FrameStream(ours)
+        stream = FrameStream(ours, Kind)
         theirs.sendall(REFUSED)
         theirs.close()
         stream.write(STOP)
@@ -74,7 +74,7 @@ def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
     ours, theirs = pair
 
     async def session() -> list[Frame]:
-        hearing = asyncio.create_task(heard(FrameStream(ours)))
+        hearing = asyncio.create_task(heard(FrameStream(ours, Kind)))
         for byte in REFUSED + STOP + REFUSED[:-1]:
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
@@ -91,9 +91,9 @@ def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
     payloads = [bytes([number]) * 100_000 for number in range(50)]
 
     async def session() -> list[Frame | None]:
-        stream = FrameStream(ours)
+        stream = FrameStream(ours, Kind)
         for payload in payloads:
-            stream.write(frames.encode(Kind.STEP, payload))
+            stream.write(encode(Kind.STEP, payload))
         rank = FrameSocket(theirs)
         return [await asyncio.to_thread(rank.read) for _ in payloads]
 
@@ -104,8 +104,8 @@ def test_what_is_written_behind_the_end_of_the_link_is_dropped(run: Callable[...
     ours, theirs = pair
 
     async def session() -> None:
-        stream = FrameStream(ours)
-        stream.write(frames.encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
         theirs.close()
         stream.write(STOP)
         assert await heard(stream) == []
@@ -121,6 +121,6 @@ def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: P
 
     async def session() -> None:
         with pytest.raises(ValueError, match="99 is not a valid Kind"):
-            await heard(FrameStream(ours))
+            await heard(FrameStream(ours, Kind))
 
     run(session())

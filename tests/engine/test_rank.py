@@ -14,6 +14,7 @@ from engine_builders import new_request
 
 from orca.core import engine_pb2 as pb
 from orca.core import wire
+from orca.core.frame_stream import encode
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
 from orca.worker.frames import FrameSocket, JoinOrder, Kind
@@ -36,7 +37,7 @@ def rank(tiny_model: Path) -> Iterator[FrameSocket]:
     link.write(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=0))
     assert said(link)[0] is Kind.LOADED
     yield link
-    link.write(frames.encode(Kind.STOP, b""))
+    link.write(encode(Kind.STOP, b""))
     assert process.wait(30) == 0
     ours.close()
 

@@ -28,7 +28,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms", "cause", "contract")
+    __slots__ = ("phase", "detail", "stage", "stages", "tensor", "revision", "epoch", "last_step", "slots_possible", "slots_in_use", "weight_bytes", "loaded_permille", "process", "max_model_len", "still_ms", "cause", "contract", "local")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[StatusReply.Phase]
@@ -68,6 +68,7 @@ class StatusReply(_message.Message):
     STILL_MS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     phase: StatusReply.Phase
     detail: str
     stage: int
@@ -85,7 +86,8 @@ class StatusReply(_message.Message):
     still_ms: int
     cause: StatusReply.Cause
     contract: int
-    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ..., cause: _Optional[_Union[StatusReply.Cause, str]] = ..., contract: _Optional[int] = ...) -> None: ...
+    local: LocalAddress
+    def __init__(self, phase: _Optional[_Union[StatusReply.Phase, str]] = ..., detail: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., tensor: _Optional[int] = ..., revision: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., last_step: _Optional[int] = ..., slots_possible: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., loaded_permille: _Optional[int] = ..., process: _Optional[str] = ..., max_model_len: _Optional[int] = ..., still_ms: _Optional[int] = ..., cause: _Optional[_Union[StatusReply.Cause, str]] = ..., contract: _Optional[int] = ..., local: _Optional[_Union[LocalAddress, _Mapping]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("epoch", "rendezvous", "stages", "slots", "block_tokens", "feeds_tokens", "timeout_ms", "processes", "contract")
@@ -214,12 +216,30 @@ class RunReply(_message.Message):
     def __init__(self, verdict: _Optional[_Union[RunReply.Verdict, str]] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class ResultsRequest(_message.Message):
-    __slots__ = ("epoch", "after")
+    __slots__ = ("epoch", "after", "only_end")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    ONLY_END_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     after: int
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., after: _Optional[int] = ...) -> None: ...
+    only_end: bool
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., after: _Optional[int] = ..., only_end: _Optional[bool] = ...) -> None: ...
+
+class LocalAddress(_message.Message):
+    __slots__ = ("name", "key")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: str
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class LocalHello(_message.Message):
+    __slots__ = ("key", "epoch")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    epoch: Epoch
+    def __init__(self, key: _Optional[str] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token", "logprob", "top_tokens", "top_logprobs")

@@ -17,7 +17,9 @@ from grpc import aio
 from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.errors import EngineError
+from orca.core.frame_stream import encode
 from orca.core.handover import Handover
+from orca.core.local_link import Kind, LocalLink
 from orca.core.step import Epoch, Step, StepResult
 from orca.scheduler.step_bound import StepBound
 
@@ -38,6 +40,7 @@ class Peer:
 
     stub: Any  # client of the Stage service
     process: str  # its word: under another one it has restarted, and its KV is gone
+    link: LocalLink | None = None  # brings it steps, and brings its results; None: gRPC does
 
 
 class EngineLife:
@@ -55,8 +58,10 @@ class EngineLife:
         self._is_ended = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        for stage in range(len(peers)):
+        for stage, peer in enumerate(peers):
             self._spawn(self._read(stage))
+            if peer.link is not None:
+                self._spawn(self._read_link(stage, peer.link))
         self._spawn(self._watch_steps())
 
     async def submit(self, step: Step) -> None:
@@ -70,7 +75,11 @@ class EngineLife:
         message = wire.step_to_wire(step)
         self._bound.submit(step.number, now_us=self._now_us())
         self._is_out.set()
-        self._spawn(self._hand_over(Handover(self._peers[0].stub, message)))
+        first = self._peers[0]
+        if first.link is None:
+            self._spawn(self._hand_over(Handover(first.stub, message)))
+        else:
+            first.link.write(encode(Kind.STEP, message.SerializeToString()))
 
     async def results(self) -> AsyncIterator[StepResult]:
         while True:
@@ -93,6 +102,9 @@ class EngineLife:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for peer in self._peers:
+            if peer.link is not None:
+                peer.link.close()
 
     async def _hand_over(self, handover: Handover) -> None:
         try:
@@ -100,12 +112,23 @@ class EngineLife:
         except EngineError as error:
             self._fail(f"stage 0 {error}")
 
+    async def _read_link(self, stage: int, link: LocalLink) -> None:
+        """Take a stage's results from its local link, which ends only with the epoch or with the stage's process."""
+        detail = "its local link ended"
+        async for kind, payload in link.frames():
+            if kind is Kind.RESULT:
+                self._take(pb.ResultMessage.FromString(payload))
+            elif kind is Kind.OVER:
+                detail = payload.decode()
+        self._fail(f"stage {stage}: {detail}")
+
     async def _read(self, stage: int) -> None:
         """Read a stage's result stream: the last one sends results, the others say only when they fail."""
         after = broken = 0
+        only_end = self._peers[stage].link is not None
         while True:
             opened_s = self._loop.time()
-            request = pb.ResultsRequest(epoch=wire.epoch_to_wire(self.epoch), after=after)
+            request = pb.ResultsRequest(epoch=wire.epoch_to_wire(self.epoch), after=after, only_end=only_end)
             stream = self._peers[stage].stub.Results(request)
             try:
                 async for message in stream:

@@ -1,5 +1,7 @@
 """The engine of real stages: core.engine.Engine over gRPC (the paper's engine master; ORCA, section 4.1).
 
+Steps go to a stage of the same machine, and its results come, by core.local_link.
+
 Owns the links to all stages, who has the place of each, and the rendezvous of the present epoch; what happens within
 an epoch is engine_life's. It decides nothing: epochs come from the pool's seat, steps from the scheduler.
 """
@@ -8,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpc import aio
@@ -18,6 +20,7 @@ from orca.core import links, wire
 from orca.core.certificates import Certificates
 from orca.core.engine import EngineShape
 from orca.core.errors import EngineError, SettingError
+from orca.core.local_link import LocalLink, open_link
 from orca.core.step import Epoch, Step, StepResult
 from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
 from orca.scheduler.rendezvous import Rendezvous
@@ -62,6 +65,7 @@ class GrpcEngine:
         advertise: str | None = None,
         on_loading: Callable[[Loading], None] | None = None,
         certificates: Certificates | None = None,
+        uses_local_links: bool = True,
     ) -> None:
         """
         Args:
@@ -75,6 +79,7 @@ class GrpcEngine:
             advertise: host under which stages reach `listen`; the host of `listen` by default.
             on_loading: hears of each change while stages load; the log hears of it by default.
             certificates: of this scheduler, for its links to the stages and theirs to it; None encrypts nothing.
+            uses_local_links: steps go to a stage on this machine, and its results come, by core.local_link.
         """
         self._addresses = tuple(stages)
         self._slots = slots
@@ -86,6 +91,7 @@ class GrpcEngine:
         self._on_loading = on_loading or _log_loading
         self._rendezvous = Rendezvous(listen, certificates)
         self._certificates = certificates
+        self._uses_local_links = uses_local_links
         self._shown: tuple[bytes, bytes, bytes] | None = None  # what the channels were opened with
         self._channels: list[aio.Channel] = []
         self._stubs: list[Any] = []
@@ -124,6 +130,8 @@ class GrpcEngine:
         )
         await self._join_all(request)
         peers = [Peer(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
+        for stage in {0, len(peers) - 1}:  # steps go to the first, results come from the last
+            peers[stage] = replace(peers[stage], link=await self._local_link(statuses[stage], request.epoch))
         self._life = EngineLife(epoch, peers, self._step_timeout_s)
         return shape
 
@@ -232,6 +240,12 @@ class GrpcEngine:
             block_tokens=self._block_tokens,
             max_model_len=min(status.max_model_len for status in statuses),
         )
+
+    async def _local_link(self, status: pb.StatusReply, epoch: pb.Epoch) -> LocalLink | None:
+        """A link to the stage, if it is on this machine."""
+        if not self._uses_local_links or not status.HasField("local"):
+            return None
+        return await open_link(status.local, epoch)
 
     def _rendezvous_address(self) -> str:
         host, _, port = self._rendezvous.address.rpartition(":")

@@ -23,7 +23,8 @@ from orca.core.step import Epoch
 from orca.worker import frames
 from orca.worker.cause import Cause
 from orca.worker.frames import JoinOrder, Loaded
-from orca.worker.order import Verdict
+from orca.worker.local_masters import LocalMasters
+from orca.worker.order import ResultLog, Verdict
 from orca.worker.rank_process import RANK_COMMAND, RankProcess
 from orca.worker.settings import WorkerSettings
 from orca.worker.stage_epoch import StageEpoch
@@ -63,6 +64,7 @@ class Controller:
         self._ranks: list[RankProcess] = []
         self._current = StageEpoch(Epoch(0, ""))  # the last one that this stage was ordered to join
         self._server: aio.Server | None = None
+        self._local: LocalMasters | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads_failed = 0
         self._hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
@@ -86,6 +88,7 @@ class Controller:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._settings.listen}") from error
         await self._server.start()
+        self._local = LocalMasters(self._take_step, self._results_of)
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
         for rank in range(self._settings.tensor):
             await self._start_rank(rank)
@@ -112,6 +115,8 @@ class Controller:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.stop(_STOP_GRACE_S) for rank in ranks))
         await self._current.close()
+        if self._local is not None:
+            await self._local.close()
         if self._server is not None:
             await self._server.stop(grace=0.2)
 
@@ -130,6 +135,7 @@ class Controller:
             process=self._process,
             still_ms=int(stage_still_s(rank.signs for rank in self._ranks) * 1000),
             cause=pb.StatusReply.CAUSE_UNSPECIFIED if current.cause is None else _CAUSES[current.cause],
+            local=None if self._local is None else self._local.address,
         )
         if len(loaded) < self._settings.tensor:
             reply.phase = pb.StatusReply.LOADING
@@ -181,39 +187,60 @@ class Controller:
         return pb.JoinReply(epoch=request.epoch)
 
     async def Run(self, request: pb.StepMessage, context: aio.ServicerContext) -> pb.RunReply:  # noqa: N802
-        received_ns = time.monotonic_ns()
-        epoch, current = wire.epoch_from_wire(request.epoch), self._current
         try:
-            verdict = await current.order.admit(epoch, request.number, context.time_remaining())
-        except TimeoutError:
-            detail = f"step {request.number} waited in vain for step {current.order.last + 1}"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, detail)
-        if verdict is Verdict.ACCEPTED:
-            # No await from here on: steps leave in the order in which they were admitted.
-            # The ranks first: a stage may idle for this step, and the next one cannot before they have computed it.
-            frame = frames.encode_step(received_ns, request.SerializeToString())
-            for rank in self._ranks:
-                rank.send(frame)
-            current.forward(request)
-        else:
-            joined = self._current  # perhaps a newer one by now
-            fields = {"verdict": verdict.value, "step": request.number, "epoch": epoch.number, "holder": epoch.holder}
-            log.info("step refused", extra=fields | {"joined": joined.epoch.number, "last_step": joined.order.last})
+            verdict = await self._take_step(request, request.SerializeToString(), context.time_remaining())
+        except TimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         return pb.RunReply(verdict=_VERDICTS[verdict], epoch=wire.epoch_to_wire(self._current.epoch))
 
     async def Results(  # noqa: N802
         self, request: pb.ResultsRequest, context: aio.ServicerContext
     ) -> AsyncIterator[pb.ResultMessage]:
-        epoch = wire.epoch_from_wire(request.epoch)
-        current = self._current
-        if current.epoch != epoch:
-            detail = f"this stage is in epoch {current.epoch.number}, not {epoch.number}"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:
-            async for message in current.results.read(request.after):
+            results = self._results_of(wire.epoch_from_wire(request.epoch))
+        except EngineError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        try:
+            if request.only_end:
+                await results.wait_end()
+            async for message in results.read(request.after):
                 yield message
         except EngineError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
+
+    # What both ways to this stage, gRPC and local links, come to.
+
+    async def _take_step(self, message: pb.StepMessage, encoded: bytes, wait_s: float) -> Verdict:
+        """Start a step when it is its turn; wait for that at most `wait_s`.
+
+        Args: encoded: bytes of `message`.
+        Raises: TimeoutError when the steps before it did not come in time.
+        """
+        received_ns = time.monotonic_ns()
+        epoch, current = wire.epoch_from_wire(message.epoch), self._current
+        try:
+            verdict = await current.order.admit(epoch, message.number, wait_s)
+        except TimeoutError as error:
+            detail = f"step {message.number} waited in vain for step {current.order.last + 1}"
+            raise TimeoutError(detail) from error
+        if verdict is Verdict.ACCEPTED:
+            # No await from here on: steps leave in the order in which they were admitted.
+            # The ranks first: a stage may idle for this step, and the next one cannot before they have computed it.
+            frame = frames.encode_step(received_ns, encoded)
+            for rank in self._ranks:
+                rank.send(frame)
+            current.forward(message)
+        else:
+            joined = self._current  # perhaps a newer one by now
+            fields = {"verdict": verdict.value, "step": message.number, "epoch": epoch.number, "holder": epoch.holder}
+            log.info("step refused", extra=fields | {"joined": joined.epoch.number, "last_step": joined.order.last})
+        return verdict
+
+    def _results_of(self, epoch: Epoch) -> ResultLog:
+        """Raises: EngineError when this is not the epoch that the stage is in."""
+        if self._current.epoch != epoch:
+            raise EngineError(f"this stage is in epoch {self._current.epoch.number}, not {epoch.number}")
+        return self._current.results
 
     def _loaded(self) -> list[Loaded]:
         """What the ranks hold that have their weights; fewer than `tensor` while one loads or is started again."""

@@ -1,23 +1,21 @@
 """Frames between a controller and its rank processes, over one local socket pair per rank.
 
-Layout of a frame, little endian: u32 bytes that follow the header, u8 kind, payload. Steps and results travel as the
-protobuf bytes that came in or go out, so neither side converts them twice.
+The layout is core.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so neither
+side converts them twice.
 """
 
-import asyncio
 import dataclasses
 import enum
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 
-_HEADER = struct.Struct("<IB")
+from orca.core.frame_stream import HEADER, encode
+
 _STEP = struct.Struct("<q")
-_READ_BYTES = 1 << 16
 
 
 class Kind(enum.IntEnum):
@@ -77,10 +75,6 @@ class Beat:
     slots_in_use: int = 0
 
 
-def encode(kind: Kind, payload: bytes) -> bytes:
-    return _HEADER.pack(len(payload), kind) + payload
-
-
 def encode_json(kind: Kind, **fields: Any) -> bytes:
     return encode(kind, orjson.dumps(fields))
 
@@ -99,75 +93,6 @@ def decode_step(payload: bytes) -> tuple[int, bytes]:
     return _STEP.unpack_from(payload)[0], payload[_STEP.size :]
 
 
-class FrameStream:
-    """The controller's end, on its event loop: reads as they come, writes that never wait.
-
-    asyncio's own streams drop what has arrived and was not read yet when a write finds the rank gone or the socket is
-    reset. The last frame of a rank is the one that says why it ends, so here reading knows nothing of writing.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._connection = connection
-        self._loop = asyncio.get_running_loop()
-        self._unsent = bytearray()
-
-    async def frames(self) -> AsyncIterator[Frame]:
-        """Frames until the rank is gone. Raises: ValueError for a kind that nobody knows."""
-        arrived = bytearray()
-        while data := await self._receive():
-            arrived += data
-            while (frame := _take_frame(arrived)) is not None:
-                yield frame
-
-    def write(self, frame: bytes) -> None:
-        """Hand a frame over, at once if the socket takes it. A rank that is gone gets none."""
-        if self._unsent:
-            self._unsent += frame
-        elif (sent := self._send(frame)) < len(frame):
-            self._unsent += frame[sent:]
-            self._loop.add_writer(self._connection, self._send_rest)
-
-    def close(self) -> None:
-        self._loop.remove_writer(self._connection)
-        self._connection.close()
-
-    async def _receive(self) -> bytes:
-        """What has come, at least a byte; empty when the rank is gone."""
-        try:
-            return await self._loop.sock_recv(self._connection, _READ_BYTES)
-        except ConnectionError:
-            # The rank left frames unread. The kernel says so only behind all that the rank had sent.
-            return b""
-
-    def _send_rest(self) -> None:
-        del self._unsent[: self._send(self._unsent)]
-        if not self._unsent:
-            self._loop.remove_writer(self._connection)
-
-    def _send(self, data: bytes | bytearray) -> int:
-        """Returns: how many of the bytes need not be sent any more."""
-        try:
-            return self._connection.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)
-
-
-def _take_frame(arrived: bytearray) -> Frame | None:
-    """Cut the first frame off; None while it is not whole."""
-    if len(arrived) < _HEADER.size:
-        return None
-    size, kind = _HEADER.unpack_from(arrived)
-    end = _HEADER.size + size
-    if len(arrived) < end:
-        return None
-    payload = bytes(arrived[_HEADER.size : end])
-    del arrived[:end]
-    return Kind(kind), payload
-
-
 class FrameSocket:
     """The rank's end: blocking reads by one thread, whole-frame writes by any."""
 
@@ -179,10 +104,10 @@ class FrameSocket:
 
     def read(self) -> Frame | None:
         """The next frame; None when the controller is gone."""
-        header = self._file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
             return None
-        size, kind = _HEADER.unpack(header)
+        size, kind = HEADER.unpack(header)
         payload = self._file.read(size)
         return (Kind(kind), payload) if len(payload) == size else None
 

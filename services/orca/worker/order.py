@@ -8,6 +8,7 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
@@ -109,6 +110,15 @@ class ResultLog:
                     raise EngineError(f"result {after + 1} was asked for, the oldest kept is {oldest}")
                 after += 1
                 yield self._kept[after - oldest]
-            if self._failure is not None:
-                raise EngineError(self._failure)
+            self._require_no_end()
             await self._moves.wait()
+
+    async def wait_end(self) -> NoReturn:
+        """Raises: EngineError when the epoch ends."""
+        while True:
+            self._require_no_end()
+            await self._moves.wait()
+
+    def _require_no_end(self) -> None:
+        if self._failure is not None:
+            raise EngineError(self._failure)

@@ -22,6 +22,7 @@ from torch import Tensor
 from orca.core import wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.frame_stream import encode
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
 from orca.kernels.device import Kernels, kernels_of
@@ -125,7 +126,7 @@ class Rank:
             self._break(error)
             return
         if result is not None:
-            self._socket.write(frames.encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
+            self._socket.write(encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
 
     @property
     def _is_leaving(self) -> bool:
@@ -300,7 +301,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         Rank(frame_socket, settings, start["rank"], progress).run()
     except (ModelError, SettingError) as error:
-        frame_socket.write(frames.encode(Kind.REFUSED, str(error).encode()))
+        frame_socket.write(encode(Kind.REFUSED, str(error).encode()))
         status = 1
     except Exception as error:
         log.exception("the rank ends")

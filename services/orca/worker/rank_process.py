@@ -13,11 +13,12 @@ from typing import Any
 import orjson
 
 from orca.core.errors import EngineError
+from orca.core.frame_stream import FrameStream, encode
 from orca.core.leash import leashed
 from orca.core.processor_time import processor_time_s
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
-from orca.worker.frames import Beat, FrameStream, JoinOrder, Kind, Loaded
+from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import Signs
@@ -68,7 +69,7 @@ class RankProcess:
         self._left: dict[int, asyncio.Future[None]] = {}
         self._joined: dict[int, asyncio.Future[None]] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._link: FrameStream | None = None
+        self._link: FrameStream[Kind] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, settings: WorkerSettings, command: Sequence[str] = RANK_COMMAND) -> None:
@@ -84,7 +85,7 @@ class RankProcess:
                 env=os.environ | _variables(settings),
             )
             undo.pop_all()
-        self._link = FrameStream(ours)
+        self._link = FrameStream(ours, Kind)
         self._reading = asyncio.create_task(self._attend(self._link, self._process))
         self.send(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=self.rank))
 
@@ -134,7 +135,7 @@ class RankProcess:
 
     async def stop(self, grace_s: float) -> None:
         """Ask the rank to end; kill it when it has not after `grace_s`."""
-        self.send(frames.encode(Kind.STOP, b""))
+        self.send(encode(Kind.STOP, b""))
         if self._process is not None:
             try:
                 await asyncio.wait_for(self._process.wait(), grace_s)
@@ -156,7 +157,7 @@ class RankProcess:
             self._process.kill()
             await self._process.wait()
 
-    async def _attend(self, link: FrameStream, process: asyncio.subprocess.Process) -> None:
+    async def _attend(self, link: FrameStream[Kind], process: asyncio.subprocess.Process) -> None:
         """Hear the rank out, whatever it says, and tell of its death: nobody else would start it again."""
         try:
             await self._read(link)
@@ -172,7 +173,7 @@ class RankProcess:
             self._fail(epoch, detail)
         self._on_death(self, detail, self._cause_of_death(status))
 
-    async def _read(self, link: FrameStream) -> None:
+    async def _read(self, link: FrameStream[Kind]) -> None:
         async for kind, payload in link.frames():
             self._heard = self._clock()
             if kind is Kind.RESULT:

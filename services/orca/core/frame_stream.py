@@ -1,0 +1,115 @@
+"""Frames on a local stream socket, as an event loop reads and writes them.
+
+Layout of a frame, little endian: u32 bytes that follow the header, u8 kind, payload. What the kinds are is each
+socket's own business.
+"""
+
+import asyncio
+import enum
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from typing import Generic, TypeVar
+
+HEADER = struct.Struct("<IB")
+_READ_BYTES = 1 << 16
+_FRAME_BYTES_MAX = 64 << 20
+"""As for a message of gRPC (core.links): nobody makes this process hold more."""
+
+K = TypeVar("K", bound=enum.IntEnum)
+
+
+def encode(kind: enum.IntEnum, payload: bytes) -> bytes:
+    return HEADER.pack(len(payload), kind) + payload
+
+
+class FrameStream(Generic[K]):
+    """One end: reads as they come, writes that never wait.
+
+    asyncio's own streams drop what has arrived and was not read yet when a write finds the peer gone or the socket is
+    reset. A peer's last frame is the one that says why it ends, so here reading knows nothing of writing.
+    """
+
+    def __init__(self, connection: socket.socket, kinds: type[K]) -> None:
+        """Args: kinds: what the frames that come may be; the connection is closed by close()."""
+        connection.setblocking(False)
+        self._connection = connection
+        self._kinds = kinds
+        self._loop = asyncio.get_running_loop()
+        self._arrived = bytearray()
+        self._is_at_end = False
+        self._has_news = asyncio.Event()
+        self._unsent = bytearray()
+
+    async def frames(self) -> AsyncGenerator[tuple[K, bytes], None]:
+        """Frames until the peer is gone. Raises: ValueError for an unknown kind or a frame that is too long."""
+        # A reader that stays: the loop's sock_recv would be told of the socket anew for each frame.
+        self._loop.add_reader(self._connection, self._receive)
+        try:
+            while not self._is_at_end:
+                await self._has_news.wait()
+                self._has_news.clear()
+                while (frame := self._take_frame()) is not None:
+                    yield frame
+        finally:
+            self._loop.remove_reader(self._connection)
+
+    def write(self, frame: bytes) -> None:
+        """Hand a frame over, at once if the socket takes it. A peer that is gone gets none."""
+        if self._unsent:
+            self._unsent += frame
+        elif (sent := self._send(frame)) < len(frame):
+            self._unsent += frame[sent:]
+            self._loop.add_writer(self._connection, self._send_rest)
+
+    def close(self) -> None:
+        """Drop what was not sent. Who waits for frames waits for ever: cancel it first."""
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+        self._connection.close()
+
+    def _receive(self) -> None:
+        """Read all there is: uvloop tells of a socket that was reset, with bytes in it or not, no second time."""
+        self._has_news.set()
+        while True:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                # The peer left frames unread. The kernel says so only behind all that it had sent.
+                data = b""
+            self._arrived += data
+            if not data:
+                self._is_at_end = True
+                self._loop.remove_reader(self._connection)
+                return
+
+    def _take_frame(self) -> tuple[K, bytes] | None:
+        """Cut the first frame off; None while it is not whole."""
+        if len(self._arrived) < HEADER.size:
+            return None
+        size, kind = HEADER.unpack_from(self._arrived)
+        if size > _FRAME_BYTES_MAX:
+            raise ValueError(f"a frame of {size} bytes, {_FRAME_BYTES_MAX} are allowed")
+        end = HEADER.size + size
+        if len(self._arrived) < end:
+            return None
+        payload = bytes(self._arrived[HEADER.size : end])
+        del self._arrived[:end]
+        return self._kinds(kind), payload
+
+    def _send_rest(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            self._loop.remove_writer(self._connection)
+
+    def _send(self, data: bytes | bytearray) -> int:
+        """Returns: how many of the bytes need not be sent any more."""
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
