@@ -33,7 +33,7 @@ class Group:
         folder.mkdir()
         model = write_tiny_model(folder / "model")
         self.stages = Stages(model, stages=2, tensor=1, log_folder=folder, slots=16384, flags=flags)
-        self._engine = engine_for(self.stages.addresses, certificates=shown)
+        self._engine = engine_for(self.stages.addresses, certificates=shown, uses_local_links=False)
         self._epoch = Epoch(0, "")
         self._next: Step | None = None
 

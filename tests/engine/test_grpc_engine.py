@@ -21,11 +21,14 @@ def step(number: int, epoch: int = 1) -> Step:
     return Step(epoch=Epoch(epoch, "test"), number=number, rows=(row,))
 
 
-@pytest.fixture
-def formed(start_controllers: StartControllers, start_engine: StartEngine) -> Callable[..., Awaitable[GrpcEngine]]:
+@pytest.fixture(params=[True, False], ids=["local", "grpc"])
+def formed(
+    request: pytest.FixtureRequest, start_controllers: StartControllers, start_engine: StartEngine
+) -> Callable[..., Awaitable[GrpcEngine]]:
     async def form(*scripts: str, **choices: object) -> GrpcEngine:
         controllers = await start_controllers(*scripts)
-        engine = start_engine([controller.address for controller in controllers], **choices)
+        addresses = [controller.address for controller in controllers]
+        engine = start_engine(addresses, uses_local_links=request.param, **choices)
         await engine.form(Epoch(1, "test"))
         return engine
 

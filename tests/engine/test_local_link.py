@@ -1,0 +1,199 @@
+"""Steps and results in frames on one machine: who is listened to, how a link ends, and when gRPC is taken instead."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from engine_builders import error_of, next_result, until
+from stage_client import StageClient
+
+from orca.core import engine_pb2 as pb
+from orca.core.frame_stream import encode
+from orca.core.local_link import Kind, LocalLink, open_link
+from orca.core.step import Epoch, Row, Step
+from orca.scheduler.grpc_engine import GrpcEngine
+from orca.worker.controller import Controller
+
+EPOCH = pb.Epoch(number=1, holder="test")
+StartControllers = Callable[..., Awaitable[list[Controller]]]
+StartEngine = Callable[..., GrpcEngine]
+
+
+def step(number: int, epoch: int = 1) -> pb.StepMessage:
+    row = pb.Row(handle=1, start=number, count=1, sample=True)
+    return pb.StepMessage(epoch=pb.Epoch(number=epoch, holder="test"), number=number, rows=[row])
+
+
+@pytest.fixture
+async def stage(start_controllers: StartControllers) -> AsyncIterator[StageClient]:
+    """A stage that has joined epoch 1."""
+    client = StageClient(await start_controllers("plain"))
+    await client.loaded()
+    await client.join(1)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def open_to(stage: StageClient) -> AsyncIterator[Callable[..., Awaitable[LocalLink]]]:
+    """Opens links to the stage as a master does; `key` instead of the stage's own."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_(epoch: pb.Epoch = EPOCH, key: str | None = None) -> LocalLink:
+            address = (await stage.status()).local
+            address.key = address.key if key is None else key
+            link = await open_link(address, epoch)
+            assert link is not None
+            stack.callback(link.close)
+            return link
+
+        yield open_
+
+
+Open = Callable[..., Awaitable[LocalLink]]
+
+
+def send(link: LocalLink, message: pb.StepMessage) -> None:
+    link.write(encode(Kind.STEP, message.SerializeToString()))
+
+
+async def heard(link: LocalLink) -> list[tuple[Kind, bytes]]:
+    """All frames until the stage hangs up."""
+    async with asyncio.timeout(20):
+        return [frame async for frame in link.frames()]
+
+
+async def test_a_step_is_answered_by_its_result(open_to: Open) -> None:
+    link = await open_to()
+    send(link, step(1))
+    send(link, step(2))
+    frames = link.frames()
+    results = [pb.ResultMessage.FromString((await anext(frames))[1]) for _ in range(2)]
+    assert [(result.number, result.sampled[0].token) for result in results] == [(1, 1), (2, 2)]
+
+
+async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run(
+    stage: StageClient, open_to: Open
+) -> None:
+    link = await open_to(key="guessed")
+    send(link, step(1))
+    assert await heard(link) == []
+    assert (await stage.status()).last_step == 0
+
+
+async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient) -> None:
+    address = (await stage.status()).local
+    reader, writer = await asyncio.open_unix_connection(b"\0" + address.name.encode())
+    writer.write(encode(Kind.STEP, step(1).SerializeToString()))
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+    assert (await stage.status()).last_step == 0
+
+
+async def test_a_link_for_another_epoch_is_told_which_one_the_stage_is_in(open_to: Open) -> None:
+    [(kind, payload)] = await heard(await open_to(pb.Epoch(number=7, holder="test")))
+    assert (kind, payload) == (Kind.OVER, b"this stage is in epoch 1, not 7")
+
+
+async def test_a_step_of_another_epoch_ends_the_link(open_to: Open) -> None:
+    link = await open_to()
+    send(link, step(1, epoch=7))
+    [(kind, payload)] = await heard(link)
+    assert kind is Kind.OVER
+    assert b"did not take step 1: epoch 7 is over here" in payload
+
+
+@pytest.mark.parametrize(
+    "said",
+    [encode(Kind.STEP, b"\xff"), encode(Kind.OVER, b""), bytes([0, 0, 0, 0, 99]), b"\xff\xff\xff\xff\x02"],
+    ids=["garbled step", "wrong direction", "unknown kind", "endless frame"],
+)
+async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to: Open, said: bytes) -> None:
+    link = await open_to()
+    link.write(said)
+    assert await heard(link) == []
+    other = await open_to()
+    send(other, step(1))
+    assert (await anext(other.frames()))[0] is Kind.RESULT
+
+
+async def test_results_that_came_before_the_end_of_the_epoch_are_heard_before_its_reason(
+    stage: StageClient, open_to: Open
+) -> None:
+    link = await open_to()
+    send(link, step(1))
+    await until(lambda: _has_result(stage))
+    await stage.join(2)
+    (first, result), (last, reason) = await _two(link)
+    assert (first, last) == (Kind.RESULT, Kind.OVER)
+    assert pb.ResultMessage.FromString(result).number == 1
+    assert reason == b"epoch 2 begins"
+
+
+async def _has_result(stage: StageClient) -> bool:
+    return (await anext(aiter(stage.results()))).number == 1
+
+
+async def _two(link: LocalLink) -> list[tuple[Kind, bytes]]:
+    async with asyncio.timeout(20):
+        frames = link.frames()
+        return [await anext(frames), await anext(frames)]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_a_masters_steps_go_the_way_that_it_was_told(
+    start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    calls: list[int] = []
+    run = Controller.Run
+
+    async def counted(self: Controller, request: pb.StepMessage, context: object) -> pb.RunReply:
+        calls.append(request.number)
+        return await run(self, request, context)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Controller, "Run", counted)
+    [controller] = await start_controllers("plain")
+    engine = start_engine([controller.address], uses_local_links=is_local)
+    await engine.form(Epoch(1, "test"))
+    await engine.submit(_core_step())
+    assert (await next_result(engine)).number == 1
+    assert calls == ([] if is_local else [1])
+
+
+async def test_a_stage_that_cannot_be_reached_by_its_local_name_gets_its_steps_by_grpc(
+    start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = Controller.Status
+
+    async def elsewhere(self: Controller, request: pb.StatusRequest, context: object) -> pb.StatusReply:
+        reply = await status(self, request, context)  # type: ignore[arg-type]
+        reply.local.name = "orca-in-another-network-namespace"
+        return reply
+
+    monkeypatch.setattr(Controller, "Status", elsewhere)
+    [controller] = await start_controllers("plain")
+    engine = start_engine([controller.address])
+    await engine.form(Epoch(1, "test"))
+    await engine.submit(_core_step())
+    assert (await next_result(engine)).number == 1
+
+
+async def test_a_link_that_ends_without_a_word_ends_the_epoch(
+    start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[LocalLink] = []
+
+    async def hang_up(self: object, link: LocalLink) -> None:  # noqa: ARG001
+        links.append(link)
+
+    monkeypatch.setattr("orca.worker.local_masters.LocalMasters._serve", hang_up)
+    [controller] = await start_controllers("plain")
+    engine = start_engine([controller.address])
+    await engine.form(Epoch(1, "test"))
+    assert "stage 0: its local link ended" in str(await error_of(next_result(engine)))
+    assert links
+
+
+def _core_step() -> Step:
+    return Step(epoch=Epoch(1, "test"), number=1, rows=(Row(handle=1, start=1, count=1, sample=True, token=1),))
