@@ -157,7 +157,7 @@ def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(caps
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert (options[0], options[-5]) == ("--model", "--policy")
+    assert (options[0], options[-4]) == ("--model", "--policy")
 
 
 def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,24 @@ def test_tokens_are_committed_together_where_the_other_parts_have_no_processor_o
 
 
 @pytest.mark.parametrize(
+    ("flags", "processors", "prefetch"),
+    [
+        ("", 2, 0),
+        ("", 3, 1),
+        ("--threads 3", 3, 0),
+        ("--stages 2", 2, 1),
+        ("--device cuda", 2, 1),
+        ("--prefetch 1", 2, 1),
+        ("--prefetch 0", 64, 0),
+    ],
+)
+def test_one_batch_is_in_flight_where_a_stage_leaves_the_other_parts_no_processor(
+    flags: str, processors: int, prefetch: int
+) -> None:
+    assert chosen(*flags.split(), processors=processors).prefetch == prefetch
+
+
+@pytest.mark.parametrize(
     ("flags", "parameters", "processors", "said"),
     [
         ("", MIDDLE, 2, "1 stage x 2 threads (63 M parameters, 2 processors)"),

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
+import uvloop
 from engine_builders import error_of, next_result, until
 from stage_client import StageClient
 
@@ -14,6 +17,8 @@ from orca.core.local_link import Kind, LocalLink, open_link
 from orca.core.step import Epoch, Row, Step
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.worker.controller import Controller
+from orca.worker.local_masters import LocalMasters
+from orca.worker.order import ResultLog, Verdict
 
 EPOCH = pb.Epoch(number=1, holder="test")
 StartControllers = Callable[..., Awaitable[list[Controller]]]
@@ -43,7 +48,7 @@ async def open_to(stage: StageClient) -> AsyncIterator[Callable[..., Awaitable[L
         async def open_(epoch: pb.Epoch = EPOCH, key: str | None = None) -> LocalLink:
             address = (await stage.status()).local
             address.key = address.key if key is None else key
-            link = await open_link(address, epoch)
+            link = open_link(address, epoch)
             assert link is not None
             stack.callback(link.close)
             return link
@@ -83,8 +88,7 @@ async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run
 
 
 async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient) -> None:
-    address = (await stage.status()).local
-    reader, writer = await asyncio.open_unix_connection(b"\0" + address.name.encode())
+    reader, writer = await _connected((await stage.status()).local)
     writer.write(encode(Kind.STEP, step(1).SerializeToString()))
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
@@ -141,10 +145,8 @@ async def _two(link: LocalLink) -> list[tuple[Kind, bytes]]:
         return [await anext(frames), await anext(frames)]
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-async def test_a_masters_steps_go_the_way_that_it_was_told(
-    start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, is_local: bool
-) -> None:
+def _counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the steps that come by gRPC."""
     calls: list[int] = []
     run = Controller.Run
 
@@ -153,6 +155,14 @@ async def test_a_masters_steps_go_the_way_that_it_was_told(
         return await run(self, request, context)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Controller, "Run", counted)
+    return calls
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_a_masters_steps_go_the_way_that_it_was_told(
+    start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    calls = _counted_calls(monkeypatch)
     [controller] = await start_controllers("plain")
     engine = start_engine([controller.address], uses_local_links=is_local)
     await engine.form(Epoch(1, "test"))
@@ -172,11 +182,13 @@ async def test_a_stage_that_cannot_be_reached_by_its_local_name_gets_its_steps_b
         return reply
 
     monkeypatch.setattr(Controller, "Status", elsewhere)
+    calls = _counted_calls(monkeypatch)
     [controller] = await start_controllers("plain")
     engine = start_engine([controller.address])
     await engine.form(Epoch(1, "test"))
     await engine.submit(_core_step())
     assert (await next_result(engine)).number == 1
+    assert calls == [1]
 
 
 async def test_a_link_that_ends_without_a_word_ends_the_epoch(
@@ -187,12 +199,81 @@ async def test_a_link_that_ends_without_a_word_ends_the_epoch(
     async def hang_up(self: object, link: LocalLink) -> None:  # noqa: ARG001
         links.append(link)
 
-    monkeypatch.setattr("orca.worker.local_masters.LocalMasters._serve", hang_up)
+    monkeypatch.setattr("orca.worker.local_masters.LocalMasters._attend", hang_up)
     [controller] = await start_controllers("plain")
     engine = start_engine([controller.address])
     await engine.form(Epoch(1, "test"))
     assert "stage 0: its local link ended" in str(await error_of(next_result(engine)))
     assert links
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine on the loop of the tests, then on that of the service."""
+    return request.param
+
+
+def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Callable[..., Any]) -> None:
+    async def session() -> list[Kind]:
+        results = ResultLog()
+        masters = LocalMasters(_never, lambda _: results)
+        link = open_link(masters.address, EPOCH)
+        assert link is not None
+        for number in range(1, 4):
+            many = pb.Logprob(top_tokens=range(300_000))
+            results.append(pb.ResultMessage(epoch=EPOCH, number=number, sampled=[pb.Sampled(logprob=many)]))
+        await asyncio.sleep(0.1)
+        results.end("a rank ended")
+        await asyncio.sleep(0.1)  # the stage is done with the link while nothing was read of it
+        kinds = [kind for kind, _ in await heard(link)]
+        link.close()
+        await masters.close()
+        return kinds
+
+    assert run(session()) == [Kind.RESULT, Kind.RESULT, Kind.RESULT, Kind.OVER]
+
+
+def test_who_says_nothing_or_too_much_before_the_key_is_hung_up_on(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orca.worker.local_masters._HELLO_S", 0.2)
+
+    async def session() -> None:
+        masters = LocalMasters(_never, lambda _: ResultLog())
+        silent, silent_writer = await _connected(masters.address)
+        loud, loud_writer = await _connected(masters.address)
+        loud_writer.write(b"\0\0\1\0\1" + bytes(65536))
+        for reader, writer in ((silent, silent_writer), (loud, loud_writer)):
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+        await masters.close()
+
+    run(session())
+
+
+def test_of_links_without_a_key_there_are_only_so_many(run: Callable[..., Any]) -> None:
+    async def session() -> None:
+        masters = LocalMasters(_never, lambda _: ResultLog())
+        silent = [await _connected(masters.address) for _ in range(16)]
+        reader, writer = await _connected(masters.address)
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+        for _, each in (*silent, (reader, writer)):
+            each.close()
+        await masters.close()
+
+    run(session())
+
+
+async def _connected(address: pb.LocalAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As a stranger's process that has found the name."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(b"\0" + address.name.encode())
+    return await asyncio.open_unix_connection(sock=connection)
+
+
+async def _never(*_: object) -> Verdict:
+    raise AssertionError("no step was sent")
 
 
 def _core_step() -> Step:

@@ -13,7 +13,9 @@ from typing import Generic, TypeVar
 
 HEADER = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
-_FRAME_BYTES_MAX = 64 << 20
+_READS = 16
+"""In a row, before the loop turns to others."""
+FRAME_BYTES_MAX = 64 << 20
 """As for a message of gRPC (core.links): nobody makes this process hold more."""
 
 K = TypeVar("K", bound=enum.IntEnum)
@@ -30,8 +32,14 @@ class FrameStream(Generic[K]):
     reset. A peer's last frame is the one that says why it ends, so here reading knows nothing of writing.
     """
 
-    def __init__(self, connection: socket.socket, kinds: type[K]) -> None:
-        """Args: kinds: what the frames that come may be; the connection is closed by close()."""
+    def __init__(self, connection: socket.socket, kinds: type[K], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        """
+        Args:
+            connection: closed by close().
+            kinds: what the frames that come may be.
+            frame_bytes_max: payload of the longest that is taken; may be changed at any time.
+        """
+        self.frame_bytes_max = frame_bytes_max
         connection.setblocking(False)
         self._connection = connection
         self._kinds = kinds
@@ -40,6 +48,7 @@ class FrameStream(Generic[K]):
         self._is_at_end = False
         self._has_news = asyncio.Event()
         self._unsent = bytearray()
+        self._is_sent = asyncio.Event()
 
     async def frames(self) -> AsyncGenerator[tuple[K, bytes], None]:
         """Frames until the peer is gone. Raises: ValueError for an unknown kind or a frame that is too long."""
@@ -52,7 +61,7 @@ class FrameStream(Generic[K]):
                 while (frame := self._take_frame()) is not None:
                     yield frame
         finally:
-            self._loop.remove_reader(self._connection)
+            self._stop_reading()
 
     def write(self, frame: bytes) -> None:
         """Hand a frame over, at once if the socket takes it. A peer that is gone gets none."""
@@ -62,17 +71,36 @@ class FrameStream(Generic[K]):
             self._unsent += frame[sent:]
             self._loop.add_writer(self._connection, self._send_rest)
 
+    async def flush(self) -> None:
+        """Wait until all is sent, or the peer gone."""
+        while self._unsent:
+            self._is_sent.clear()
+            await self._is_sent.wait()
+
     def close(self) -> None:
         """Drop what was not sent. Who waits for frames waits for ever: cancel it first."""
         if self._connection.fileno() >= 0:
-            self._loop.remove_reader(self._connection)
+            self._stop_reading()
             self._loop.remove_writer(self._connection)
         self._connection.close()
 
+    def _stop_reading(self) -> None:
+        self._is_at_end = True
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection)
+
     def _receive(self) -> None:
-        """Read all there is: uvloop tells of a socket that was reset, with bytes in it or not, no second time."""
+        """Read all there is: uvloop tells of a socket that was reset, with bytes in it or not, no second time.
+
+        A peer that sends faster than it is read has its turn again and again, and may fill twice the longest frame.
+        """
+        if self._is_at_end:
+            return
         self._has_news.set()
-        while True:
+        for _ in range(_READS):
+            if len(self._arrived) > 2 * (self.frame_bytes_max + HEADER.size):
+                self._loop.call_soon(self._receive)  # once frames were taken
+                return
             try:
                 data = self._connection.recv(_READ_BYTES)
             except BlockingIOError:
@@ -82,17 +110,17 @@ class FrameStream(Generic[K]):
                 data = b""
             self._arrived += data
             if not data:
-                self._is_at_end = True
-                self._loop.remove_reader(self._connection)
+                self._stop_reading()
                 return
+        self._loop.call_soon(self._receive)
 
     def _take_frame(self) -> tuple[K, bytes] | None:
         """Cut the first frame off; None while it is not whole."""
         if len(self._arrived) < HEADER.size:
             return None
         size, kind = HEADER.unpack_from(self._arrived)
-        if size > _FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {size} bytes, {_FRAME_BYTES_MAX} are allowed")
+        if size > self.frame_bytes_max:
+            raise ValueError(f"a frame of {size} bytes, {self.frame_bytes_max} are allowed")
         end = HEADER.size + size
         if len(self._arrived) < end:
             return None
@@ -104,6 +132,7 @@ class FrameStream(Generic[K]):
         del self._unsent[: self._send(self._unsent)]
         if not self._unsent:
             self._loop.remove_writer(self._connection)
+            self._is_sent.set()
 
     def _send(self, data: bytes | bytearray) -> int:
         """Returns: how many of the bytes need not be sent any more."""

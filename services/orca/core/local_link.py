@@ -11,20 +11,29 @@ whatever protects the gRPC links; who does not show the key is not listened to.
 """
 
 import asyncio
-import contextlib
 import enum
 import hmac
+import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+
+from google.protobuf.message import DecodeError
 
 from orca.core import engine_pb2 as pb
-from orca.core.frame_stream import FrameStream, encode
+from orca.core.frame_stream import FRAME_BYTES_MAX, FrameStream, encode
+
+log = logging.getLogger(__name__)
 
 LocalLink = FrameStream["Kind"]
 
-_CONNECT_S = 1.0
 _WORD_BYTES = 16
+_HELLO_BYTES_MAX = 4096
+"""Of the frame that shows the key: who has not shown it is not let fill any memory."""
+_UNPROVED_MAX = 16
+"""Links at a time whose key was not seen yet; further ones are hung up on."""
+_PAUSE_S = 1.0
+"""Before the next link is taken where the process has no descriptor left for one."""
 
 
 class Kind(enum.IntEnum):
@@ -51,7 +60,8 @@ class Door:
         self._listening.setblocking(False)
         self._listening.bind(_abstract(self.address))
         self._listening.listen()
-        self._loop.add_reader(self._listening, self._accept)
+        self._unproved = 0
+        self._listen()
 
     def close(self) -> None:
         """Open no more links."""
@@ -59,25 +69,54 @@ class Door:
             self._loop.remove_reader(self._listening)
         self._listening.close()
 
-    def knows(self, hello: pb.LocalHello) -> bool:
-        """Does it show the key?"""
-        return hmac.compare_digest(hello.key.encode(), self.address.key.encode())
+    async def hello(self, link: LocalLink, frames: AsyncIterator[tuple[Kind, bytes]], limit_s: float) -> pb.Epoch:
+        """The epoch that a link's first frame names.
+
+        Args: frames: of the link.
+        Raises: PermissionError when it does not show the key within `limit_s`.
+        """
+        self._unproved += 1
+        try:
+            if self._unproved > _UNPROVED_MAX:
+                raise PermissionError("too many others have not shown the key either")
+            async with asyncio.timeout(limit_s):
+                kind, payload = await anext(frames)
+            hello = pb.LocalHello.FromString(payload)
+        except (TimeoutError, StopAsyncIteration, ValueError, DecodeError) as error:
+            raise PermissionError(f"no first frame: {type(error).__name__} {error}") from error
+        finally:
+            self._unproved -= 1
+        if kind is not Kind.HELLO or not hmac.compare_digest(hello.key.encode(), self.address.key.encode()):
+            raise PermissionError("it does not show the key")
+        link.frame_bytes_max = FRAME_BYTES_MAX
+        return hello.epoch
+
+    def _listen(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone again
+        try:
             connection, _ = self._listening.accept()
-            self._on_link(FrameStream(connection, Kind))
+        except (BlockingIOError, ConnectionError):
+            return  # it has gone again
+        except OSError as error:
+            log.warning("no local link can be taken for now: %s", error)
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_PAUSE_S, self._listen)
+            return
+        self._on_link(FrameStream(connection, Kind, _HELLO_BYTES_MAX))
 
 
-async def open_link(address: pb.LocalAddress, epoch: pb.Epoch) -> LocalLink | None:
+def open_link(address: pb.LocalAddress, epoch: pb.Epoch) -> LocalLink | None:
     """A link to the stage that told `address`, for one epoch that it has joined; None where there is no way to it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
-        async with asyncio.timeout(_CONNECT_S):
-            await asyncio.get_running_loop().sock_connect(connection, _abstract(address))
-    except (OSError, TimeoutError):
+        connection.connect(_abstract(address))  # at once or not at all: the other end is in this kernel
+    except OSError as error:
         connection.close()
+        log.info("a stage has no local link, steps go by gRPC: %s", error)
         return None
     link = FrameStream(connection, Kind)
     link.write(encode(Kind.HELLO, pb.LocalHello(key=address.key, epoch=epoch).SerializeToString()))

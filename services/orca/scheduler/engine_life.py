@@ -5,6 +5,7 @@ another one.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -58,10 +59,11 @@ class EngineLife:
         self._is_ended = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._links: dict[int, asyncio.Task[None]] = {}
         for stage, peer in enumerate(peers):
-            self._spawn(self._read(stage))
             if peer.link is not None:
-                self._spawn(self._read_link(stage, peer.link))
+                self._links[stage] = self._spawn(self._read_link(stage, peer.link))
+            self._spawn(self._read(stage))
         self._spawn(self._watch_steps())
 
     async def submit(self, step: Step) -> None:
@@ -115,11 +117,13 @@ class EngineLife:
     async def _read_link(self, stage: int, link: LocalLink) -> None:
         """Take a stage's results from its local link, which ends only with the epoch or with the stage's process."""
         detail = "its local link ended"
-        async for kind, payload in link.frames():
-            if kind is Kind.RESULT:
-                self._take(pb.ResultMessage.FromString(payload))
-            elif kind is Kind.OVER:
-                detail = payload.decode()
+        async with contextlib.aclosing(link.frames()) as frames:
+            async for kind, payload in frames:
+                if kind is Kind.OVER:
+                    detail = payload.decode(errors="replace")
+                    break
+                if kind is Kind.RESULT:
+                    self._take(pb.ResultMessage.FromString(payload))
         self._fail(f"stage {stage}: {detail}")
 
     async def _read(self, stage: int) -> None:
@@ -144,6 +148,9 @@ class EngineLife:
                     continue
             finally:
                 stream.cancel()
+            if only_end:
+                # Its last results may still be on the link, and what they finish did not fail.
+                await asyncio.wait([self._links[stage]], timeout=_CAUSE_S)
             self._fail(f"stage {stage}: {detail}")
             return
 
@@ -163,6 +170,8 @@ class EngineLife:
         return status
 
     def _take(self, message: pb.ResultMessage) -> None:
+        if self._over is not None:
+            return  # readers have had the last word
         result = wire.result_from_wire(message)
         if result.epoch != self.epoch or result.number != self._bound.oldest:
             self._fail(f"result {result.number} of epoch {result.epoch.number} came out of turn")
@@ -239,10 +248,11 @@ class EngineLife:
     def _now_us(self) -> int:
         return round(self._loop.time() * 1e6)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """The epoch ends with what no task foresees: otherwise a stage might go unheard, or a step be lost for ever."""

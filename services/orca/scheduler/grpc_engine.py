@@ -131,7 +131,7 @@ class GrpcEngine:
         await self._join_all(request)
         peers = [Peer(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
         for stage in {0, len(peers) - 1}:  # steps go to the first, results come from the last
-            peers[stage] = replace(peers[stage], link=await self._local_link(statuses[stage], request.epoch))
+            peers[stage] = replace(peers[stage], link=self._local_link(statuses[stage], request.epoch))
         self._life = EngineLife(epoch, peers, self._step_timeout_s)
         return shape
 
@@ -241,11 +241,11 @@ class GrpcEngine:
             max_model_len=min(status.max_model_len for status in statuses),
         )
 
-    async def _local_link(self, status: pb.StatusReply, epoch: pb.Epoch) -> LocalLink | None:
+    def _local_link(self, status: pb.StatusReply, epoch: pb.Epoch) -> LocalLink | None:
         """A link to the stage, if it is on this machine."""
         if not self._uses_local_links or not status.HasField("local"):
             return None
-        return await open_link(status.local, epoch)
+        return open_link(status.local, epoch)
 
     def _rendezvous_address(self) -> str:
         host, _, port = self._rendezvous.address.rpartition(":")

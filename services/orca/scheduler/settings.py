@@ -55,7 +55,7 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(self.prefetch <= 1, self, "prefetch", "0 or 1")
+        require((self.prefetch or 0) <= 1, self, "prefetch", "0 or 1")
         require(set(self.without_habits) <= set(HABITS), self, "without_habits", f"of {' '.join(HABITS)}")
         is_request_level = self.policy == "request_level"
         for name in ("microbatch_size", "without_habits"):

@@ -88,7 +88,10 @@ class Controller:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._settings.listen}") from error
         await self._server.start()
-        self._local = LocalMasters(self._take_step, self._results_of)
+        try:
+            self._local = LocalMasters(self._take_step, self._results_of)
+        except OSError as error:
+            log.warning("this machine has no local links, steps come by gRPC: %s", error)
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
         for rank in range(self._settings.tensor):
             await self._start_rank(rank)

@@ -1,8 +1,9 @@
 """Masters on this machine, each served over its local link: steps in, the results of its epoch out."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _HELLO_S = 5.0
 """Bound on a link's first frame: whoever does not know the key holds no socket for longer."""
+_FLUSH_S = 5.0
+"""Bound on a master's taking what was sent to it before the end."""
 _TURN_S = 5.0
 """Bound on a step's wait for the one before it. They come in order, so it is not needed while all is well."""
 
@@ -55,7 +58,7 @@ class LocalMasters:
         await asyncio.gather(*serving, return_exceptions=True)
 
     def _on_link(self, link: LocalLink) -> None:
-        task = asyncio.create_task(self._serve(link))
+        task = asyncio.create_task(self._attend(link))
         self._serving.add(task)
 
         def on_done(task: asyncio.Task[None]) -> None:
@@ -64,45 +67,63 @@ class LocalMasters:
 
         task.add_done_callback(on_done)
 
-    async def _serve(self, link: LocalLink) -> None:
+    async def _attend(self, link: LocalLink) -> None:
         """Until the master is gone or its epoch is over; a master that errs is told so, and hung up on."""
         frames = link.frames()
         try:
-            async with asyncio.timeout(_HELLO_S):
-                kind, payload = await anext(frames)
-            hello = pb.LocalHello.FromString(payload)
-            if kind is not Kind.HELLO or not self._door.knows(hello):
-                log.warning("a local link was refused: it does not show the key")
-                return
-            results = self._results_of(wire.epoch_from_wire(hello.epoch))
-            sending = asyncio.create_task(_send(results, link))
-            try:
-                async for kind, payload in frames:
-                    await self._take(kind, payload)
-            finally:
-                sending.cancel()
-        except (EngineError, TimeoutError) as error:
-            link.write(encode(Kind.OVER, str(error).encode()))
+            epoch = await self._door.hello(link, frames, _HELLO_S)
+            await self._serve(link, frames, self._results_of(wire.epoch_from_wire(epoch)))
+        except PermissionError as error:
+            log.warning("a local link was refused: %s", error)
+        except EngineError as error:
+            await _say_over(link, str(error))
         except (ValueError, DecodeError) as error:
             log.warning("a local link was not understood", extra={"detail": str(error)})
-        except StopAsyncIteration:
-            return  # it went without a word
+        except Exception as error:
+            log.exception("serving a local link failed")
+            await _say_over(link, f"{type(error).__name__}: {error}")
         finally:
             await frames.aclose()
 
+    async def _serve(self, link: LocalLink, frames: AsyncIterator[tuple[Kind, bytes]], results: ResultLog) -> None:
+        """Take steps and send results, until one of the two ends. Raises: what ended it, if not the master's going."""
+        working = [asyncio.create_task(self._take_all(frames)), asyncio.create_task(_send(results, link))]
+        try:
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in reversed(working):  # why the epoch is over says more than that a step was refused
+                if task in done and (error := task.exception()) is not None:
+                    raise error
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
+    async def _take_all(self, frames: AsyncIterator[tuple[Kind, bytes]]) -> None:
+        async for kind, payload in frames:
+            await self._take(kind, payload)
+
     async def _take(self, kind: Kind, payload: bytes) -> None:
-        """Raises: EngineError when the stage does not take the step, TimeoutError when it is not its turn for long."""
+        """Raises: EngineError when the stage does not take the step, ValueError for what is no step."""
         if kind is not Kind.STEP:
             raise ValueError(f"{kind.name} behind the first frame")
         message = pb.StepMessage.FromString(payload)
-        if await self._take_step(message, payload, _TURN_S) is Verdict.WRONG_EPOCH:
+        try:
+            verdict = await self._take_step(message, payload, _TURN_S)
+        except TimeoutError as error:
+            raise EngineError(str(error)) from error
+        if verdict is Verdict.WRONG_EPOCH:
             raise EngineError(f"did not take step {message.number}: epoch {message.epoch.number} is over here")
 
 
+async def _say_over(link: LocalLink, reason: str) -> None:
+    """The last frame, behind the results that are still on their way."""
+    link.write(encode(Kind.OVER, reason.encode()))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FLUSH_S):
+            await link.flush()
+
+
 async def _send(results: ResultLog, link: LocalLink) -> None:
-    """Send results as they come, and at the epoch's end why it ended."""
-    try:
-        async for message in results.read(0):
-            link.write(encode(Kind.RESULT, message.SerializeToString()))
-    except EngineError as error:
-        link.write(encode(Kind.OVER, str(error).encode()))
+    """Send results as they come. Raises: EngineError that says why the epoch ended."""
+    async for message in results.read(0):
+        link.write(encode(Kind.RESULT, message.SerializeToString()))

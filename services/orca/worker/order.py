@@ -82,6 +82,7 @@ class ResultLog:
         self._kept: deque[pb.ResultMessage] = deque(maxlen=kept)
         self._last = 0
         self._failure: str | None = None
+        self._has_ended = asyncio.Event()
         self._moves = _Moves()
 
     def append(self, message: pb.ResultMessage) -> None:
@@ -96,6 +97,7 @@ class ResultLog:
         """The epoch is over: readers get what is there, then an EngineError with `detail`. The first detail stands."""
         if self._failure is None:
             self._failure = detail
+            self._has_ended.set()
             self._moves.happen()
 
     async def read(self, after: int) -> AsyncIterator[pb.ResultMessage]:
@@ -110,15 +112,11 @@ class ResultLog:
                     raise EngineError(f"result {after + 1} was asked for, the oldest kept is {oldest}")
                 after += 1
                 yield self._kept[after - oldest]
-            self._require_no_end()
+            if self._failure is not None:
+                raise EngineError(self._failure)
             await self._moves.wait()
 
     async def wait_end(self) -> NoReturn:
         """Raises: EngineError when the epoch ends."""
-        while True:
-            self._require_no_end()
-            await self._moves.wait()
-
-    def _require_no_end(self) -> None:
-        if self._failure is not None:
-            raise EngineError(self._failure)
+        await self._has_ended.wait()
+        raise EngineError(str(self._failure))

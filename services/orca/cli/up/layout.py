@@ -1,4 +1,4 @@
-"""What `orca up` chooses where it is not told: threads of ranks, how much of a prompt runs in a step, commits. Pure.
+"""What `orca up` chooses where it is not told: threads, how much of a prompt runs in a step, prefetch, commits. Pure.
 
 There is one stage unless more are asked for: stages take turns, threads share each product. All processors but one
 compute, so that tokenizing, HTTP and scheduling have one of their own; of two or fewer, all do. Which process runs on
@@ -32,19 +32,24 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
         max_batch_size=settings.max_batch_size,
     )
     threads = settings.threads or threads
-    interval_ms = settings.commit_interval_ms
+    shared = is_shared(settings.device, threads=settings.ranks * threads, processors=processors)
+    prefetch, interval_ms = settings.prefetch, settings.commit_interval_ms
+    if prefetch is None:
+        prefetch = 0 if shared and settings.stages == 1 else 1
     if interval_ms is None:
-        interval_ms = commit_interval_ms(settings.device, threads=settings.ranks * threads, processors=processors)
-    return replace(settings, threads=threads, max_batch_tokens=bound, commit_interval_ms=interval_ms)
+        interval_ms = SHARED_COMMIT_INTERVAL_MS if shared else 0
+    return replace(settings, threads=threads, max_batch_tokens=bound, prefetch=prefetch, commit_interval_ms=interval_ms)
 
 
-def commit_interval_ms(device: str, *, threads: int, processors: int) -> int:
-    """Milliseconds from one commit of tokens to the next.
+def is_shared(device: str, *, threads: int, processors: int) -> bool:
+    """Do ranks compute on all processors, so that whatever another part does takes time from them?
+
+    Then nothing is gained by a batch that waits behind the running one (prefetch): the way to the master and back is a
+    millisecond on one machine, and who comes meanwhile would wait for two steps instead of one (README).
 
     Args: threads: of all ranks.
     """
-    is_shared = device == "cpu" and (processors <= 2 or threads >= processors)
-    return SHARED_COMMIT_INTERVAL_MS if is_shared else 0
+    return device == "cpu" and (processors <= 2 or threads >= processors)
 
 
 def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:

@@ -53,6 +53,12 @@ class UpSettings(ScheduleSettings):
         " and 0 on cuda: prompts whole, as in the paper",
         least=0,
     )
+    prefetch: int | None = setting(  # type: ignore[assignment]
+        None,
+        "1 submits one more batch before the oldest was read, 0 is Algorithm 1; unset is 0 for one stage where the"
+        " other parts have no processor of their own (as commit_interval_ms), else 1",
+        least=0,
+    )
     commit_interval_ms: int | None = setting(
         None,
         "milliseconds from one commit of tokens to the next; first tokens and ends never wait; unset is 50 on one or"

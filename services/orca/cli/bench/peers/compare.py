@@ -46,7 +46,7 @@ from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
 from orca.cli.bench.system import Server, running_server, running_system, tail
 from orca.cli.bench.trace import Trace
-from orca.cli.up.layout import commit_interval_ms
+from orca.cli.up.layout import SHARED_COMMIT_INTERVAL_MS, is_shared
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 from orca.core.ports import free_port
@@ -119,13 +119,15 @@ def made_model(name: str, folder: Path, say: Callable[[str], None]) -> Path:
 
 def up_options(batch_size: int, threads: int, more: Sequence[str]) -> list[str]:
     """What `orca up` gets: one stage with all threads, float32 as the peers, then the caller's own."""
+    shared = is_shared("cpu", threads=threads, processors=available_processors())
     chosen = {
         "--stages": "1",
         "--max-batch-size": str(batch_size),
         "--threads": str(threads),
         "--dtype": "float32",
         # What it would choose by itself; named, so that who reads the figures sees it.
-        "--commit-interval-ms": str(commit_interval_ms("cpu", threads=threads, processors=available_processors())),
+        "--prefetch": "0" if shared else "1",
+        "--commit-interval-ms": str(SHARED_COMMIT_INTERVAL_MS if shared else 0),
     }
     return [part for name, value in chosen.items() if name not in more for part in (name, value)] + list(more)
 
