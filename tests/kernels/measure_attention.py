@@ -32,7 +32,13 @@ def both(
     head_map = [head * kv_heads // heads for head in range(heads)]
     cpu = torch.device("cpu")
     seen = Sight(
-        kv_of_query=head_map, kv_heads=kv_heads, block_tokens=BLOCK_TOKENS, window=None, dtype=dtype, device=cpu
+        kv_of_query=head_map,
+        kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        block_tokens=BLOCK_TOKENS,
+        window=None,
+        dtype=dtype,
+        device=cpu,
     )
     attention = kernels_of(cpu).attention(rows, seen)
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attention_steps import HEADS, STEPS, random_step
+from gpu import GpuKernels
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
@@ -20,7 +21,7 @@ def one_head(*pairs: tuple[float, float]) -> Tensor:
     return torch.tensor(pairs)[:, :, None, None]
 
 
-KINDS = {"cpu": kernels_of(CPU), "plain": PlainKernels()}
+KINDS = {"cpu": kernels_of(CPU), "plain": PlainKernels(), "gpu": GpuKernels()}
 
 
 def ragged(kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None) -> Any:
@@ -28,6 +29,7 @@ def ragged(kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Ten
     seen = Sight(
         kv_of_query=kv_of_query,
         kv_heads=lines // 2,
+        head_dim=cache.shape[3],
         block_tokens=block_tokens,
         window=window,
         dtype=cache.dtype,

@@ -1,7 +1,10 @@
-"""What layers do with each token by itself: the CPU's kernels against PyTorch's operations."""
+"""What layers do with each token by itself: the kernels of CPUs and GPUs against PyTorch's operations."""
+
+from typing import Any
 
 import pytest
 import torch
+from gpu import GpuKernels
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
@@ -9,8 +12,14 @@ from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import Kept, RowNorm
 
 CPU, PLAIN = kernels_of(torch.device("cpu")), PlainKernels()
+KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GpuKernels()}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 8), (3, 10), (50, 512), (9, 1000)]
+
+
+@pytest.fixture(params=KINDS)
+def kernels(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param]
 
 
 def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -26,47 +35,49 @@ def assert_alike(one: Tensor, other: Tensor, *, roundings: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype) -> None:
+def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype, kernels: Any) -> None:
     x, weight, bias = (some(*shape, dtype=dtype, seed=len(shape)) for shape in ((tokens, width), (width,), (width,)))
     norm = RowNorm(weight, 1e-5, bias if has_bias else None)
-    assert_alike(CPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
+    assert_alike(kernels.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 5), (40, 6, 10)])
-def test_take_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_take_rows(shape: tuple[int, ...], dtype: torch.dtype, kernels: Any) -> None:
     x = some(*shape, dtype=dtype)
     for rows in ([], [6], [3, 0, 3, 1, 6, 6, 2]):
         places = torch.tensor(rows, dtype=torch.int64)
-        assert torch.equal(CPU.take_rows(x, places), PLAIN.take_rows(x, places))
+        assert torch.equal(kernels.take_rows(x, places), PLAIN.take_rows(x, places))
 
 
-def test_the_norm_of_numbers_that_are_alike() -> None:
+def test_the_norm_of_numbers_that_are_alike(kernels: Any) -> None:
     """Far from zero, with little between them: the square of the mean is not taken from the mean of the squares."""
     x = 1000 + some(3, 512, dtype=torch.float32)
     norm = RowNorm(torch.ones(512), 1e-5, torch.zeros(512))
     exact = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-5)
-    torch.testing.assert_close(CPU.normalise(x, norm).double(), exact, atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(kernels.normalise(x, norm).double(), exact, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_gated_silu(tokens: int, width: int, dtype: torch.dtype) -> None:
+def test_gated_silu(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
     gate_up = some(tokens, 2 * width, dtype=dtype) * 4
-    assert_alike(CPU.gated_silu(gate_up), PLAIN.gated_silu(gate_up), roundings=8)
+    assert_alike(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), roundings=8)
 
 
-def test_gated_silu_of_numbers_far_from_zero() -> None:
+def test_gated_silu_of_numbers_far_from_zero(kernels: Any) -> None:
     gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
-    torch.testing.assert_close(CPU.gated_silu(gate_up), PLAIN.gated_silu(gate_up), atol=1e-35, rtol=1e-6)
+    torch.testing.assert_close(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), atol=1e-35, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 10), (8, 8, 64)])
-def test_keep(heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype) -> None:
+def test_keep(
+    heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype, kernels: Any
+) -> None:
     tokens, blocks, block_tokens = 11, 6, 4
     qkv = some(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
@@ -75,10 +86,10 @@ def test_keep(heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_norm
     )
     head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     queries, caches = [], []
-    for kernels in (CPU, PLAIN):
+    for each in (kernels, PLAIN):
         own = qkv.clone()
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        kernels.keep(own, Kept(cache, slots, turns if is_turned else None, head_norm))
+        each.keep(own, Kept(cache, slots, turns if is_turned else None, head_norm))
         queries.append(own[:, :heads])
         caches.append(cache)
     assert_alike(*queries, roundings=8)

@@ -1,33 +1,59 @@
-"""The Triton kernel against the reference: in the interpreter, or on a GPU where there is one."""
+"""What the GPU's attention promises beside right numbers (test_attention.py): the same bits in any batch and grid."""
 
 import pytest
 import torch
-from attention_steps import HEADS, STEPS, random_step
+from attention_steps import random_step
+from gpu import DEVICE
+from torch import Tensor
 
-from orca.kernels.reference import attend_reference
-from orca.kernels.triton_attention import triton_attend
+from orca.kernels import triton_attention
+from orca.kernels.reference import ContextRow, Sight, attend_reference
+from orca.kernels.triton_attention import SPLIT, TritonAttention
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.mark.parametrize("window", [None, 1, 6], ids=lambda window: f"window-{window}")
-@pytest.mark.parametrize("heads", ["grouped", "border-of-ranks"])
-@pytest.mark.parametrize("step", ["one-row", "decode", "prefill", "chunk", "mixed"])
-def test_one_launch_equals_the_reference(step: str, heads: str, window: int | None) -> None:
-    kv_of_query = HEADS[heads]
-    qkv, cache, rows = random_step(STEPS[step], len(kv_of_query), max(kv_of_query) + 1, 10, torch.float32)
-    query = qkv[:, : len(kv_of_query)]
-    expected = attend_reference(query, cache, rows, kv_of_query, scale=0.3, window=window)
-    output = triton_attend(qkv.to(DEVICE), cache.to(DEVICE), rows, kv_of_query, scale=0.3, window=window)
-    # Products and sums in float32 on both sides, in another order.
-    torch.testing.assert_close(output.cpu(), expected, atol=4e-6, rtol=4e-6)
+# Contexts of one part and of several, cut and not, and one that ends where a part does.
+STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1)]
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(1, 4), (2, 8), (8, 32)])
-def test_the_size_of_the_tiles_does_not_change_the_result(block_m: int, block_n: int) -> None:
-    qkv, cache, rows = random_step(STEPS["mixed"], 4, 2, 12, torch.float32)
-    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3, window=9)
-    output = triton_attend(
-        qkv.to(DEVICE), cache.to(DEVICE), rows, [0, 0, 1, 1], scale=0.3, window=9, block_m=block_m, block_n=block_n
+def attention(
+    rows: list[ContextRow], cache: Tensor, kv_of_query: list[int], window: int | None = None
+) -> TritonAttention:
+    seen = Sight(
+        kv_of_query=kv_of_query,
+        kv_heads=cache.shape[1] // 2,
+        head_dim=cache.shape[3],
+        block_tokens=cache.shape[2],
+        window=window,
+        dtype=cache.dtype,
+        device=DEVICE,
     )
-    torch.testing.assert_close(output.cpu(), expected, atol=4e-6, rtol=4e-6)
+    return TritonAttention(rows, seen)
+
+
+@pytest.mark.parametrize("window", [None, SPLIT + 3])
+def test_a_token_gets_the_same_bits_alone_and_among_others(window: int | None) -> None:
+    qkv, cache, rows = random_step(STEP, 4, 2, 16, torch.float32, 16)
+    qkv, cache = qkv.to(DEVICE), cache.to(DEVICE)
+    together = attention(rows, cache, [0, 0, 1, 1], window)(qkv, cache, 0.3)
+    for row in rows:
+        own = qkv[row.first : row.first + row.count].contiguous()
+        alone = attention([ContextRow(0, row.count, row.slots)], cache, [0, 0, 1, 1], window)(own, cache, 0.3)
+        assert torch.equal(alone, together[row.first : row.first + row.count]), f"context {len(row.slots)}"
+
+
+def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv, cache, rows = random_step(STEP, 4, 2, 16, torch.float32, 16)
+    qkv, cache = qkv.to(DEVICE), cache.to(DEVICE)
+    outputs = []
+    for programs in (1, 2, 7, 100):
+        monkeypatch.setattr(triton_attention, "programs", lambda _, programs=programs: programs)
+        geometry = attention(rows, cache, [0, 0, 1, 1])
+        outputs += [geometry(qkv, cache, 0.3), geometry(qkv, cache, 0.3)]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+def test_more_query_heads_to_a_kv_head_than_a_narrow_tile_has() -> None:
+    heads = 20
+    qkv, cache, rows = random_step([(SPLIT + 5, 1), (4, 4)], heads, 1, 16, torch.float32, 16)
+    output = attention(rows, cache.to(DEVICE), [0] * heads)(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
+    expected = attend_reference(qkv[:, :heads], cache, rows, [0] * heads, scale=0.3)
+    torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)

@@ -59,6 +59,7 @@ class Sight:
 
     kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
     kv_heads: int  # of this rank
+    head_dim: int
     block_tokens: int
     window: int | None  # positions a token sees, itself included; None sees all before it
     dtype: torch.dtype

@@ -300,6 +300,7 @@ class Stage:
                 seen = Sight(
                     kv_of_query=model.heads.kv_of_query,
                     kv_heads=model.heads.num_kv,
+                    head_dim=model.config.head_dim,
                     block_tokens=self.cache.block_tokens,
                     window=effective,
                     dtype=model.dtype,

@@ -1,0 +1,19 @@
+"""The kernels of GPUs (device.py): Triton, which compiles each for what it meets first and keeps it on the disk."""
+
+from collections.abc import Sequence
+
+from orca.kernels import triton_rows
+from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.triton_attention import TritonAttention
+
+
+class TritonKernels(PlainKernels):
+    """For tensors of float32, bfloat16 and float16. What PyTorch does in one kernel of its own stays with it."""
+
+    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> TritonAttention:  # type: ignore[override]
+        return TritonAttention(rows, seen)
+
+    keep = staticmethod(triton_rows.keep)  # type: ignore[assignment]
+    normalise = staticmethod(triton_rows.normalise)  # type: ignore[assignment]
+    gated_silu = staticmethod(triton_rows.gated_silu)  # type: ignore[assignment]

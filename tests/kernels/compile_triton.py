@@ -1,0 +1,111 @@
+"""Compile the Triton kernels for GPUs, none of which need be there: `python tests/kernels/compile_triton.py --help`.
+
+For each kernel, dtype and head_dim, in the sizes that launches use: the registers of a thread, the bytes that it spills
+into memory, the shared memory of a program, and whether products are Hopper's warp-group ones. One JSON line for each.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from orca.kernels import triton_rows
+from orca.kernels.triton_attention import attend, constants_of, shape_of
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_TOKENS = 16
+
+
+class Variant(NamedTuple):
+    """A kernel as it is launched."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+def variants() -> Iterator[Variant]:
+    for dtype, head_dim, has_wide in product(NAMES, HEAD_DIMS, (False, True)):
+        shape, of = shape_of(dtype, head_dim), f"*{NAMES[dtype]}"
+        constants = constants_of(shape, 32, 8, BLOCK_TOKENS, head_dim) | {"narrow": shape.narrow, "has_wide": has_wide}
+        signature = {"qkv": of, "cache": of, "items": "*i32", "tables": "*i32", "first_query": "*i32", "out": of}
+        signature |= {"partials": "*fp32", "arrived": "*i32", "window": "i32", "scale": "fp32"}
+        warps = shape.warps if has_wide else shape.narrow_warps
+        name = f"attend {NAMES[dtype]} {head_dim} {'mixed' if has_wide else 'decode'}"
+        yield Variant(name, attend, signature, constants, {"num_warps": warps, "num_stages": shape.stages})
+    for dtype in NAMES:
+        of = f"*{NAMES[dtype]}"
+        for head_dim in HEAD_DIMS:
+            signature = {"qkv": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of, "eps": "fp32"}
+            constants = triton_rows.keep_constants(48, 16, BLOCK_TOKENS, head_dim, is_turned=True, is_normed=True)
+            yield Variant(f"keep {NAMES[dtype]} {head_dim}", triton_rows.keep_rows, signature, constants, {})
+        for width, has_bias in product((4096, 8192), (False, True)):
+            signature = {"x": of, "weight": of, "bias": of, "normed": of, "width": "i32", "eps": "fp32"}
+            constants = {"has_bias": has_bias, "block": width}
+            options = {"num_warps": triton_rows.norm_warps(width)}
+            name = f"normalise {NAMES[dtype]} {width} {'layer' if has_bias else 'rms'}"
+            yield Variant(name, triton_rows.normalise_rows, signature, constants, options)
+        signature = {"gate_up": of, "gated": of, "width": "i32"}
+        yield Variant(f"gated_silu {NAMES[dtype]}", triton_rows.gate_rows, signature, {"block": triton_rows.RUN}, {})
+
+
+def compiled(variant: Variant, capability: int) -> dict[str, Any]:
+    """What the compiler makes of a kernel."""
+    signature = variant.signature | dict.fromkeys(variant.constants, "constexpr")
+    order = [name for name in variant.kernel.arg_names if name in signature]
+    assert len(order) == len(signature) == len(variant.kernel.arg_names)
+    # As a launch finds out of its arguments: memory of PyTorch begins at multiples of 16 bytes, widths are some, too.
+    aligned = [place for place, name in enumerate(order) if signature[name].startswith("*") or name == "width"]
+    source = ASTSource(
+        fn=variant.kernel,
+        signature={name: signature[name] for name in order},
+        constexprs=variant.constants,
+        attrs={(place,): [["tt.divisibility", 16]] for place in aligned},
+    )
+    options = {"enable_fp_fusion": True} | variant.options
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {
+        "kernel": variant.name,
+        "sm": capability,
+        "shared_bytes": made.metadata.shared,
+        **_usage(made.asm["cubin"]),
+        "has_wgmma": "wgmma.mma_async" in made.asm["ptx"],
+    }
+
+
+def _usage(code: bytes) -> dict[str, int]:
+    """What the machine code takes of a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(code)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {name: re.search(rf"{name}:(\d+)", said) for name in ("REG", "STACK", "LOCAL")}
+    registers, stack, local = (int(each[1]) for each in found.values() if each is not None)
+    return {"registers": registers, "spilled_bytes": stack + local}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sm", type=int, nargs="+", default=list(SHARED_BYTES), help="compute capabilities")
+    parser.add_argument("--like", default="", help="only kernels whose name has this in it")
+    chosen = parser.parse_args()
+    for capability in chosen.sm:
+        for variant in variants():
+            if chosen.like in variant.name:
+                print(json.dumps(compiled(variant, capability)), flush=True)

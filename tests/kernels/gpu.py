@@ -1,0 +1,51 @@
+"""The GPU's kernels for tests whose tensors lie on the CPU: on a GPU if there is one, else in Triton's interpreter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
+from orca.kernels.triton_kernels import TritonKernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class GpuKernels:
+    """TritonKernels that take what they are given to the GPU, and bring back what it becomes."""
+
+    def __init__(self) -> None:
+        self._kernels = TritonKernels()
+
+    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> Callable[[Tensor, Tensor, float], Tensor]:
+        attention = self._kernels.attention(rows, replace(seen, device=DEVICE))
+        return lambda qkv, cache, scale: attention(qkv.to(DEVICE), cache.to(DEVICE), scale).cpu()
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self._kernels.take_rows(x.to(DEVICE), rows.to(DEVICE)).cpu()
+
+    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+        return self._kernels.normalise(x.to(DEVICE), _there(norm)).cpu()
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        return self._kernels.gated_silu(gate_up.to(DEVICE)).cpu()
+
+    def keep(self, qkv: Tensor, kept: Kept) -> None:
+        there, kept_there = qkv.to(DEVICE), _there(kept)
+        self._kernels.keep(there, kept_there)
+        qkv.copy_(there)
+        kept.cache.copy_(kept_there.cache)
+
+
+def _there(record: Any) -> Any:
+    """A record with its tensors on the GPU."""
+    moved = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, Tensor):
+            moved[each.name] = value.to(DEVICE)
+        elif isinstance(value, RowNorm):
+            moved[each.name] = _there(value)
+    return replace(record, **moved)

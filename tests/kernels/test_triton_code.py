@@ -1,0 +1,49 @@
+"""The Triton kernels compile for GPUs that are not here, and what they are compiled to fits them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compile_triton import SHARED_BYTES
+
+COMPILE = Path(__file__).with_name("compile_triton.py")
+SPILLED_MAX = 160
+"""Bytes of a thread: some of the largest tiles' addresses, and none of their sums, which would be a thousand."""
+
+
+def compiled(*flags: str) -> list[dict[str, int]]:
+    """Of a process without the interpreter, which this one may have asked for."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(COMPILE), *flags]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def require_fit(kernels: list[dict[str, int]]) -> None:
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["sm"]], kernel
+        assert kernel["spilled_bytes"] <= SPILLED_MAX, kernel
+
+
+def test_the_usual_model_on_a_hopper_gpu() -> None:
+    """bfloat16 and 128 dimensions: nothing is spilled, and prompts use the warp-group products of that processor."""
+    kernels = compiled("--sm", "90", "--like", "bf16 128")
+    assert {kernel["kernel"] for kernel in kernels} >= {"attend bf16 128 mixed", "attend bf16 128 decode"}
+    require_fit(kernels)
+    assert not any(kernel["spilled_bytes"] for kernel in kernels)
+    assert [kernel["has_wgmma"] for kernel in kernels if kernel["kernel"] == "attend bf16 128 mixed"] == [True]
+
+
+@pytest.mark.parametrize("kernel", ["keep bf16", "normalise bf16", "gated_silu bf16"])
+def test_what_is_done_with_each_token(kernel: str) -> None:
+    require_fit(compiled("--sm", "90", "--like", kernel))
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+def test_every_kernel_in_all_sizes_on_ampere_hopper_and_blackwell() -> None:
+    require_fit(compiled())
