@@ -1,0 +1,188 @@
+"""The operations that are checked and timed: what each moves and multiplies, and what it is checked against."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orca.kernels.device import Kernels
+from orca.kernels.paged import Places
+from orca.kernels.plain import PlainKernels
+from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight, attend_reference
+
+BLOCK_TOKENS = 16
+_CHECKED_TOKENS = 32
+"""Last tokens of a prompt whose attention is computed twice: the reference holds all their scores at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A call of a kernel."""
+
+    name: str
+    call: Callable[[], Tensor]
+    bytes: int = 0  # that it has to move
+    flops: int = 0  # of matrix products
+    check: Callable[[], float]  # largest difference from the reference, in roundings of the dtype
+    rival: Callable[[], Tensor] | None = None  # PyTorch's own, of the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is run: on a GPU what a model of 8 billion parameters has, in the interpreter as little as shows anything."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    tokens: int  # of a step, for what is done with each token
+    decodes: tuple[tuple[int, int], ...]  # rows and their context
+    prompts: tuple[int, ...]
+
+
+LLAMA_8B = Sizes(
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    hidden=4096,
+    intermediate=14336,
+    tokens=8192,
+    decodes=((1, 4096), (32, 4096), (64, 1024), (256, 1024), (32, 16384)),
+    prompts=(1024, 4096, 16384),
+)
+SMALL = Sizes(
+    heads=4, kv_heads=2, head_dim=16, hidden=48, intermediate=40, tokens=3, decodes=((2, 300), (1, 17)), prompts=(40,)
+)
+
+
+def operations(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
+    """One after the other, so that each has the memory to itself."""
+    for rows, context in sizes.decodes:
+        yield _attention(kernels, sizes, dtype, device, f"decode {rows} x {context}", [(context, 1)] * rows)
+    for tokens in sizes.prompts:
+        yield _attention(kernels, sizes, dtype, device, f"prompt {tokens}", [(tokens, tokens)])
+    mixed = [(context, 1) for rows, context in sizes.decodes[1:2] for _ in range(rows)] + [(sizes.prompts[0],) * 2]
+    yield _attention(kernels, sizes, dtype, device, "decode and a prompt", mixed)
+    yield from _of_each_token(kernels, sizes, dtype, device)
+
+
+def _attention(
+    kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device, name: str, shapes: list[tuple[int, int]]
+) -> Operation:
+    """Attention of rows (context, tokens) over blocks that lie in any order."""
+    used = [-(-context // BLOCK_TOKENS) for context, _ in shapes]
+    shuffled = torch.randperm(sum(used))[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)
+    kv = (sum(used), 2 * sizes.kv_heads, BLOCK_TOKENS, sizes.head_dim)
+    cache = torch.randn(kv, device=device).to(dtype)
+    tokens = sum(count for _, count in shapes)
+    qkv = torch.randn(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim, device=device).to(dtype)
+    rows: list[ContextRow] = []
+    first = 0
+    for (context, count), own in zip(shapes, shuffled.split(used), strict=True):
+        rows.append(ContextRow(first, count, own.flatten()[:context].contiguous()))
+        first += count
+    own_slots = torch.cat([row.slots[-row.count :] for row in rows]).to(device)
+    Places.of(own_slots, BLOCK_TOKENS).write(cache, qkv[:, sizes.heads :])
+    head_map = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
+    seen = Sight(
+        kv_of_query=head_map,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        block_tokens=BLOCK_TOKENS,
+        window=None,
+        dtype=dtype,
+        device=device,
+    )
+    attention, scale = kernels.attention(rows, seen), sizes.head_dim**-0.5
+
+    def call() -> Tensor:
+        return attention(qkv, cache, scale)
+
+    def check() -> float:
+        output = call().view(tokens, sizes.heads, sizes.head_dim)
+        worst = 0.0
+        for row in {rows[0], rows[-1]}:
+            last = min(row.count, _CHECKED_TOKENS)
+            there = slice(row.first + row.count - last, row.first + row.count)
+            own = ContextRow(0, last, row.slots.to(device))
+            expected = attend_reference(qkv[there, : sizes.heads], cache, [own], head_map, scale=scale)
+            worst = max(worst, _roundings(output[there], expected))
+        return worst
+
+    kv_bytes = 2 * sizes.kv_heads * sizes.head_dim * cache.element_size()
+    flops = sum(4 * count * context - 2 * count * count for context, count in shapes) * sizes.heads * sizes.head_dim
+    return Operation(
+        name=f"attention, {name}",
+        call=call,
+        bytes=sum(context for context, _ in shapes) * kv_bytes + 2 * tokens * sizes.heads * sizes.head_dim * dtype.itemsize,
+        flops=flops,
+        check=check,
+        rival=_rival(qkv, sizes, scale) if len(shapes) == 1 and shapes[0][1] > 1 else None,
+    )
+
+
+def _rival(qkv: Tensor, sizes: Sizes, scale: float) -> Callable[[], Tensor]:
+    """PyTorch's attention of a whole prompt, whose keys and values lie in one piece."""
+    parts = qkv.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
+    query, keys, values = (part.transpose(0, 1).contiguous()[None] for part in parts)
+
+    def call() -> Tensor:
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+
+    return call
+
+
+def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
+    plain, size = PlainKernels(), dtype.itemsize
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    x, gate_up = some(sizes.tokens, sizes.hidden), some(sizes.tokens, 2 * sizes.intermediate)
+    for name, bias in (("RMSNorm", None), ("LayerNorm", some(sizes.hidden))):
+        norm = RowNorm(some(sizes.hidden), 1e-5, bias)
+        yield Operation(
+            name=f"{name} of {sizes.tokens} x {sizes.hidden}",
+            call=lambda norm=norm: kernels.normalise(x, norm),
+            bytes=2 * x.numel() * size,
+            check=lambda norm=norm: _roundings(kernels.normalise(x, norm), plain.normalise(x, norm)),
+        )
+    yield Operation(
+        name=f"silu(gate) * up of {sizes.tokens} x {sizes.intermediate}",
+        call=lambda: kernels.gated_silu(gate_up),
+        bytes=3 * gate_up.numel() // 2 * size,
+        check=lambda: _roundings(kernels.gated_silu(gate_up), plain.gated_silu(gate_up)),
+    )
+    qkv = some(sizes.tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim)
+    blocks = -(-sizes.tokens // BLOCK_TOKENS)
+    slots = torch.randperm(blocks * BLOCK_TOKENS, device=device)[: sizes.tokens]
+    turns = torch.polar(*(torch.rand(sizes.tokens, 1, sizes.head_dim // 2, device=device) for _ in range(2)))
+
+    def kept() -> Kept:
+        cache = torch.zeros(blocks, 2 * sizes.kv_heads, BLOCK_TOKENS, sizes.head_dim, dtype=dtype, device=device)
+        return Kept(cache, slots, turns)
+
+    def keep_check() -> float:
+        (ours, own), (theirs, other) = ((each, kept()) for each in (qkv.clone(), qkv.clone()))
+        kernels.keep(ours, own)
+        plain.keep(theirs, other)
+        return max(_roundings(ours, theirs), _roundings(own.cache, other.cache))
+
+    place = kept()
+
+    def keep_call() -> Tensor:
+        kernels.keep(qkv, place)
+        return qkv
+
+    turned = sizes.tokens * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+    moved = 2 * turned * size + 3 * sizes.tokens * sizes.kv_heads * sizes.head_dim * size + turns.numel() * 8
+    yield Operation(name=f"turn and keep {sizes.tokens} tokens", call=keep_call, bytes=moved, check=keep_check)
+
+
+def _roundings(one: Tensor, other: Tensor) -> float:
+    """The largest difference, in units of the last digit of numbers of the expected size or, below one, of one."""
+    unit = torch.finfo(other.dtype).eps * other.float().abs().clamp_(min=1.0)
+    return float(((one.float() - other.float()).abs() / unit).max())
