@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 from orca.kernels import triton_rows
 from orca.kernels.triton_attention import attend, constants_of, shape_of
 
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 HEAD_DIMS = (64, 80, 96, 128, 256)

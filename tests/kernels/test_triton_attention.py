@@ -51,8 +51,8 @@ def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(mon
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-def test_more_query_heads_to_a_kv_head_than_a_narrow_tile_has() -> None:
-    heads = 20
+@pytest.mark.parametrize("heads", [20, 48])
+def test_more_query_heads_to_a_kv_head_than_a_tile_has(heads: int) -> None:
     qkv, cache, rows = random_step([(SPLIT + 5, 1), (4, 4)], heads, 1, 16, torch.float32, 16)
     output = attention(rows, cache.to(DEVICE), [0] * heads)(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
     expected = attend_reference(qkv[:, :heads], cache, rows, [0] * heads, scale=0.3)

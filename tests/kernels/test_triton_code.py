@@ -24,6 +24,7 @@ def compiled(*flags: str) -> list[dict[str, int]]:
 
 
 def require_fit(kernels: list[dict[str, int]]) -> None:
+    assert kernels
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["sm"]], kernel
         assert kernel["spilled_bytes"] <= SPILLED_MAX, kernel

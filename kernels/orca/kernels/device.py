@@ -3,7 +3,8 @@ flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
 against. Those of CPUs are in numba_attention.py and numba_rows.py; their matrix products, in numba_product.py, are a
-layout of weights (worker/linear.py). Those of GPUs are in triton_attention.py and triton_rows.py.
+layout of weights (worker/linear.py). Those of GPUs, in triton_attention.py and triton_rows.py, wait for their first run
+on one (`python -m orca.kernels.bench`).
 """
 
 from collections.abc import Sequence
@@ -115,8 +116,4 @@ def kernels_of(device: torch.device) -> Kernels:
         from orca.kernels.numba_kernels import CpuKernels
 
         return CpuKernels()
-    if device.type == "cuda":
-        from orca.kernels.triton_kernels import TritonKernels
-
-        return TritonKernels()
     return PlainKernels()

@@ -9,11 +9,15 @@ KV head side by side in one tile, so that keys and values are read once for them
 - wide: a tile of many queries from the initiation phase, over all that they see;
 - narrow: a few queries, as in the increment phase, over `SPLIT` positions of their context (flash-decoding: Dao et al.,
   2023). The partial sums of a tile are added up by whichever program finishes last, in the order of positions. Where a
-  context is cut depends on nothing but positions, so a token gets the same bits alone and in any batch.
+  context is cut depends on nothing but positions, and not on what else is in the batch.
 
-The grid is as large as the processor and takes items in turn; how many there are is read from memory. So a captured
-launch replays for any lengths, and never starts programs that find nothing to do. Softmax is in base 2, in float32,
-with a running maximum and sum; the division comes last.
+The grid is a fixed one whose programs take items in turn; how many there are is read from memory, so that one captured
+launch could serve steps of any lengths (the buffers here are a step's own, so none does yet). Softmax is in base 2, in
+float32, with a running maximum and sum; the division comes last.
+
+A token gets the same bits alone and among others that are computed in items of the same size; a launch with wide items
+has more warps, and may sum in another order than one without. No stage uses this yet: it compiles when it first meets a
+model's sizes, which belongs into loading, and it has not run on a GPU.
 
     qkv       [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache     [blocks, 2 x kv heads, block_tokens, head_dim]   read once per item: 2 x positions x kv heads x head_dim
@@ -59,6 +63,16 @@ class _Item(NamedTuple):
     tile: int = 0  # place in `arrived`
 
 
+def _column(name: str) -> tl.constexpr:
+    return tl.constexpr(_Item._fields.index(name))
+
+
+_COLUMNS = tl.constexpr(len(_Item._fields))
+_FIRST, _COUNT, _POSITION, _TABLE = _column("first"), _column("count"), _column("position"), _column("table")
+_BEGIN, _END, _PART, _FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
+_PARTS, _TILE = _column("parts"), _column("tile")
+
+
 class Shape(NamedTuple):
     """Sizes of tiles, by what suits a dtype and head_dim; powers of two."""
 
@@ -71,7 +85,8 @@ class Shape(NamedTuple):
 
 
 def shape_of(dtype: torch.dtype, head_dim: int) -> Shape:
-    """16 queries are the fewest that tensor cores multiply. The others fit an H100's registers without spilling."""
+    """16 queries are the fewest that tensor cores multiply. What the others take of a processor's registers and memory:
+    tests/kernels/compile_triton.py."""
     is_long = head_dim > 128
     if dtype == torch.float32:
         return Shape(wide=16 if is_long else 32, narrow=16, positions=32, warps=4, narrow_warps=4, stages=2)
@@ -191,12 +206,12 @@ def _attend_item(  # type: ignore[no-untyped-def]
     may_be_part: tl.constexpr,
 ):
     """One KV head of an item: its queries, or its part of their context."""
-    first = tl.load(item).to(tl.int64)
-    count = tl.load(item + 1)
-    position = tl.load(item + 2)
-    table = tables + tl.load(item + 3)
-    begin = tl.load(item + 4)
-    end = tl.load(item + 5)
+    first = tl.load(item + _FIRST).to(tl.int64)
+    count = tl.load(item + _COUNT)
+    position = tl.load(item + _POSITION)
+    table = tables + tl.load(item + _TABLE)
+    begin = tl.load(item + _BEGIN)
+    end = tl.load(item + _END)
     head = tl.load(first_query + kv_head)
     group = tl.load(first_query + kv_head + 1) - head
 
@@ -235,21 +250,21 @@ def _attend_item(  # type: ignore[no-untyped-def]
     out_at = out + ((first + token) * heads + own_head)[:, None] * head_dim + dim[None, :]
     is_last = True
     if may_be_part:
-        part = tl.load(item + 6)
+        part = tl.load(item + _PART)
         if part >= 0:
-            parts = tl.load(item + 8)
+            parts = tl.load(item + _PARTS)
             at = partials + ((part.to(tl.int64) * kv_heads + kv_head) * block_m + row) * (head_dim + 2)
             tl.store(at[:, None] + dim[None, :], summed, mask=is_mine)
             tl.store(at + head_dim, largest, mask=is_row)
             tl.store(at + head_dim + 1, total, mask=is_row)
             # All threads have stored before one of them says so.
             tl.debug_barrier()
-            done_at = arrived + tl.load(item + 9) * kv_heads + kv_head
+            done_at = arrived + tl.load(item + _TILE) * kv_heads + kv_head
             is_last = tl.atomic_add(done_at, 1, sem="acq_rel") == parts - 1
             if is_last:
                 tl.store(done_at, 0)
                 total, summed = _add_up(
-                    partials, tl.load(item + 7), parts, kv_head, row, is_row, dim, kv_heads, head_dim
+                    partials, tl.load(item + _FIRST_PART), parts, kv_head, row, is_row, dim, kv_heads, head_dim
                 )
     if is_last:
         result = summed / tl.where(is_row, total, 1.0)[:, None]
@@ -284,7 +299,7 @@ def attend(  # type: ignore[no-untyped-def]
     many_wide = tl.load(items + 1)
     for task in range(tl.program_id(0), many * kv_heads, tl.num_programs(0)):
         number = task // kv_heads
-        item, kv_head = items + (1 + number) * 10, task % kv_heads
+        item, kv_head = items + (1 + number) * _COLUMNS, task % kv_heads
         if has_wide and number < many_wide:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
@@ -308,11 +323,13 @@ class TritonAttention:
         self._heads, self._kv_heads = len(seen.kv_of_query), seen.kv_heads
         self._window = _NO_WINDOW if seen.window is None else seen.window
         self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads, seen.device)
+        # All query heads of a KV head fit into a tile of either size.
         self._narrow = max(self._shape.narrow, triton.next_power_of_2(group))
+        self._shape = self._shape._replace(wide=max(self._shape.wide, self._narrow))
         wide, narrow, self._tables = _items(rows, seen, self._shape, self._narrow // group, group)
         self._has_wide = bool(wide)
-        # One copy to the device for all that the host has to say.
-        said = np.array([(len(wide) + len(narrow), len(wide), *[0] * 8), *wide, *narrow], np.int32)
+        head = (len(wide) + len(narrow), len(wide), *[0] * (len(_Item._fields) - 2))
+        said = np.array([head, *wide, *narrow], np.int32)
         self._items = torch.from_numpy(said).to(seen.device)
         parts = sum(item.part >= 0 for item in narrow)
         rows_of_parts = parts * seen.kv_heads * self._narrow
@@ -363,7 +380,7 @@ def constants_of(shape: Shape, heads: int, kv_heads: int, block_tokens: int, hea
 
 @once
 def programs(device: torch.device) -> int:
-    """The grid: as many programs as fit at a time, and a few on a CPU, where the interpreter runs one by one."""
+    """The grid: two programs for each processor, and a few on a CPU, where the interpreter runs one by one."""
     if device.type != "cuda":
         return 3
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -382,7 +399,7 @@ def _items(
 ) -> tuple[list[_Item], list[_Item], Tensor]:
     """Wide items, the longest first, narrow ones, and the tables that they point into."""
     window = _NO_WINDOW if seen.window is None else seen.window
-    wide_tokens = max(1, shape.wide // group)
+    wide_tokens = shape.wide // group
     wide: list[_Item] = []
     narrow: list[_Item] = []
     tables: list[NDArray[np.int64]] = []
@@ -391,7 +408,7 @@ def _items(
         position, end = len(row.slots) - row.count, len(row.slots)
         tables.append(row.slots.numpy()[:: seen.block_tokens] // seen.block_tokens)
         begin = max(position - window + 1, 0) // shape.positions * shape.positions
-        if row.count > max(1, narrow_tokens):
+        if row.count > narrow_tokens:
             for done in range(0, row.count, wide_tokens):
                 count, own = min(wide_tokens, row.count - done), position + done
                 begin = max(own - window + 1, 0) // shape.positions * shape.positions

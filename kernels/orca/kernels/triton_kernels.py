@@ -1,4 +1,7 @@
-"""The kernels of GPUs (device.py): Triton, which compiles each for what it meets first and keeps it on the disk."""
+"""The kernels of GPUs (device.py): Triton, which compiles each for what it meets first and keeps it on the disk.
+
+`kernels_of` does not give them yet: what compiles in the middle of a step can take longer than a rank may be silent.
+"""
 
 from collections.abc import Sequence
 

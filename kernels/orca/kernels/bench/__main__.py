@@ -24,9 +24,15 @@ _ROUNDINGS_MAX = 8.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m orca.kernels.bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, in the interpreter")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of the tensors")
+    parser = argparse.ArgumentParser(
+        prog="python -m orca.kernels.bench", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small sizes, in the interpreter"
+    )
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of the tensors"
+    )
     parser.add_argument("--runs", type=int, default=20, help="timed runs of each operation; their median counts")
     parser.add_argument("--json", type=Path, help="file for the figures")
     chosen = parser.parse_args(argv)
@@ -61,9 +67,8 @@ def _figures(device_name: str, dtype: Any, runs: int) -> dict[str, Any]:
         "copy_bytes_s": copy_bandwidth(clock, 1 << 30 if is_real else 1 << 10),
         "matmul_flops_s": matmul_rate(clock, dtype, *[8192 if is_real else 16] * 3),
     }
-    rows = []
-    for operation in operations(TritonKernels(), LLAMA_8B if is_real else SMALL, dtype, device):
-        rows.append(_measured(operation, clock, limits))
+    chosen = operations(TritonKernels(), LLAMA_8B if is_real else SMALL, dtype, device)
+    rows = [_measured(operation, clock, limits) for operation in chosen]
     name = torch.cuda.get_device_name() if is_real else "Triton's interpreter"
     return {"device": name, "dtype": str(dtype), "torch": torch.__version__, "limits": limits, "operations": rows}
 
@@ -87,7 +92,9 @@ def _measured(operation: Any, clock: "Clock", limits: dict[str, float]) -> dict[
 def _print(figures: dict[str, Any]) -> None:
     limits = figures["limits"]
     print(f"{figures['device']}, {figures['dtype']}, torch {figures['torch']}")
-    print(f"copy {limits['copy_bytes_s'] / 1e9:.0f} GB/s, product of 8192 {limits['matmul_flops_s'] / 1e12:.0f} TFLOP/s")
+    print(
+        f"copy {limits['copy_bytes_s'] / 1e9:.0f} GB/s, product of 8192 {limits['matmul_flops_s'] / 1e12:.0f} TFLOP/s"
+    )
     print(f"{'operation':44} {'ms':>9} {'limit':>9} {'':8} {'share':>6} {'beside PyTorch':>14}  result")
     for row in figures["operations"]:
         beside = "" if row["rival_s"] is None else f"{row['rival_s'] / row['seconds']:.2f} x"

@@ -31,7 +31,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is run: on a GPU what a model of 8 billion parameters has, in the interpreter as little as shows anything."""
+    """What is run: on a GPU as in a model of 8 billion parameters, in the interpreter as little as shows anything."""
 
     heads: int
     kv_heads: int
@@ -117,7 +117,8 @@ def _attention(
     return Operation(
         name=f"attention, {name}",
         call=call,
-        bytes=sum(context for context, _ in shapes) * kv_bytes + 2 * tokens * sizes.heads * sizes.head_dim * dtype.itemsize,
+        bytes=sum(context for context, _ in shapes) * kv_bytes
+        + 2 * tokens * sizes.heads * sizes.head_dim * dtype.itemsize,
         flops=flops,
         check=check,
         rival=_rival(qkv, sizes, scale) if len(shapes) == 1 and shapes[0][1] > 1 else None,
