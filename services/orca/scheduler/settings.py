@@ -41,7 +41,7 @@ class ScheduleSettings:
         choices=POLICIES,
     )
     max_batch_size: int = setting(16, "most requests in a batch", least=1)
-    # The round trip to the master costs more than a small model's step; 0 is for measuring the paper's algorithm.
+    # By gRPC the way to the master and back takes some milliseconds, which a second batch hides.
     prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     max_batch_tokens: int | None = setting(
         None, "most tokens in a step, prompts run in chunks; unset is the paper: prompts whole", least=1
