@@ -41,8 +41,6 @@ class ScheduleSettings:
         choices=POLICIES,
     )
     max_batch_size: int = setting(16, "most requests in a batch", least=1)
-    # By gRPC the way to the master and back takes some milliseconds, which a second batch hides.
-    prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     max_batch_tokens: int | None = setting(
         None, "most tokens in a step, prompts run in chunks; unset is the paper: prompts whole", least=1
     )
@@ -55,7 +53,6 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require((self.prefetch or 0) <= 1, self, "prefetch", "0 or 1")
         require(set(self.without_habits) <= set(HABITS), self, "without_habits", f"of {' '.join(HABITS)}")
         is_request_level = self.policy == "request_level"
         for name in ("microbatch_size", "without_habits"):
@@ -101,6 +98,8 @@ class Settings(ScheduleSettings):
     step_timeout_s: float = setting(
         10.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
     )
+    # By gRPC the way to the master and back takes some milliseconds, which a second batch hides.
+    prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever it brings.
     commit_interval_ms: int = setting(
         0, "milliseconds from one commit of tokens to the next; first tokens and ends never wait", least=0
@@ -131,6 +130,7 @@ class Settings(ScheduleSettings):
     def __post_init__(self) -> None:
         # super() does not find the class of a record with slots.
         ScheduleSettings.__post_init__(self)
+        require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         for address in self.stages:
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
         require(is_address(self.listen), self, "listen", "host:port")

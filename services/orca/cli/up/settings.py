@@ -53,7 +53,7 @@ class UpSettings(ScheduleSettings):
         " and 0 on cuda: prompts whole, as in the paper",
         least=0,
     )
-    prefetch: int | None = setting(  # type: ignore[assignment]
+    prefetch: int | None = setting(
         None,
         "1 submits one more batch before the oldest was read, 0 is Algorithm 1; unset is 0 for one stage where the"
         " other parts have no processor of their own (as commit_interval_ms), else 1",
@@ -105,6 +105,7 @@ class UpSettings(ScheduleSettings):
     def __post_init__(self) -> None:
         # super() does not find the class of a record with slots.
         ScheduleSettings.__post_init__(self)
+        require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
         require(self.port <= 65_535, self, "port", "65535 or less")
         require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
         require(self.quantization is None or self.device == "cpu", self, "quantization", "for --device cuda")
