@@ -1,17 +1,25 @@
 """Fixtures of the engine's tests: controllers with scripted ranks in this process, real stages in others."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from engine_builders import SCRIPTED_RANK, Stages, engine_for
 from tiny_model import write_tiny_model
 
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine on the loop of the tests, then on that of the service."""
+    return request.param
 
 
 @pytest.fixture

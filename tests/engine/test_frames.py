@@ -2,11 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvloop
 
 from orca.core.frame_stream import FrameStream, encode
 from orca.worker.frames import Frame, FrameSocket, Kind
@@ -24,12 +23,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 Pair = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine on the loop of the tests, then on that of the service."""
-    return request.param  # type: ignore[no-any-return]
 
 
 async def heard(stream: FrameStream[Kind]) -> list[Frame]:

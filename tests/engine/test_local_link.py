@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvloop
 from engine_builders import error_of, next_result, until
 from stage_client import StageClient
 
@@ -207,12 +206,6 @@ async def test_a_link_that_ends_without_a_word_ends_the_epoch(
     assert links
 
 
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine on the loop of the tests, then on that of the service."""
-    return request.param
-
-
 def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Callable[..., Any]) -> None:
     async def session() -> list[Kind]:
         results = ResultLog()
@@ -222,9 +215,7 @@ def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Calla
         for number in range(1, 4):
             many = pb.Logprob(top_tokens=range(300_000))
             results.append(pb.ResultMessage(epoch=EPOCH, number=number, sampled=[pb.Sampled(logprob=many)]))
-        await asyncio.sleep(0.1)
         results.end("a rank ended")
-        await asyncio.sleep(0.1)  # the stage is done with the link while nothing was read of it
         kinds = [kind for kind, _ in await heard(link)]
         link.close()
         await masters.close()

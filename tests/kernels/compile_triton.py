@@ -20,7 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from orca.kernels import triton_rows
-from orca.kernels.triton_attention import attend, constants_of, shape_of
+from orca.kernels.triton_attention import constants_of, shape_of
+from orca.kernels.triton_attention_item import attend
 
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""

@@ -1,0 +1,270 @@
+"""What a program does with one KV head of an item (triton_attention.py), on the device.
+
+Softmax is in base 2: scores come multiplied by log2(e).
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Item(NamedTuple):
+    """A row of `items`."""
+
+    first: int  # flat row of the first token
+    count: int  # tokens
+    position: int  # of the first token
+    table: int  # where the request's blocks begin in `tables`
+    begin: int  # first position that is read
+    end: int  # behind the last one
+    part: int = -1  # place in `partials`; -1: the context is not cut
+    first_part: int = 0  # of the same tile
+    parts: int = 1
+    tile: int = 0  # place in `arrived`
+
+
+def _column(name: str) -> tl.constexpr:
+    return tl.constexpr(Item._fields.index(name))
+
+
+_COLUMNS = tl.constexpr(len(Item._fields))
+_FIRST, _COUNT, _POSITION, _TABLE = _column("first"), _column("count"), _column("position"), _column("table")
+_BEGIN, _END, _PART, _FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
+_PARTS, _TILE = _column("parts"), _column("tile")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(a, b, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of two tiles, summed in float32.
+
+    precision: of float32 tiles; "wide" is for the interpreter, which takes the bits of bfloat16 for whole numbers.
+    """
+    if precision == "wide":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _raised(largest, others):  # type: ignore[no-untyped-def]
+    """The larger ones, and what powers are taken relative to.
+
+    A query that has seen nothing yet keeps minus infinity; subtracting that from itself would be NaN.
+    """
+    raised = tl.maximum(largest, others)
+    return raised, tl.where(raised == float("-inf"), 0.0, raised)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nothing(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of queries that have seen nothing yet: the largest score, the total of weights, the sums of weighted values."""
+    largest = tl.full((block_m,), float("-inf"), tl.float32)
+    return largest, tl.zeros((block_m,), tl.float32), tl.zeros((block_m, block_d), tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _part_at(partials, part, kv_head, row, kv_heads: tl.constexpr, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a part has the sums of each query, then its largest score, then its total."""
+    line = part.to(tl.int64) * kv_heads + kv_head
+    return partials + (line * row.shape[0] + row) * (head_dim + 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _walk(  # type: ignore[no-untyped-def]
+    state,
+    query,
+    own,
+    cache,
+    table,
+    low,
+    high,
+    end,
+    kv_head,
+    window,
+    scale,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    is_masked: tl.constexpr,
+):
+    """Take positions [low, high) into the running softmax; with a mask where some query does not see all of them."""
+    largest, total, summed = state
+    dim = tl.arange(0, block_d)
+    for start in range(low, high, block_n):
+        seen = start + tl.arange(0, block_n)
+        is_there = seen < end
+        block = tl.load(table + seen // block_tokens, mask=is_there, other=0).to(tl.int64)
+        line = (block * (2 * kv_heads) + kv_head) * block_tokens + seen % block_tokens
+        key_at = cache + line[:, None] * head_dim + dim[None, :]
+        is_stored = is_there[:, None] & (dim < head_dim)[None, :]
+        key = tl.load(key_at, mask=is_stored, other=0.0)
+        scores = _product(query, tl.trans(key), precision) * scale
+        if is_masked:
+            is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_there[None, :]
+            scores = tl.where(is_seen, scores, float("-inf"))
+        raised, base = _raised(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - base[:, None])
+        kept = tl.exp2(largest - base)
+        total = total * kept + tl.sum(weights, axis=1)
+        value = tl.load(key_at + kv_heads * block_tokens * head_dim, mask=is_stored, other=0.0)
+        summed = summed * kept[:, None] + _product(weights.to(value.dtype), value, precision)
+        largest = raised
+    return largest, total, summed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave(  # type: ignore[no-untyped-def]
+    item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr
+):
+    """Write a part down. Returns: whether all of its tile's are written now."""
+    largest, total, summed = state
+    at = _part_at(partials, tl.load(item + _PART), kv_head, row, kv_heads, head_dim)
+    tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
+    tl.store(at + head_dim, largest, mask=is_row)
+    tl.store(at + head_dim + 1, total, mask=is_row)
+    # All threads have stored before one of them says so.
+    tl.debug_barrier()
+    return tl.atomic_add(done_at, 1, sem="acq_rel") == tl.load(item + _PARTS) - 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_up(  # type: ignore[no-untyped-def]
+    item, kv_head, partials, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr
+):
+    """The parts of a tile as one: total [rows] and sums [rows, dims], in the order of positions.
+
+    Other programs wrote them during this launch: they are read past the caches that only this one's processor sees.
+    """
+    is_mine = is_row[:, None] & (dim < head_dim)[None, :]
+    largest, total, summed = _nothing(row.shape[0], dim.shape[0])
+    first_part = tl.load(item + _FIRST_PART)
+    for part in range(tl.load(item + _PARTS)):
+        at = _part_at(partials, first_part + part, kv_head, row, kv_heads, head_dim)
+        its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
+        its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        its_total = tl.load(at + head_dim + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        raised, base = _raised(largest, its_largest)
+        kept, added = tl.exp2(largest - base), tl.exp2(its_largest - base)
+        total = total * kept + its_total * added
+        summed = summed * kept[:, None] + its_sums * added[:, None]
+        largest = raised
+    return total, summed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_item(  # type: ignore[no-untyped-def]
+    item,
+    kv_head,
+    qkv,
+    cache,
+    tables,
+    first_query,
+    out,
+    partials,
+    arrived,
+    window,
+    scale,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    may_be_part: tl.constexpr,
+):
+    """One KV head of an item: its queries, or its part of their context."""
+    first = tl.load(item + _FIRST).to(tl.int64)
+    count = tl.load(item + _COUNT)
+    position = tl.load(item + _POSITION)
+    table = tables + tl.load(item + _TABLE)
+    begin = tl.load(item + _BEGIN)
+    end = tl.load(item + _END)
+    head = tl.load(first_query + kv_head)
+    group = tl.load(first_query + kv_head + 1) - head
+
+    row = tl.arange(0, block_m)
+    dim = tl.arange(0, block_d)
+    is_row = row < count * group
+    is_mine = is_row[:, None] & (dim < head_dim)[None, :]
+    token = tl.where(is_row, row // tl.maximum(group, 1), 0)
+    own_head = head + tl.where(is_row, row % tl.maximum(group, 1), 0)
+    own = position + token
+    query_line = (first + token) * (heads + 2 * kv_heads) + own_head
+    query = tl.load(qkv + query_line[:, None] * head_dim + dim[None, :], mask=is_mine, other=0.0)
+
+    state = _nothing(block_m, block_d)
+    # Of the positions below `all_from` the window hides some from some token; those from `all_to` on are ahead of one.
+    hidden = tl.maximum(position + count - window - begin, 0)
+    all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
+    all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
+    state = _walk(
+        state, query, own, cache, table, begin, all_from, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+    state = _walk(
+        state, query, own, cache, table, all_from, all_to, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, False,
+    )  # fmt: skip
+    state = _walk(
+        state, query, own, cache, table, all_to, end, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+    _, total, summed = state
+
+    out_at = out + ((first + token) * heads + own_head)[:, None] * head_dim + dim[None, :]
+    is_last = True
+    if may_be_part and tl.load(item + _PART) >= 0:
+        done_at = arrived + tl.load(item + _TILE) * kv_heads + kv_head
+        is_last = _leave(item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads, head_dim)
+        if is_last:
+            tl.store(done_at, 0)
+            total, summed = _add_up(item, kv_head, partials, row, is_row, dim, kv_heads, head_dim)
+    if is_last:
+        result = summed / tl.where(is_row, total, 1.0)[:, None]
+        tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend(  # type: ignore[no-untyped-def]
+    qkv,
+    cache,
+    items,
+    tables,
+    first_query,
+    out,
+    partials,
+    arrived,
+    window,
+    scale,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    wide: tl.constexpr,
+    narrow: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    has_wide: tl.constexpr,
+):
+    """Every program takes items in turn. has_wide: whether there may be wide ones."""
+    many = tl.load(items)
+    many_wide = tl.load(items + 1)
+    for task in range(tl.program_id(0), many * kv_heads, tl.num_programs(0)):
+        number = task // kv_heads
+        item, kv_head = items + (1 + number) * _COLUMNS, task % kv_heads
+        if has_wide and number < many_wide:
+            _attend_item(
+                item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
+                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, False,
+            )  # fmt: skip
+        else:
+            _attend_item(
+                item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
+                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, True,
+            )  # fmt: skip
