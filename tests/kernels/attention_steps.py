@@ -18,23 +18,27 @@ def random_step(
     head_dim: int,
     dtype: torch.dtype,
     block_tokens: int = BLOCK_TOKENS,
-) -> tuple[Tensor, Tensor, list[ContextRow]]:
-    """A step of rows (context, count) over scattered blocks; every slot that no row owns holds NaN."""
+) -> tuple[Tensor, Tensor, list[ContextRow], Tensor]:
+    """A step of rows (context, count) over scattered blocks; every slot that no row owns holds NaN.
+
+    Returns: qkv, cache, rows, tables.
+    """
     generator = torch.Generator().manual_seed(3)
     blocks = sum(-(-context // block_tokens) for context, _ in shapes) + 2
-    shuffled = torch.randperm(blocks, generator=generator)[:, None] * block_tokens + torch.arange(block_tokens)
+    shuffled = torch.randperm(blocks, generator=generator).int()
+    tables = torch.full((len(shapes), max(-(-context // block_tokens) for context, _ in shapes)), -1).int()
     qkv = torch.randn(sum(count for _, count in shapes), heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
     cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
     rows, first, taken = [], 0, 0
-    for context, count in shapes:
+    for line, (context, count) in enumerate(shapes):
         used = -(-context // block_tokens)
-        slots = shuffled[taken : taken + used].flatten()[:context]
+        tables[line, :used] = shuffled[taken : taken + used]
         kv = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
         kv[-count:] = qkv[first : first + count, heads:]
-        Places.of(slots, block_tokens).write(cache, kv)
-        rows.append(ContextRow(first, count, slots))
+        Places.of_positions(tables[line], 0, context, block_tokens).write(cache, kv)
+        rows.append(ContextRow(first, count, context - count, line))
         first, taken = first + count, taken + used
-    return qkv, cache, rows
+    return qkv, cache, rows, tables
 
 
 STEPS = {

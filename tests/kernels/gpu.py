@@ -20,7 +20,7 @@ class GpuKernels:
         self._kernels = TritonKernels()
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> Callable[[Tensor, Tensor, float], Tensor]:
-        attention = self._kernels.attention(rows, replace(seen, device=DEVICE))
+        attention = self._kernels.attention(rows, replace(_there(seen), device=DEVICE))
         return lambda qkv, cache, scale: attention(qkv.to(DEVICE), cache.to(DEVICE), scale).cpu()
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:

@@ -28,13 +28,14 @@ def both(
     tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Ours and PyTorch's, of the same prompt."""
-    qkv, cache, rows = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
+    qkv, cache, rows, tables = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
     head_map = [head * kv_heads // heads for head in range(heads)]
     cpu = torch.device("cpu")
     seen = Sight(
         kv_of_query=head_map,
         kv_heads=kv_heads,
         head_dim=HEAD_DIM,
+        tables=tables,
         block_tokens=BLOCK_TOKENS,
         window=None,
         dtype=dtype,

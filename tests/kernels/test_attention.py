@@ -24,12 +24,20 @@ def one_head(*pairs: tuple[float, float]) -> Tensor:
 KINDS = {"cpu": kernels_of(CPU), "plain": PlainKernels(), "gpu": GpuKernels()}
 
 
-def ragged(kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Tensor, window: int | None = None) -> Any:
+def ragged(
+    kind: str,
+    rows: list[ContextRow],
+    tables: Tensor,
+    kv_of_query: list[int],
+    cache: Tensor,
+    window: int | None = None,
+) -> Any:
     _, lines, block_tokens, _ = cache.shape
     seen = Sight(
         kv_of_query=kv_of_query,
         kv_heads=lines // 2,
         head_dim=cache.shape[3],
+        tables=tables,
         block_tokens=block_tokens,
         window=window,
         dtype=cache.dtype,
@@ -38,38 +46,40 @@ def ragged(kind: str, rows: list[ContextRow], kv_of_query: list[int], cache: Ten
     return KINDS[kind].attention(rows, seen)
 
 
-def row(first: int, count: int, *slots: int) -> ContextRow:
-    return ContextRow(first, count, torch.tensor(slots))
+def attend_one(query: Tensor, cache: Tensor, slots: list[int], kv_of_query: list[int], **options: Any) -> Tensor:
+    """The reference for one request whose tokens have these slots, in blocks of one, the last ones its own."""
+    rows = [ContextRow(0, len(query), len(slots) - len(query), 0)]
+    return attend_reference(query, cache, rows, torch.tensor([slots]).int(), kv_of_query, **options)
 
 
 def test_reference_weighs_values_by_the_softmax_of_scaled_scores() -> None:
     cache = one_head((0.0, 4.0), (math.log(3.0), 8.0))
-    output = attend_reference(torch.tensor([[[2.0]]]), cache, [row(0, 1, 0, 1)], [0], scale=0.5)
+    output = attend_one(torch.tensor([[[2.0]]]), cache, [0, 1], [0], scale=0.5)
     # Scores 0 and ln 3: weights 1/4 and 3/4.
     assert output.item() == pytest.approx(4.0 / 4 + 8.0 * 3 / 4)
 
 
 def test_reference_hides_later_tokens_of_the_same_row() -> None:
     cache = one_head((0.0, 1.0), (0.0, 3.0), (0.0, 8.0))
-    output = attend_reference(torch.ones(3, 1, 1), cache, [row(0, 3, 0, 1, 2)], [0], scale=1.0)
+    output = attend_one(torch.ones(3, 1, 1), cache, [0, 1, 2], [0], scale=1.0)
     assert output.flatten().tolist() == pytest.approx([1.0, 2.0, 4.0])
 
 
 def test_reference_sees_no_further_back_than_its_window() -> None:
     cache = one_head((0.0, 1.0), (0.0, 3.0), (0.0, 8.0))
-    output = attend_reference(torch.ones(3, 1, 1), cache, [row(0, 3, 0, 1, 2)], [0], scale=1.0, window=2)
+    output = attend_one(torch.ones(3, 1, 1), cache, [0, 1, 2], [0], scale=1.0, window=2)
     assert output.flatten().tolist() == pytest.approx([1.0, 2.0, 5.5])
 
 
 def test_reference_reads_the_slots_in_the_order_of_positions() -> None:
     cache = one_head((9.0, 9.0), (0.0, 1.0), (0.0, 3.0))
-    output = attend_reference(torch.ones(2, 1, 1), cache, [row(0, 2, 2, 1)], [0], scale=1.0)
+    output = attend_one(torch.ones(2, 1, 1), cache, [2, 1], [0], scale=1.0)
     assert output.flatten().tolist() == pytest.approx([3.0, 2.0])
 
 
 def test_reference_gives_each_query_head_its_kv_head() -> None:
     cache = torch.tensor([[[[0.0]], [[0.0]], [[5.0]], [[7.0]]]])  # one slot: two keys, two values
-    output = attend_reference(torch.ones(1, 3, 1), cache, [row(0, 1, 0)], [0, 1, 1], scale=1.0)
+    output = attend_one(torch.ones(1, 3, 1), cache, [0], [0, 1, 1], scale=1.0)
     assert output.flatten().tolist() == [5.0, 7.0, 7.0]
 
 
@@ -80,10 +90,10 @@ def test_reference_gives_each_query_head_its_kv_head() -> None:
 def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None, kind: str) -> None:
     kv_of_query = HEADS[heads]
     kv_heads = max(kv_of_query) + 1
-    qkv, cache, rows = random_step(STEPS[step], len(kv_of_query), kv_heads, 10, torch.float32)
-    output = ragged(kind, rows, kv_of_query, cache, window)(qkv, cache, 0.3)
+    qkv, cache, rows, tables = random_step(STEPS[step], len(kv_of_query), kv_heads, 10, torch.float32)
+    output = ragged(kind, rows, tables, kv_of_query, cache, window)(qkv, cache, 0.3)
     query = qkv[:, : len(kv_of_query)]
-    expected = attend_reference(query, cache, rows, kv_of_query, scale=0.3, window=window)
+    expected = attend_reference(query, cache, rows, tables, kv_of_query, scale=0.3, window=window)
     # Sums of at most 300 products of order 1 in another order: some units of 2^-24.
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
@@ -95,9 +105,9 @@ def test_attention_of_any_shape_equals_the_reference(
     heads: list[int], head_dim: int, block_tokens: int, window: int | None
 ) -> None:
     shapes = STEPS["tiles"] + STEPS["mixed"]
-    qkv, cache, rows = random_step(shapes, len(heads), max(heads) + 1, head_dim, torch.float32, block_tokens)
-    output = ragged("cpu", rows, heads, cache, window)(qkv, cache, 0.1)
-    expected = attend_reference(qkv[:, : len(heads)], cache, rows, heads, scale=0.1, window=window)
+    qkv, cache, rows, tables = random_step(shapes, len(heads), max(heads) + 1, head_dim, torch.float32, block_tokens)
+    output = ragged("cpu", rows, tables, heads, cache, window)(qkv, cache, 0.1)
+    expected = attend_reference(qkv[:, : len(heads)], cache, rows, tables, heads, scale=0.1, window=window)
     torch.testing.assert_close(output, expected.flatten(1), atol=4e-6, rtol=4e-6)
 
 
@@ -107,30 +117,14 @@ def test_attention_of_any_shape_equals_the_reference(
 def test_a_token_gets_the_same_alone_and_among_others(heads: str, window: int | None, dtype: torch.dtype) -> None:
     """Prompts may be cut into chunks, and requests begin again with their whole log."""
     kv_of_query = HEADS[heads]
-    qkv, cache, rows = random_step([(600, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)
-    together = ragged("cpu", rows, kv_of_query, cache, window)(qkv, cache, 0.125)
+    qkv, cache, rows, tables = random_step([(600, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)
+    together = ragged("cpu", rows, tables, kv_of_query, cache, window)(qkv, cache, 0.125)
     for each in rows:
         for token in range(each.count):
-            seen = each.slots[: len(each.slots) - each.count + token + 1]
             here = slice(each.first + token, each.first + token + 1)
-            alone = ragged("cpu", [ContextRow(0, 1, seen)], kv_of_query, cache, window)(qkv[here], cache, 0.125)
+            own = [ContextRow(0, 1, each.position + token, each.line)]
+            alone = ragged("cpu", own, tables, kv_of_query, cache, window)(qkv[here], cache, 0.125)
             assert torch.equal(alone, together[here])
-
-
-def test_recorded_attention_computes_the_step_that_it_follows() -> None:
-    kernels, shapes = kernels_of(CPU), STEPS["decode"]
-    qkv, cache, rows = random_step(shapes, 4, 2, 12, torch.float32)
-    first = [ContextRow(place, 1, each.slots[:1]) for place, each in enumerate(rows)]
-    attention = ragged("cpu", first, [0, 0, 1, 1], cache)
-    with kernels.recorded() as recording:
-        output = attention(qkv, cache, 0.3)
-    recording.run()
-    other = ragged("cpu", rows, [0, 0, 1, 1], cache)
-    assert attention.shape == other.shape != ragged("cpu", rows, [0, 0, 1, 1], cache, window=3).shape
-    attention.follow(other)
-    recording.run()
-    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=0.3)
-    torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,9 +134,9 @@ def test_recorded_attention_computes_the_step_that_it_follows() -> None:
 def test_half_precision_equals_the_reference_within_its_rounding(
     step: str, head_dim: int, dtype: torch.dtype, kind: str
 ) -> None:
-    qkv, cache, rows = random_step(STEPS[step], 4, 2, head_dim, dtype)
-    attention, scale = ragged(kind, rows, [0, 0, 1, 1], cache), head_dim**-0.5
-    expected = attend_reference(qkv[:, :4], cache, rows, [0, 0, 1, 1], scale=scale)
+    qkv, cache, rows, tables = random_step(STEPS[step], 4, 2, head_dim, dtype)
+    attention, scale = ragged(kind, rows, tables, [0, 0, 1, 1], cache), head_dim**-0.5
+    expected = attend_reference(qkv[:, :4], cache, rows, tables, [0, 0, 1, 1], scale=scale)
     # Results of order 1 are rounded to 8 (bfloat16) or 11 bits, and a prefill rounds its softmax weights too.
     tolerance = 2.0**-6 if dtype == torch.bfloat16 else 2.0**-9
     torch.testing.assert_close(attention(qkv, cache, scale), expected.flatten(1), atol=tolerance, rtol=tolerance)
@@ -150,8 +144,8 @@ def test_half_precision_equals_the_reference_within_its_rounding(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_very_different_size_in_one_step_do_not_disturb_each_other(kind: str) -> None:
-    qkv, cache, rows = random_step(STEPS["decode"], 1, 1, 4, torch.float32)
+    qkv, cache, rows, tables = random_step(STEPS["decode"], 1, 1, 4, torch.float32)
     qkv[0, 0] *= 1e4  # its scores reach thousands; the others stay near 0
-    output = ragged(kind, rows, [0], cache)(qkv, cache, 0.5)
-    expected = attend_reference(qkv[:, :1], cache, rows, [0], scale=0.5)
+    output = ragged(kind, rows, tables, [0], cache)(qkv, cache, 0.5)
+    expected = attend_reference(qkv[:, :1], cache, rows, tables, [0], scale=0.5)
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)

@@ -105,3 +105,22 @@ def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | No
         x = some(1, 30, dtype=torch.float32, seed=seed)
         elsewhere = memory[seed : seed + 30].copy_(x[0])[None]
         assert torch.equal(CPU.normalise(x, norm), CPU.normalise(elsewhere, norm))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_places", [True, False])
+def test_embedded_rows_are_those_of_tokens_and_positions(has_places: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    table, places = torch.randn(31, 19).to(dtype), torch.randn(23, 19).to(dtype)
+    ids, positions = torch.randint(0, 31, (9,)), torch.randint(0, 23, (9,))
+    embedded = CPU.embed(table, ids, places if has_places else None, positions)
+    assert torch.equal(embedded, table[ids] + places[positions] if has_places else table[ids])
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 24_001])
+def test_the_largest_of_a_row_is_the_first_of_equal_ones(width: int) -> None:
+    torch.manual_seed(5)
+    x = torch.randint(-6, 6, (7, width)).float()
+    x[1] = float("-inf")
+    x[2, -1] = 9.0
+    assert CPU.largest(x).tolist() == x.numpy().argmax(axis=1).tolist()

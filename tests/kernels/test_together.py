@@ -120,7 +120,7 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
 def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), RowNorm(torch.randn(64), 1e-5)
     panels = Panels(torch.randn(128, 64), is_gated=True)
-    with kernels.recorded() as recording:
+    with recorded() as recording:
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     for seed in range(3):
         x.copy_(torch.randn(50, 64, generator=torch.Generator().manual_seed(seed)))

@@ -38,13 +38,18 @@ class FaultyChain(Chain):
     def run_as_it_is(self, step: Step) -> None:
         super().run(step)
 
+    def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> Places:
+        """Where a rank keeps positions begin .. end - 1 of a request."""
+        holder = self.stages[stage][rank]
+        table = holder.cache.tables[holder._requests[handle].line]
+        return Places.of_positions(table, begin, end, holder.cache.block_tokens)
+
     def spoil(
-        self, change: Callable[[torch.Tensor], object], *, stage: int, handle: int, positions: list[int], rank: int = 0
+        self, change: Callable[[torch.Tensor], object], *, stage: int, handle: int, position: int, rank: int = 0
     ) -> None:
-        """Change what a rank keeps of some positions: `change` works on [positions, keys then values, head_dim]."""
+        """Change what a rank keeps of a position: `change` works on [1, keys then values, head_dim]."""
         cache = self.stages[stage][rank].cache
-        slots = torch.from_numpy(cache.extend(handle, max(positions) + 1))[positions]
-        places = Places.of(slots, cache.block_tokens)
+        places = self.places(stage, rank, handle, position, position + 1)
         for layer in cache.layers:
             kept = places.read(layer)
             change(kept)
@@ -127,7 +132,7 @@ def one_key(kept: torch.Tensor) -> None:
 def test_one_number_changed_at_one_position_of_one_stage_changes_all_tokens_after_it(
     folder: Path, model: ChainModel, stage: int, position: int, change: Callable[[torch.Tensor], object]
 ) -> None:
-    fault = at_the_faulty_step(lambda chain: chain.spoil(change, stage=stage, handle=0, positions=[position]))
+    fault = at_the_faulty_step(lambda chain: chain.spoil(change, stage=stage, handle=0, position=position))
     asks = some_asks(2)
     run(FaultyChain(folder, fault, stages=3), asks)
     assert_wrong_from(FIRST_WRONG, agreements(model, asks[0], asks[0].output))
@@ -138,7 +143,7 @@ def test_one_number_changed_at_one_position_of_one_stage_changes_all_tokens_afte
 def test_one_number_changed_in_the_part_of_one_rank_changes_all_tokens_after_it(
     folder: Path, model: ChainModel, rank: int
 ) -> None:
-    fault = at_the_faulty_step(lambda chain: chain.spoil(one_value, stage=1, handle=0, positions=[5], rank=rank))
+    fault = at_the_faulty_step(lambda chain: chain.spoil(one_value, stage=1, handle=0, position=5, rank=rank))
     asks = some_asks(1)
     run(FaultyChain(folder, fault, stages=2, tensor=2), asks)
     assert_wrong_from(FIRST_WRONG, agreements(model, asks[0], asks[0].output))
@@ -150,8 +155,7 @@ def test_two_requests_whose_blocks_are_exchanged_on_one_stage_are_both_wrong(
 ) -> None:
     def exchange(chain: FaultyChain) -> None:
         cache = chain.stages[stage][0].cache
-        slots = (torch.from_numpy(cache.extend(handle, 8))[4:8] for handle in (0, 1))
-        one, other = (Places.of(each, cache.block_tokens) for each in slots)
+        one, other = (chain.places(stage, 0, handle, 4, 8) for handle in (0, 1))
         for layer in cache.layers:
             of_one, of_other = one.read(layer), other.read(layer)
             one.write(layer, of_other)
@@ -237,7 +241,7 @@ def test_of_hundreds_of_random_faults_each_shows_within_two_tokens(folder: Path,
     def spoil_each(chain: FaultyChain) -> None:
         for handle in range(len(asks)):
             position = draw.randrange(PROMPT_LENGTH + FIRST_WRONG - 1)
-            chain.spoil(one_random_value, stage=draw.randrange(3), handle=handle, positions=[position])
+            chain.spoil(one_random_value, stage=draw.randrange(3), handle=handle, position=position)
 
     run(FaultyChain(folder, at_the_faulty_step(spoil_each), stages=3, slots=300 * 36), asks)
     agrees = [agreements(model, ask, ask.output) for ask in asks]

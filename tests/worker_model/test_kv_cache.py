@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,12 +23,19 @@ def cache(slots: int = 32, block_tokens: int = 4) -> KVCache:
     )
 
 
+def slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
+    """Make room for so many positions of a request: their slots."""
+    kv.extend(handle, tokens)
+    line = kv._tables[handle].line
+    return kv.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
+
+
 def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
     kv = cache()
     kv.reserve(7, 10)
     assert (kv.slots_reserved, kv.slots_in_use) == (12, 0)
     for tokens, used in ((1, 4), (4, 4), (5, 8), (10, 12)):
-        assert len(set(kv.extend(7, tokens).tolist())) == tokens
+        assert len(set(slots(kv, 7, tokens))) == tokens
         assert kv.slots_in_use == used
         kv.check()
 
@@ -35,20 +43,20 @@ def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
 def test_positions_keep_their_slots_while_a_request_grows() -> None:
     kv = cache()
     kv.reserve(1, 12)
-    before = kv.extend(1, 3).tolist()
+    before = slots(kv, 1, 3)
     kv.reserve(2, 4)
     kv.extend(2, 4)
-    assert kv.extend(1, 12).tolist()[:3] == before
+    assert slots(kv, 1, 12)[:3] == before
 
 
 def test_freed_blocks_serve_others_and_freeing_twice_is_fine() -> None:
     kv = cache(slots=8)
     kv.reserve(1, 8)
-    first = set(kv.extend(1, 8).tolist())
+    first = set(slots(kv, 1, 8))
     kv.free(1)
     kv.free(1)
     kv.reserve(2, 8)
-    assert set(kv.extend(2, 8).tolist()) == first
+    assert set(slots(kv, 2, 8)) == first
     kv.check()
 
 
@@ -92,10 +100,30 @@ def test_no_slot_is_ever_shared_in_a_long_life() -> None:
         limits[handle], lengths[handle] = limit, 1
         for other in lengths:
             lengths[other] = draw.randint(lengths[other], limits[other])
-        slots = [slot for other, length in lengths.items() for slot in kv.extend(other, length).tolist()]
-        assert len(slots) == len(set(slots))
+        all_slots = [slot for other, length in lengths.items() for slot in slots(kv, other, length)]
+        assert len(all_slots) == len(set(all_slots))
         kv.check()
         assert kv.slots_in_use - sum(lengths.values()) < 4 * len(lengths)
+
+
+def test_tables_grow_with_requests_and_lengths_and_keep_what_they_hold() -> None:
+    kv = cache(slots=4096)
+    kv.reserve(0, 10)
+    before = slots(kv, 0, 10)
+    for handle in range(1, 40):
+        kv.reserve(handle, 4)
+    kv.reserve(40, 1000)
+    assert kv.tables.shape[0] > 40
+    assert kv.tables.shape[1] >= 250
+    assert slots(kv, 0, 10) == before
+    assert len(set(slots(kv, 40, 1000))) == 1000
+    kv.check()
+
+
+def test_extending_names_the_block_of_the_last_position() -> None:
+    kv = cache()
+    kv.reserve(1, 12)
+    assert [kv.extend(1, tokens) for tokens in (1, 4, 5, 12)] == [kv.tables[0, place] for place in (0, 0, 1, 2)]
 
 
 def test_memory_is_what_the_slots_take_in_every_layer() -> None:

@@ -10,47 +10,14 @@ on one (`python -m orca.kernels.bench`).
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
-
-
-class RaggedAttention(Protocol):
-    """The geometry of one step under one sliding window: built once, then applied in each layer."""
-
-    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
-        """Attention of the step's tokens.
-
-        Args:
-            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
-            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); the step's own keys and values are in it.
-            scale: factor of the scores.
-        Returns: [tokens, query heads x head_dim].
-        """
-        ...
-
-
-class RecordedAttention(RaggedAttention, Protocol):
-    """What `Kernels.attention` gives where kernels can be recorded."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Equal for those that can follow each other."""
-        ...
-
-    def follow(self, other: Self) -> None:
-        """Have the recorded calls of this one compute the tokens of another one of the same shape from now on."""
-        ...
-
-
-class Recording(Protocol):
-    def run(self) -> None:
-        """All kernels that were called in the block, in their order."""
-        ...
+from orca.kernels.recording import Recorder
+from orca.kernels.reference import ContextRow, Kept, RaggedAttention, RowNorm, Sight
 
 
 class Kernels(Protocol):
@@ -74,12 +41,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def recorded(self) -> AbstractContextManager[Recording]:
-        """A block whose kernels run when the recording is told to, any number of times. As `together`, with all that
-        they are given from outside living as long as the recording.
-
-        Raises: NotImplementedError where kernels run when they are called.
-        """
+    def recorder(self) -> Recorder | None:
+        """How steps are recorded and run again; None where they cannot be."""
         ...
 
     def count(self, at: int) -> None:
@@ -89,6 +52,20 @@ class Kernels(Protocol):
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x [rows, ...], contiguous, at these places [many] int64, which must be there: [many, ...]."""
+        ...
+
+    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+        """table[ids] (+ places[positions]), the sum rounded once.
+
+        Args:
+            table: [vocab, hidden], contiguous; ids: [tokens] int64, which must be there.
+            places: [positions, hidden] likewise, of models that learn their positions; positions: [tokens] int64.
+        Returns: [tokens, hidden].
+        """
+        ...
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
         ...
 
     def keep(self, qkv: Tensor, kept: Kept) -> None:

@@ -11,8 +11,9 @@ last, so that sums of whole numbers stay exact (worker/models/chain.py).
 
     qkv    [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache  [blocks, 2 x kv heads, block_tokens, head_dim]   read once per tile: 2 x context x kv heads x head_dim
-    tiles  [tiles, 4] int64                                 address of the request's slots, position of the first token,
-                                                            tokens, flat row of the first
+    tables [lines, blocks] int32                            the requests' blocks
+    tiles  [tiles, 4] int64                                 the request's line, position of the first token, tokens,
+                                                            flat row of the first
     out    [tokens, query heads, head_dim]                  written once
 """
 
@@ -57,9 +58,9 @@ def _scratch_floats(queries: Any, head_dim: Any) -> Any:
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _line(slots: Any, position: Any, block_tokens: Any, lines: Any) -> Any:
+def _line(table: Any, position: Any, block_tokens: Any, lines: Any) -> Any:
     """The first line of the block that holds a position."""
-    return slots[position // block_tokens * block_tokens] // block_tokens * lines
+    return np.int64(table[position // block_tokens]) * lines
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -171,6 +172,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         qkv = carray(elements(args[2], kind), (tokens, heads + 2 * kv_heads, head_dim))
         cache = args[3]
         tiles = carray(elements(args[5], np.int64), (num_tiles, 4))
+        tables = carray(elements(args[16], np.int32), (args[17], args[18]))
         first_query = carray(elements(args[6], np.int64), (kv_heads + 1,))
         lines = 2 * kv_heads  # of a block: keys of each head, values of each head
         line_bytes = block_tokens * row_bytes
@@ -189,7 +191,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
             tile, kv_head = task // kv_heads, task % kv_heads
             position, count, token = tiles[tile, 1], tiles[tile, 2], tiles[tile, 3]
             end = position + count
-            slots = carray(elements(tiles[tile, 0], np.int64), (end,))
+            table = tables[tiles[tile, 0]]
             head = first_query[kv_head]
             group = first_query[kv_head + 1] - head
             asked = count * group
@@ -202,12 +204,12 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                 total[i] = 0.0
 
             # The first keys of this thread's next task.
-            next_slots, next_begin, next_end, next_head = slots, 0, 0, 0
+            next_table, next_begin, next_end, next_head = table, 0, 0, 0
             if upcoming < num_tiles * kv_heads:
                 next_tile, next_head = upcoming // kv_heads, upcoming % kv_heads
                 next_begin = max(tiles[next_tile, 1] - window + 1, 0)
                 next_end = tiles[next_tile, 1] + tiles[next_tile, 2]
-                next_slots = carray(elements(tiles[next_tile, 0], np.int64), (next_end,))
+                next_table = tables[tiles[next_tile, 0]]
             begin = max(position - window + 1, 0)
             # Chunks end at the same positions for all tiles: a token gets the same, whichever tokens its tile has.
             for border in range(begin // _CHUNK * _CHUNK, end, _CHUNK):
@@ -215,7 +217,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                 block_start = start // block_tokens * block_tokens
 
                 for block in range(block_start, stop, block_tokens):
-                    keys = cache + (_line(slots, block, block_tokens, lines) + kv_head) * line_bytes
+                    keys = cache + (_line(table, block, block_tokens, lines) + kv_head) * line_bytes
                     ahead = keys + kv_heads * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
                     at, asking = scores_at + (block - start) * 4, (asked, position - block, group)
@@ -224,12 +226,12 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                 _weigh(scores_at, sums, largest, total, scale, position, group, asked, window, begin, start, stop)
 
                 for block in range(block_start, stop, block_tokens):
-                    values = cache + (_line(slots, block, block_tokens, lines) + kv_heads + kv_head) * line_bytes
+                    values = cache + (_line(table, block, block_tokens, lines) + kv_heads + kv_head) * line_bytes
                     ahead = values
                     if block + _CHUNK < end:
-                        ahead = cache + (_line(slots, block + _CHUNK, block_tokens, lines) + kv_head) * line_bytes
+                        ahead = cache + (_line(table, block + _CHUNK, block_tokens, lines) + kv_head) * line_bytes
                     elif next_begin + block - block_start < next_end:
-                        ahead = _line(next_slots, next_begin + block - block_start, block_tokens, lines) + next_head
+                        ahead = _line(next_table, next_begin + block - block_start, block_tokens, lines) + next_head
                         ahead = cache + ahead * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
                     at, asking = scores_at + (block - start) * 4, (asked, position - block, group)
@@ -251,39 +253,45 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int) -> tuple[Tensor, 
     return torch.from_numpy(first_query), max(1, int(np.diff(first_query).max()))
 
 
+def _tile_tokens(seen: Sight) -> int:
+    """Of a tile, at most."""
+    _, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
+    return max(1, _QUERIES // group)
+
+
 class CpuAttention:
     """The geometry of one step under one sliding window: built once, then applied in each layer.
 
     Args: as of device.Kernels.attention.
     """
 
+    TILE_COLUMNS = 4
+
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
-        assert all(row.slots.dtype == torch.int64 and row.slots.is_contiguous() for row in rows)
-        self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
-        longest = max(1, _QUERIES // group)
-        tiles: list[tuple[int, int, int, int]] = []
-        for row in rows:
-            slots, position = row.slots.data_ptr(), len(row.slots) - row.count
-            tiles += [
-                (slots, position + done, min(longest, row.count - done), row.first + done)
-                for done in range(0, row.count, longest)
-            ]
+        longest = _tile_tokens(seen)
+        tiles = [
+            (row.line, row.position + done, min(longest, row.count - done), row.first + done)
+            for row in rows
+            for done in range(0, row.count, longest)
+        ]
         # Large tasks first, so that none is left to one thread while the others have nothing to do.
         tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
-        self._rows = rows  # whose slots must not go while the tiles point to them
-        self._tiles = torch.from_numpy(np.array(tiles, np.int64))
-        self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, longest * group
+        self._take(torch.from_numpy(np.array(tiles, np.int64)), seen)
+
+    @classmethod
+    def of_tiles(cls, tiles: Tensor, seen: Sight) -> "CpuAttention":
+        """Attention of tiles of one token each that are there when it runs (numba_recording.py)."""
+        attention = cls.__new__(cls)
+        attention._take(tiles, seen)
+        return attention
+
+    def _take(self, tiles: Tensor, seen: Sight) -> None:
+        assert seen.tables.dtype == torch.int32
+        assert seen.tables.is_contiguous()
+        self._tiles, self._tables = tiles, seen.tables
+        self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
+        self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, _tile_tokens(seen) * group
         self._window = _NO_WINDOW if seen.window is None else seen.window
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """What calls have in common that can be made to follow each other."""
-        return self._tiles.shape[0], self._window
-
-    def follow(self, other: "CpuAttention") -> None:
-        """Have the calls that were made of this one compute the tokens of another one of the same shape."""
-        self._tiles.copy_(other._tiles)
-        self._rows = other._rows
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
         """As device.RaggedAttention."""
@@ -310,5 +318,7 @@ class CpuAttention:
             self._window,
             self._queries,
             scale,
+            self._tables.data_ptr(),
+            *self._tables.shape,
         )
         return output

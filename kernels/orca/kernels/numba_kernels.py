@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from orca.kernels import numba_attention, numba_rows
+from orca.kernels import numba_attention, numba_recording, numba_rows
 from orca.kernels.numba_attention import CpuAttention
-from orca.kernels.numba_team import recorded, together
+from orca.kernels.numba_recording import CpuRecorder
+from orca.kernels.numba_team import together
 from orca.kernels.reference import ContextRow, Sight
 
 
@@ -15,16 +16,24 @@ class CpuKernels:
 
     def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
         """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
-        for kernel in (numba_attention.kernel(dtype, head_dim), *numba_rows.kernels(dtype)):
+        for kernel in (
+            numba_attention.kernel(dtype, head_dim),
+            *numba_rows.kernels(dtype),
+            *numba_recording.kernels(),
+        ):
             kernel.compile()
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
         return CpuAttention(rows, seen)
 
+    def recorder(self) -> CpuRecorder:
+        return CpuRecorder()
+
     together = staticmethod(together)
-    recorded = staticmethod(recorded)
     count = staticmethod(numba_rows.count)
     take_rows = staticmethod(numba_rows.take_rows)
+    embed = staticmethod(numba_rows.embed)
+    largest = staticmethod(numba_rows.largest)
     keep = staticmethod(numba_rows.keep)
     normalise = staticmethod(numba_rows.normalise)
     gated_silu = staticmethod(numba_rows.gated_silu)

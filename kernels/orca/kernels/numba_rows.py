@@ -1,6 +1,8 @@
 """What layers do with each token by itself, on a CPU (device.py has the meaning): one launch each, a few tokens a task.
 
     take_rows   reads and writes what it takes once
+    embed       reads a row or two for each token, writes their sum
+    largest     reads [rows, width] of float32 once, and the row again as far as its largest number
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
     normalise   reads x once, then from the processor's cache; writes the norm
     gated_silu  reads gate and up once, writes half as much
@@ -18,6 +20,7 @@ from numba import carray, njit
 from torch import Tensor
 
 from orca.kernels.numba_activations import silu
+from orca.kernels.numba_attention_tile import largest_of
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
@@ -42,7 +45,7 @@ def _tasks(tokens: int) -> int:
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
     """All of them for one dtype."""
-    return [_count, _take_rows, *(of(dtype) for of in (_keep, _normalise, _gated_silu))]
+    return [_count, _take_rows, _largest, *(of(dtype) for of in (_embed, _keep, _normalise, _gated_silu))]
 
 
 def count(at: int) -> None:
@@ -80,6 +83,72 @@ def _copy_rows(args: Any) -> None:
 
 
 _take_rows = Kernel("take_rows", _copy_rows)
+
+
+def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+    if places is None:
+        return take_rows(table, ids)
+    assert all(each.dtype == torch.int64 and each.is_contiguous() for each in (ids, positions))
+    assert table.is_contiguous()
+    assert places.is_contiguous()
+    assert table.dtype == places.dtype
+    tokens, width = len(ids), table.shape[1]
+    embedded = new_empty(table.dtype, tokens, width)
+    addresses = (each.data_ptr() for each in (table, ids, places, positions, embedded))
+    _embed(table.dtype)(_tasks(tokens), *addresses, len(table), len(places), tokens, width)
+    return embedded
+
+
+@cache
+def _embed(dtype: torch.dtype) -> Kernel:
+    kind = BITS_OF[dtype]
+
+    def body(args: Any) -> None:
+        tokens, width = args[9], args[10]
+        table, places = (
+            carray(elements(args[2], kind), (args[7], width)),
+            carray(elements(args[4], kind), (args[8], width)),
+        )
+        ids, positions = carray(elements(args[3], np.int64), (tokens,)), carray(elements(args[5], np.int64), (tokens,))
+        embedded = carray(elements(args[6], kind), (tokens, width))
+        first = take(args) * _TASK_TOKENS
+        while first < tokens:
+            for token in range(first, min(first + _TASK_TOKENS, tokens)):
+                _add(embedded[token], table[ids[token]], places[positions[token]], kind)
+            first = take(args) * _TASK_TOKENS
+
+    return Kernel(f"embed-{dtype}", body)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _add(row: Any, one: Any, other: Any, kind: Any) -> None:
+    for d in range(len(row)):
+        row[d] = narrow(wide(one[d]) + wide(other[d]), kind)
+
+
+def largest(x: Tensor) -> Tensor:
+    assert x.dtype == torch.float32
+    assert x.is_contiguous()
+    places = new_empty(torch.int64, len(x))
+    _largest(len(x), x.data_ptr(), places.data_ptr(), *x.shape)
+    return places
+
+
+def _find_largest(args: Any) -> None:
+    rows, width = args[4], args[5]
+    places = carray(elements(args[3], np.int64), (rows,))
+    row = take(args)
+    while row < rows:
+        at = args[2] + row * width * 4
+        numbers, most = carray(elements(at, np.float32), (width,)), largest_of(at, width)
+        place = 0
+        while place < width - 1 and numbers[place] != most:
+            place += 1
+        places[row] = place
+        row = take(args)
+
+
+_largest = Kernel("largest", _find_largest)
 
 
 def keep(qkv: Tensor, kept: Kept) -> None:

@@ -8,7 +8,6 @@ operation of its own.
 import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +29,21 @@ class PlainKernels:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def recorded(self) -> NoReturn:
-        raise NotImplementedError("PyTorch's operations run when they are called")
+    def recorder(self) -> None:
+        """PyTorch's operations run when they are called."""
 
     def count(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
+
+    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+        embedded = table.index_select(0, ids)
+        return embedded if places is None else embedded.add_(places.index_select(0, positions))
+
+    def largest(self, x: Tensor) -> Tensor:
+        return x.argmax(dim=-1)
 
     def keep(self, qkv: Tensor, kept: Kept) -> None:
         lines = kept.cache.shape[1]
@@ -68,7 +74,7 @@ class PlainAttention:
     """The geometry of one step. Args: as of device.Kernels.attention."""
 
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
-        device, window = seen.device, seen.window
+        device = seen.device
         self._heads = len(seen.kv_of_query)
         # One KV head per query head in order needs no map.
         is_plain = list(seen.kv_of_query) == list(range(seen.kv_heads))
@@ -78,8 +84,7 @@ class PlainAttention:
         self._prefills = [_Prefill(row, seen) for row in rows if row.count > 1]
         self._decode: _GatheredDecode | None = None
         if singles:
-            slots = [row.slots if window is None else row.slots[-window:] for row in singles]
-            self._decode = _GatheredDecode(slots, seen)
+            self._decode = _GatheredDecode(singles, seen)
             self._single_rows = torch.tensor([row.first for row in singles], device=device)
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
@@ -108,11 +113,12 @@ class _Prefill:
     def __init__(self, row: ContextRow, seen: Sight) -> None:
         device, window = seen.device, seen.window
         self._here = slice(row.first, row.first + row.count)
-        context = len(row.slots)
+        context = row.end
         is_whole = context == row.count
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
         # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
-        self._seen = None if is_whole else Places.of(row.slots[first_seen:].to(device), seen.block_tokens)
+        table = seen.tables[row.line]
+        self._seen = None if is_whole else Places.of_positions(table, first_seen, context, seen.block_tokens)
         self._mask: Tensor | None = None
         if not is_whole or (window is not None and window < context):
             first_key = 0 if is_whole else first_seen
@@ -144,16 +150,18 @@ class _Prefill:
 
 
 class _GatheredDecode:
-    """All one-token rows at once: gathers the seen keys and values, computes in float32.
+    """All one-token rows at once: gathers the seen keys and values, laid end to end, computes in float32."""
 
-    Args:
-        slots: per row, of the positions that it sees; they are laid end to end.
-    """
-
-    def __init__(self, slots: Sequence[Tensor], seen: Sight) -> None:
-        lengths = torch.tensor([len(each) for each in slots], device=seen.device)
-        self._places = Places.of(torch.cat(list(slots)).to(seen.device), seen.block_tokens)
-        self._row_of = torch.repeat_interleave(torch.arange(len(slots), device=seen.device), lengths)
+    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+        begins = [0 if seen.window is None else max(0, row.end - seen.window) for row in rows]
+        lengths = torch.tensor([row.end - begin for row, begin in zip(rows, begins, strict=True)], device=seen.device)
+        self._row_of = torch.repeat_interleave(torch.arange(len(rows), device=seen.device), lengths)
+        # Behind the last entry of each row comes the next row's first.
+        behind = lengths.cumsum(0) - lengths - torch.tensor(begins, device=seen.device)
+        positions = torch.arange(len(self._row_of), device=seen.device) - behind[self._row_of]
+        lines = torch.tensor([row.line for row in rows], device=seen.device)[self._row_of]
+        blocks = seen.tables[lines, positions // seen.block_tokens].long()
+        self._places = Places(blocks, positions % seen.block_tokens)
         self._head_map = torch.tensor(seen.kv_of_query, device=seen.device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:

@@ -9,6 +9,7 @@ last `window` of them (itself included). g(h) = kv_of_query[h] is the KV head th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +19,17 @@ from orca.kernels.paged import Places
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """A request's tokens in the flat tensor of a step.
-
-    `slots` holds the cache slot of each position of the request, from 0 to the row's last: context length entries. The
-    row's own tokens are the last `count` of them, at flat rows first .. first + count - 1. Positions fill one block of
-    the cache after another, each from its beginning.
-    """
+    """A request's tokens in a step: flat rows first .. first + count - 1, the last ones of its context."""
 
     first: int
     count: int
-    slots: Tensor  # [context] int64
+    position: int  # of the first one
+    line: int  # where `Sight.tables` has the request's blocks
+
+    @property
+    def end(self) -> int:
+        """Positions of its context, these tokens included."""
+        return self.position + self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,33 @@ class Sight:
     kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
     kv_heads: int  # of this rank
     head_dim: int
+    tables: Tensor  # [lines, blocks] int32: the blocks of each request; positions fill one after the other (paged.py)
     block_tokens: int
     window: int | None  # positions a token sees, itself included; None sees all before it
     dtype: torch.dtype
     device: torch.device
 
 
+class RaggedAttention(Protocol):
+    """The geometry of one step under one sliding window: built once, then applied in each layer."""
+
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """Attention of the step's tokens.
+
+        Args:
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); the step's own keys and values are in it.
+            scale: factor of the scores.
+        Returns: [tokens, query heads x head_dim].
+        """
+        ...
+
+
 def attend_reference(
     query: Tensor,
     cache: Tensor,
     rows: Sequence[ContextRow],
+    tables: Tensor,
     kv_of_query: Sequence[int],
     *,
     scale: float,
@@ -82,6 +101,7 @@ def attend_reference(
         cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), the step's own keys and values written
             already.
         rows: the requests of the step; together they cover each flat token once.
+        tables: [lines, blocks] int32, their blocks.
         kv_of_query: for each query head the KV head it reads.
         scale: factor of the scores.
         window: positions a token sees, itself included; None sees all before it.
@@ -90,11 +110,11 @@ def attend_reference(
     output = torch.empty_like(query)
     head_map = torch.tensor(kv_of_query, device=query.device)
     for row in rows:
-        context = Places.of(row.slots, cache.shape[2]).read(cache)
+        context = Places.of_positions(tables[row.line], 0, row.end, cache.shape[2]).read(cache)
         keys, values = context.float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
         here = slice(row.first, row.first + row.count)
         scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale
-        position = torch.arange(len(row.slots), device=query.device)
+        position = torch.arange(row.end, device=query.device)
         own = position[-row.count :, None]  # position of each of the row's tokens
         is_hidden = position > own
         if window is not None:

@@ -22,7 +22,7 @@ model's sizes, which belongs into loading, and it has not run on a GPU.
     qkv       [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache     [blocks, 2 x kv heads, block_tokens, head_dim]   read once per item: 2 x positions x kv heads x head_dim
     items     [1 + items, 10] int32                            how many there are, and wide ones; then `Item`s
-    tables    int32                                            blocks of the requests, one request behind the other
+    tables    [lines, blocks] int32                            blocks of the requests
     out       [tokens, query heads, head_dim]                  written once
     partials  [parts, kv heads, rows, head_dim + 2] float32    of contexts that are cut: sums, maximum and total
     arrived   [cut tiles, kv heads] int32                      parts that are done; zeros before and after
@@ -36,7 +36,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.kernels.reference import ContextRow, Sight
@@ -84,7 +83,10 @@ class TritonAttention:
         # All query heads of a KV head fit into a tile of either size.
         self._narrow = max(self._shape.narrow, triton.next_power_of_2(group))
         self._shape = self._shape._replace(wide=max(self._shape.wide, self._narrow))
-        wide, narrow, self._tables = _items(rows, seen, self._shape, self._narrow // group, group)
+        assert seen.tables.dtype == torch.int32
+        assert seen.tables.is_contiguous()
+        self._tables = seen.tables
+        wide, narrow = _items(rows, seen, self._shape, self._narrow // group, group)
         self._has_wide = bool(wide)
         head = (len(wide) + len(narrow), len(wide), *[0] * (len(Item._fields) - 2))
         said = np.array([head, *wide, *narrow], np.int32)
@@ -154,21 +156,19 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int, device: torch.dev
 
 def _items(
     rows: Sequence[ContextRow], seen: Sight, shape: Shape, narrow_tokens: int, group: int
-) -> tuple[list[Item], list[Item], Tensor]:
-    """Wide items, the longest first, narrow ones, and the tables that they point into."""
+) -> tuple[list[Item], list[Item]]:
+    """Wide items, the longest first, and narrow ones."""
     window = _NO_WINDOW if seen.window is None else seen.window
     wide_tokens = shape.wide // group
     wide: list[Item] = []
     narrow: list[Item] = []
-    tables: list[NDArray[np.int64]] = []
-    table = parts = tiles = 0
+    parts = tiles = 0
 
     def begin_of(position: int) -> int:
         return max(position - window + 1, 0) // shape.positions * shape.positions
 
     for row in rows:
-        position, end = len(row.slots) - row.count, len(row.slots)
-        tables.append(row.slots.numpy()[:: seen.block_tokens] // seen.block_tokens)
+        position, end, table = row.position, row.end, row.line * seen.tables.shape[1]
         begin = begin_of(position)
         if row.count > narrow_tokens:
             for done in range(0, row.count, wide_tokens):
@@ -184,7 +184,5 @@ def _items(
                 narrow.append(item)
                 parts += 1
             tiles += 1
-        table += len(tables[-1])
     wide.sort(key=lambda item: item.end - item.begin, reverse=True)
-    flat = np.concatenate(tables).astype(np.int32) if tables else np.empty(0, np.int32)
-    return wide, narrow, torch.from_numpy(flat).to(seen.device)
+    return wide, narrow

@@ -3,10 +3,12 @@
 Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys and values in every layer of the stage.
 
     layer tensor [blocks, 2 x kv heads, block_tokens, head_dim]     (kernels/paged.py)
+    tables       [lines, blocks of the longest request]             a line for each request, on the device
     slot = block x block_tokens + position % block_tokens
 
 A request reserves slots for its whole length when it first appears, so it never waits for memory; blocks are taken from
-the free list only as its tokens come.
+the free list only as its tokens come. On the CPU the tables are one piece of memory with what is decided by; another
+device has its own, which follows by differences (`publish`).
 """
 
 import contextlib
@@ -22,15 +24,17 @@ from torch import Tensor
 from orca.core.errors import EngineError
 from orca.core.request import slots_needed
 
+_LINES, _COLUMNS = 16, 64
+"""Of the tables, at first; they are doubled when more are needed."""
+
 
 @dataclass(slots=True)
 class _Table:
     """One request's blocks."""
 
+    line: int
     slots_reserved: int  # whole blocks
     blocks: list[int] = field(default_factory=list)
-    # Slot of each position; filled block by block, as long as the reservation.
-    slot_of: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class KVCache:
@@ -63,10 +67,16 @@ class KVCache:
         self._free = list(range(slots // block_tokens - 1, -1, -1))
         self._tables: dict[int, _Table] = {}
         self._slots_reserved = 0
+        self._device = device
+        self._host = np.zeros((0, _COLUMNS), np.int32)
+        self._free_lines: list[int] = []
+        self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
+        self._grow(_LINES, _COLUMNS)
 
-    def reserve(self, handle: int, max_total_tokens: int) -> None:
+    def reserve(self, handle: int, max_total_tokens: int) -> int:
         """Promise a request the slots of its whole length, rounded up to blocks.
 
+        Returns: its line in `tables`, until it is freed.
         Raises: EngineError when they are not there: the master counts the same slots, so the epoch is broken.
         """
         needed = slots_needed(max_total_tokens, self.block_tokens)
@@ -77,12 +87,17 @@ class KVCache:
                 f"request {handle} needs {needed} slots, but {self._slots_reserved} of {self.slots} are reserved"
             )
         self._slots_reserved += needed
-        self._tables[handle] = _Table(needed, slot_of=np.empty(needed, np.int64))
+        lines, columns = self._host.shape
+        if not self._free_lines or needed > columns * self.block_tokens:
+            self._grow(lines if self._free_lines else 2 * lines, max(columns, 2 * needed // self.block_tokens))
+        line = self._free_lines.pop()
+        self._tables[handle] = _Table(line, needed)
+        return line
 
-    def extend(self, handle: int, tokens: int) -> NDArray[np.int64]:
+    def extend(self, handle: int, tokens: int) -> int:
         """Make room for a request's first `tokens` positions.
 
-        Returns: their slots, [tokens]: a view that stays true until the request is freed.
+        Returns: the block of the last one.
         Raises: EngineError when the request is unknown or goes past its reservation.
         """
         table = self._tables.get(handle)
@@ -91,19 +106,35 @@ class KVCache:
         if tokens > table.slots_reserved:
             raise EngineError(f"request {handle} runs {tokens} tokens, but reserved {table.slots_reserved} slots")
         while len(table.blocks) * self.block_tokens < tokens:
-            block = self._free.pop()
-            position = len(table.blocks) * self.block_tokens
+            place, block = len(table.blocks), self._free.pop()
             table.blocks.append(block)
-            first = block * self.block_tokens
-            table.slot_of[position : position + self.block_tokens] = np.arange(first, first + self.block_tokens)
-        return table.slot_of[:tokens]
+            self._host[table.line, place] = block
+            self._unpublished.append((table.line, place, block))
+        return table.blocks[(tokens - 1) // self.block_tokens]
 
     def free(self, handle: int) -> None:
-        """Take a request's blocks and reservation back. Unknown handles are fine: freeing may be repeated."""
+        """Take a request's blocks, line and reservation back. Unknown handles are fine: freeing may be repeated."""
         table = self._tables.pop(handle, None)
         if table is not None:
             self._free.extend(reversed(table.blocks))
+            self._free_lines.append(table.line)
             self._slots_reserved -= table.slots_reserved
+
+    def publish(self, *, is_told: bool = False) -> None:
+        """Have the device's tables follow.
+
+        Args:
+            is_told: it hears of the new blocks in another way (kernels/recording.py).
+        """
+        if self._unpublished and not is_told and self._device.type != "cpu":
+            lines, places, blocks = torch.tensor(self._unpublished, device=self._device).T
+            self.tables[lines, places] = blocks.int()
+        self._unpublished.clear()
+
+    def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slot of each token. Args: lines, positions: [tokens]."""
+        blocks = self._host[lines, positions // self.block_tokens].astype(np.int64)
+        return blocks * self.block_tokens + positions % self.block_tokens
 
     @property
     def slots_in_use(self) -> int:
@@ -126,6 +157,19 @@ class KVCache:
         )
         assert self._slots_reserved == sum(table.slots_reserved for table in self._tables.values()) <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in self._tables.values())
+        lines = [table.line for table in self._tables.values()]
+        assert sorted(lines + self._free_lines) == list(range(len(self._host))), "a line is lost or held twice"
+        for table in self._tables.values():
+            assert self.tables[table.line, : len(table.blocks)].tolist() == table.blocks
+
+    def _grow(self, lines: int, columns: int) -> None:
+        """Larger tables with what is in these, in memory of their own."""
+        before = self._host
+        self._host = np.zeros((lines, columns), np.int32)
+        self._host[: before.shape[0], : before.shape[1]] = before
+        self._free_lines[:0] = range(lines - 1, before.shape[0] - 1, -1)
+        tables = torch.from_numpy(self._host)
+        self.tables = tables if self._device.type == "cpu" else tables.to(self._device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,8 +7,7 @@ The runtime drives it, on each rank, in step order:
     out = stage.forward(plan, hidden)        [tokens, hidden] for the next stage; on the last one, logits
     sampled = stage.sample(plan, out)        rank 0 of the last stage
 
-`begin` of a later step may run before `forward` of an earlier one (that is how the control message overtakes the
-computation): the plan of each step holds all that its forward pass needs.
+Steps in which each request runs one token need nothing laid out but a few numbers for each (recorded_steps.py).
 """
 
 from collections.abc import Sequence
@@ -23,14 +22,16 @@ from torch import Tensor
 from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Row, Sampled, Step
-from orca.kernels.device import RaggedAttention, kernels_of
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.device import kernels_of
+from orca.kernels.recording import COLUMNS, Lines
+from orca.kernels.reference import ContextRow
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
-from orca.worker.recorded_layers import RecordedLayers
+from orca.worker.recorded_steps import RecordedSteps
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
 from orca.worker.shard import SingleRank
+from orca.worker.step_context import StepContexts
 
 _PROMPT_LOGITS_BYTES = 32 << 20
 """Of float32 logits of prompt positions at a time. Those of a whole prompt, which any client may ask for, would take
@@ -44,7 +45,7 @@ class _Request:
     params: SamplingParams
     tokens: tuple[int, ...]  # known when it was brought: prompt, then the log
     prompt_length: int
-    line: int  # its place in the buffer of fed tokens
+    line: int  # its place in what the device keeps of the requests
     sampling: SamplingState | None = None  # where tokens are drawn
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # gathered chunk by chunk
 
@@ -55,6 +56,10 @@ class Plan:
 
     step: Step
     tokens: int  # rows of the flat tensor
+    # Where each request runs one token: what the recording is told, [requests, columns]; and, once that has run, the
+    # first of each one's largest logits. There is no context then.
+    said: NDArray[np.int64] | None = None
+    largest: Tensor | None = None
     context: StepContext | None = None  # None when the step runs no rows
     ids: Tensor | None = None  # [tokens], first stage; fed tokens still to be filled in
     fed_rows: Tensor | None = None  # flat rows whose token is fed, and where the buffer has it
@@ -65,11 +70,6 @@ class Plan:
     # Last stage: prompt tokens whose log probability is told, and the flat rows that tell them, in the same order.
     told: list[tuple[_Request, int]] = field(default_factory=list)
     told_rows: Tensor | None = None
-
-    @property
-    def has_only_increments(self) -> bool:
-        """Each request runs one token."""
-        return self.tokens == len(self.step.rows)
 
 
 class Stage:
@@ -99,11 +99,7 @@ class Stage:
         self._feeds_tokens = feeds_tokens
         is_alone = isinstance(model.group, SingleRank)
         self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
-        # Not where the output is still on its way to the next stage when another step begins.
-        self._recorded = RecordedLayers(model.layers) if self._only_kernels and model.head is not None else None
         self._requests: dict[int, _Request] = {}
-        self._fed = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._free_lines: list[int] = []
         self.cache = KVCache(
             num_layers=len(model.layers),
             slots=slots,
@@ -113,6 +109,10 @@ class Stage:
             dtype=model.dtype,
             device=model.device,
         )
+        nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
+        self._lines = _grown(Lines(self.cache.tables, fed=nothing, prompts=nothing), self.cache.tables)
+        self._contexts = StepContexts(model, self.cache)
+        self._recorded = RecordedSteps.of(model, self.cache)
 
     @property
     def slots_in_use(self) -> int:
@@ -131,20 +131,10 @@ class Stage:
         plan = Plan(step=step, tokens=step.tokens)
         if not step.rows:
             return plan
-        rows: list[ContextRow] = []
-        own: list[NDArray[np.int64]] = []
-        first = 0
-        for row in step.rows:
-            slots = self.cache.extend(row.handle, row.start + row.count)
-            rows.append(ContextRow(first, row.count, torch.from_numpy(slots)))
-            own.append(slots[row.start :])
-            first += row.count
-        plan.context = self._context(step, rows, torch.from_numpy(np.concatenate(own)))
-        if self._model.shard.is_first:
-            self._lay_out_ids(plan)
-        if self._model.shard.is_last:
-            self._lay_out_logits(plan)
-            plan.context.wanted = self._wanted(plan, rows)
+        if self._recorded is not None and all(row.count == 1 and row.sample for row in step.rows):
+            self._say(plan)
+        else:
+            self._lay_out(plan)
         return plan
 
     def feed(self, handles: Sequence[int], tokens: Tensor | Sequence[int]) -> None:
@@ -159,7 +149,7 @@ class Stage:
         lines = torch.tensor([self._requests[handles[place]].line for place in known], device=self._model.device)
         if len(known) < len(handles):
             values = values[torch.tensor(known, device=self._model.device)]
-        self._fed.index_copy_(0, lines, values)
+        self._lines.fed.index_copy_(0, lines, values)
 
     @torch.inference_mode()
     def forward(self, plan: Plan, hidden: Tensor | None = None) -> Tensor:
@@ -169,22 +159,20 @@ class Stage:
             hidden: [tokens, hidden] from the stage before, which is overwritten; the first stage has none.
         Returns: [tokens, hidden] for the next stage; on the last one float32 logits [sampling rows, vocab].
         """
+        if plan.said is not None:
+            assert self._recorded is not None
+            ran = self._recorded(plan.said, self._lines, hidden)
+            plan.largest = ran.largest
+            return ran.output
         model, context = self._model, plan.context
         if context is None:
             width = model.config.vocab_size if model.shard.is_last else model.config.hidden_size
             return torch.empty(0, width, dtype=torch.float32 if model.shard.is_last else model.dtype)
         context.group = model.group
-        if model.embed is not None:
-            assert plan.ids is not None
-            if plan.fed_rows is not None and plan.fed_lines is not None:
-                plan.ids.index_copy_(0, plan.fed_rows, self._fed.index_select(0, plan.fed_lines))
-            hidden = model.embed(plan.ids, context)
-        assert hidden is not None
-        assert hidden.shape == (plan.tokens, model.config.hidden_size)
-        if self._recorded is not None and plan.has_only_increments and context.wanted is None:
-            hidden = self._recorded(hidden, context)
-        else:
-            hidden = self._through_layers(hidden, context)
+        if plan.ids is not None and plan.fed_rows is not None and plan.fed_lines is not None:
+            plan.ids.index_copy_(0, plan.fed_rows, self._lines.fed.index_select(0, plan.fed_lines))
+        hidden = self._through_layers(plan, hidden, context)
+        assert len(hidden) == plan.tokens or context.wanted is not None
         if model.head is None:
             return hidden
         self._tell_prompts(plan, hidden, context)
@@ -203,7 +191,7 @@ class Stage:
         for row, request in plan.draws:
             assert request.sampling is not None
             draws.append(Draw(request.sampling, row.start + row.count - request.prompt_length))
-        tokens = sample(logits, draws)
+        tokens = sample(logits, draws, plan.largest)
         reported = _reported(logits, tokens, draws)
         sampled = []
         for (row, request), draw, token, logprob in zip(plan.draws, draws, tokens, reported, strict=True):
@@ -217,12 +205,17 @@ class Stage:
     def check(self) -> None:
         """Recount the invariants of state and cache."""
         self.cache.check()
-        lines = [request.line for request in self._requests.values()]
-        assert sorted(lines + self._free_lines) == list(range(len(self._fed))), "a line is lost or held twice"
+        assert len(self._lines.fed) == len(self._lines.prompts) == len(self.cache.tables)
 
-    def _through_layers(self, hidden: Tensor, context: StepContext) -> Tensor:
-        with kernels_of(hidden.device).together() if self._only_kernels else nullcontext():
-            for layer in self._model.layers:
+    def _through_layers(self, plan: Plan, hidden: Tensor | None, context: StepContext) -> Tensor:
+        model = self._model
+        with kernels_of(model.device).together() if self._only_kernels else nullcontext():
+            if model.embed is not None:
+                assert plan.ids is not None
+                hidden = model.embed(plan.ids, context)
+            assert hidden is not None
+            assert hidden.shape == (plan.tokens, model.config.hidden_size)
+            for layer in model.layers:
                 hidden = layer(hidden, context)
         return hidden
 
@@ -246,77 +239,59 @@ class Stage:
                 request.prompt_logprobs.append(logprob)
 
     def _drop(self, handle: int) -> None:
-        request = self._requests.pop(handle, None)
-        if request is not None:
-            self._free_lines.append(request.line)
+        if self._requests.pop(handle, None) is not None:
             self.cache.free(handle)
 
     def _take_up(self, new: NewRequest) -> None:
-        self.cache.reserve(new.handle, new.max_total_tokens)
-        if not self._free_lines:
-            lines = len(self._fed)
-            grown = max(16, 2 * lines)
-            self._free_lines = list(range(grown - 1, lines - 1, -1))
-            self._fed = torch.cat((self._fed, self._fed.new_zeros(grown - lines)))
+        if max(new.tokens) >= self._model.config.vocab_size:
+            raise EngineError(f"request {new.handle} has a token {max(new.tokens)} that the model does not know")
+        line = self.cache.reserve(new.handle, new.max_total_tokens)
+        if self._lines.tables is not self.cache.tables:
+            self._lines = _grown(self._lines, self.cache.tables)
+        self._lines.prompts[line] = new.prompt_length
         sampling = None
         if self._model.shard.is_last and self._model.shard.rank == 0:
             sampling = SamplingState.start(new.sampling, new.tokens, new.prompt_length, self._eos_token_ids)
-        line = self._free_lines.pop()
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line, sampling)
 
-    def _context(self, step: Step, rows: list[ContextRow], own: Tensor) -> StepContext:
-        """Args: own: the slots of the step's tokens."""
-        model = self._model
-        places = np.concatenate([np.arange(row.start, row.start + row.count) for row in step.rows])
-        positions = torch.from_numpy(places).to(model.device)
-        turns = None
-        if model.rotary is not None:
-            lengths = None
-            if model.rotary.needs_lengths:
-                prompts = torch.tensor([self._requests[row.handle].prompt_length for row in step.rows])
-                counts = torch.tensor([row.count for row in step.rows])
-                lengths = torch.repeat_interleave(prompts, counts).to(model.device)
-            turns = model.rotary.rows(positions, lengths, longest=int(places.max()) + 1)
-        return StepContext(
-            group=model.group,
-            caches=self.cache.layers,
-            slots=own.to(model.device),
-            positions=positions,
-            attention=self._attention(rows, model.windows),
-            turns=turns,
-        )
+    def _say(self, plan: Plan) -> None:
+        """What a recording is told of a step in which each request runs one token and draws the next."""
+        said = []
+        for row in plan.step.rows:
+            block = self.cache.extend(row.handle, row.start + 1)
+            request = self._requests[row.handle]
+            known = self._known(plan, row, request) if self._model.shard.is_first else None
+            said.append((request.line, row.start, -1 if known is None else known[0], block))
+            plan.draws.append((row, request))
+        self.cache.publish(is_told=True)
+        plan.said = np.array(said, np.int64)
+        assert plan.said.shape == (plan.tokens, COLUMNS)
+        if not self._model.shard.is_last:
+            plan.draws.clear()
 
-    def _attention(
-        self, rows: Sequence[ContextRow], windows: Sequence[int | None]
-    ) -> dict[int | None, RaggedAttention]:
-        """The geometry of some rows, by sliding window."""
-        model = self._model
-        longest = max(len(row.slots) for row in rows) if any(windows) else 0
-        attention: dict[int | None, RaggedAttention] = {}
-        for window in set(windows):
-            # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
-            effective = None if window is None or window >= longest else window
-            if effective not in attention:
-                seen = Sight(
-                    kv_of_query=model.heads.kv_of_query,
-                    kv_heads=model.heads.num_kv,
-                    head_dim=model.config.head_dim,
-                    block_tokens=self.cache.block_tokens,
-                    window=effective,
-                    dtype=model.dtype,
-                    device=model.device,
-                )
-                attention[effective] = kernels_of(model.device).attention(rows, seen)
-            attention[window] = attention[effective]
-        return attention
+    def _lay_out(self, plan: Plan) -> None:
+        """All that the forward pass of any step needs."""
+        rows: list[ContextRow] = []
+        first = 0
+        for row in plan.step.rows:
+            self.cache.extend(row.handle, row.start + row.count)
+            rows.append(ContextRow(first, row.count, row.start, self._requests[row.handle].line))
+            first += row.count
+        self.cache.publish()
+        plan.context = self._contexts.of_rows(rows, self._lines.prompts)
+        if self._model.shard.is_first:
+            self._lay_out_ids(plan)
+        if self._model.shard.is_last:
+            self._lay_out_logits(plan)
+            plan.context.wanted = self._wanted(plan, rows)
 
     def _wanted(self, plan: Plan, rows: Sequence[ContextRow]) -> WantedRows | None:
         """What the last layer may confine itself to: the last tokens of rows that sample."""
         if plan.draw_rows is None or plan.told_rows is not None or len(plan.draw_rows) == plan.tokens:
             return None
-        sampling = (row.slots for row, each in zip(rows, plan.step.rows, strict=True) if each.sample)
-        last = [ContextRow(place, 1, slots) for place, slots in enumerate(sampling)]
-        return WantedRows(plan.draw_rows, self._attention(last, self._model.windows[-1:]))
+        sampling = (row for row, each in zip(rows, plan.step.rows, strict=True) if each.sample)
+        last = [ContextRow(place, 1, row.end - 1, row.line) for place, row in enumerate(sampling)]
+        return WantedRows(plan.draw_rows, self._contexts.attention(last, self._model.windows[-1:]))
 
     def _lay_out_ids(self, plan: Plan) -> None:
         ids: list[int] = []
@@ -324,25 +299,33 @@ class Stage:
         fed_lines: list[int] = []
         for row in plan.step.rows:
             request = self._requests[row.handle]
-            known = request.tokens[row.start : row.start + row.count]
-            if row.token is not None and row.count == 1:
-                ids.append(row.token)
-            elif len(known) == row.count:
-                ids.extend(known)
-            elif row.count == 1 and self._feeds_tokens:
+            known = self._known(plan, row, request)
+            if known is None:
                 fed_rows.append(len(ids))
                 fed_lines.append(request.line)
-                ids.append(0)
-            else:
-                raise EngineError(
-                    f"step {plan.step.number}: tokens {row.start}..{row.start + row.count - 1} of request {row.handle} "
-                    f"are not known: it was brought with {len(request.tokens)}"
-                )
+            ids.extend((0,) if known is None else known)
         device = self._model.device
         plan.ids = torch.tensor(ids, device=device)
         if fed_rows:
             plan.fed_rows = torch.tensor(fed_rows, device=device)
             plan.fed_lines = torch.tensor(fed_lines, device=device)
+
+    def _known(self, plan: Plan, row: Row, request: _Request) -> Sequence[int] | None:
+        """A row's tokens; None for the one that is fed.
+
+        Raises: EngineError for those that nobody has told.
+        """
+        if row.token is not None and row.count == 1:
+            return (row.token,)
+        known = request.tokens[row.start : row.start + row.count]
+        if len(known) == row.count:
+            return known
+        if row.count == 1 and self._feeds_tokens:
+            return None
+        raise EngineError(
+            f"step {plan.step.number}: tokens {row.start}..{row.start + row.count - 1} of request {row.handle} "
+            f"are not known: it was brought with {len(request.tokens)}"
+        )
 
     def _lay_out_logits(self, plan: Plan) -> None:
         """Logits are wanted after the last token of sampling rows, and over prompts whose log probabilities are."""
@@ -362,6 +345,12 @@ class Stage:
             plan.draw_rows = torch.tensor(draw_rows, device=self._model.device)
         if told_rows:
             plan.told_rows = torch.tensor(told_rows, device=self._model.device)
+
+
+def _grown(lines: Lines, tables: Tensor) -> Lines:
+    """As many lines as the tables have."""
+    more = len(tables) - len(lines.fed)
+    return Lines(tables, *(torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts)))
 
 
 def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:

@@ -74,23 +74,25 @@ def _attention(
 ) -> Operation:
     """Attention of rows (context, tokens) over blocks that lie in any order."""
     used = [-(-context // BLOCK_TOKENS) for context, _ in shapes]
-    shuffled = torch.randperm(sum(used))[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)
+    shuffled = torch.randperm(sum(used), dtype=torch.int32).split(used)
+    tables = torch.nn.utils.rnn.pad_sequence(shuffled, batch_first=True).to(device)
     kv = (sum(used), 2 * sizes.kv_heads, BLOCK_TOKENS, sizes.head_dim)
     cache = torch.randn(kv, device=device).to(dtype)
     tokens = sum(count for _, count in shapes)
     qkv = torch.randn(tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim, device=device).to(dtype)
     rows: list[ContextRow] = []
     first = 0
-    for (context, count), own in zip(shapes, shuffled.split(used), strict=True):
-        rows.append(ContextRow(first, count, own.flatten()[:context].contiguous()))
+    for line, (context, count) in enumerate(shapes):
+        rows.append(ContextRow(first, count, context - count, line))
+        own = Places.of_positions(tables[line], context - count, context, BLOCK_TOKENS)
+        own.write(cache, qkv[first : first + count, sizes.heads :])
         first += count
-    own_slots = torch.cat([row.slots[-row.count :] for row in rows]).to(device)
-    Places.of(own_slots, BLOCK_TOKENS).write(cache, qkv[:, sizes.heads :])
     head_map = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
     seen = Sight(
         kv_of_query=head_map,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
+        tables=tables,
         block_tokens=BLOCK_TOKENS,
         window=None,
         dtype=dtype,
@@ -107,8 +109,8 @@ def _attention(
         for row in {rows[0], rows[-1]}:
             last = min(row.count, _CHECKED_TOKENS)
             there = slice(row.first + row.count - last, row.first + row.count)
-            own = ContextRow(0, last, row.slots.to(device))
-            expected = attend_reference(qkv[there, : sizes.heads], cache, [own], head_map, scale=scale)
+            own = ContextRow(0, last, row.end - last, row.line)
+            expected = attend_reference(qkv[there, : sizes.heads], cache, [own], tables, head_map, scale=scale)
             worst = max(worst, _roundings(output[there], expected))
         return worst
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from orca.kernels.activation import Activation
-from orca.kernels.device import RaggedAttention, kernels_of
-from orca.kernels.reference import Kept, RowNorm
+from orca.kernels.device import kernels_of
+from orca.kernels.reference import Kept, RaggedAttention, RowNorm
 from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.weights import Weights
 from orca.worker.norms import Norm
@@ -52,11 +52,17 @@ def _added(x: Tensor, linear: Linear, features: Tensor, step: StepContext) -> Te
     return x
 
 
-class Layer(Protocol):
-    """A layer of a stage."""
+class Part(Protocol):
+    """Of a model."""
 
     only_kernels: bool
     """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage."""
+
+    def __call__(self, x: Tensor, step: StepContext, /) -> Tensor: ...
+
+
+class Layer(Part, Protocol):
+    """A layer of a stage."""
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """x [tokens, hidden], changed in place; the model's last layer returns those rows that are wanted."""
@@ -137,21 +143,27 @@ class GatedMLP:
 
 
 class Embedding:
-    """Vocabulary-parallel lookup: each rank knows some tokens, the sum over the ranks knows all."""
+    """Vocabulary-parallel lookup: each rank knows some tokens, the sum over the ranks knows all.
+
+    Besides, the rows of positions where a model learns these.
+    """
 
     def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int) -> None:
         first, last = weights.shard.slice(vocab_size, "vocabulary entries")
         self.weight = weights.tensor(name, (vocab_size, dim), (first, last))
         self._first = first
         self._is_whole = weights.shard.tensor == 1
+        self._kernels = kernels_of(self.weight.device)
 
-    def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
+    def __call__(self, ids: Tensor, step: StepContext, places: Tensor | None = None) -> Tensor:
+        """[tokens] to [tokens, dim]. Args: places: [positions, dim], of learned positions."""
         if self._is_whole:
-            return self.weight.index_select(0, ids)
+            return self._kernels.embed(self.weight, ids, places, step.positions)
         local = ids - self._first
         is_elsewhere = (local < 0) | (local >= self.weight.shape[0])
         rows = self.weight.index_select(0, local.masked_fill_(is_elsewhere, 0))
-        return step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
+        embedded = step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
+        return embedded if places is None else embedded.add_(places.index_select(0, step.positions))
 
 
 class Head:
@@ -164,6 +176,7 @@ class Head:
         else:
             taken = weights.shard.slice(vocab_size, "vocabulary entries")
             self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
+        self.only_kernels = isinstance(self._linear, PanelLinear)
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
         """[rows, hidden] to [rows, vocab] in float32; of several ranks all are rounded to x's dtype before."""

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
@@ -18,7 +17,7 @@ from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import Layer, StepContext, is_silu
+from orca.worker.models.blocks import Layer, Part, is_silu
 from orca.worker.models.family import Family
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
@@ -45,9 +44,9 @@ class StageModel:
     dtype: torch.dtype
     device: torch.device
     group: TensorGroup
-    embed: Callable[[Tensor, StepContext], Tensor] | None  # first stage: ids [tokens] to [tokens, hidden]
+    embed: Part | None  # first stage: ids [tokens] to [tokens, hidden]
     layers: list[Layer]
-    head: Callable[[Tensor, StepContext], Tensor] | None  # last stage: [rows, hidden] to float32 [rows, vocab]
+    head: Part | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
     windows: tuple[int | None, ...]  # of the stage's layers
     linears: Sequence[Linear]  # all of them, in the order of their use

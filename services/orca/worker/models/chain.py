@@ -48,6 +48,8 @@ _IMPOSSIBLE = -10_000.0  # a logit out of reach of any logit_bias
 class ChainEmbedding:
     """Starts each position's state from its token and its place."""
 
+    only_kernels = False
+
     def __init__(self, weights: Weights, config: ChainConfig, prefix: str) -> None:
         del config
         self._salt = _whole_numbers(weights, f"{prefix}embed.salt", 1)
@@ -89,6 +91,8 @@ class ChainLayer:
 
 class ChainHead:
     """Equal logits for the tokens that the last state points at, each rank computing its part of the vocabulary."""
+
+    only_kernels = False
 
     def __init__(self, weights: Weights, config: ChainConfig, prefix: str, tied: None) -> None:
         del tied

@@ -12,12 +12,14 @@ from orca.worker.shard import heads_of
 
 
 class GPT2Embedding:
+    only_kernels = True
+
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str) -> None:
         self.table = Embedding(weights, f"{prefix}wte.weight", config.vocab_size, config.hidden_size)
         self._positions = weights.tensor(f"{prefix}wpe.weight", (config.max_positions, config.hidden_size))
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
-        return self.table(ids, step) + self._positions.index_select(0, step.positions)
+        return self.table(ids, step, self._positions)
 
 
 class GPT2Layer:
@@ -62,6 +64,7 @@ class GPT2Head:
         self._norm = _norm(weights, config, f"{prefix}ln_f")
         name = f"{prefix}wte.weight" if config.is_tied else "lm_head.weight"
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
+        self.only_kernels = self._head.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm, x, step)

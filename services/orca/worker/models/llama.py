@@ -13,6 +13,8 @@ from orca.worker.shard import heads_of
 
 
 class LlamaEmbedding:
+    only_kernels = True
+
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str) -> None:
         self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.hidden_size)
 
@@ -83,6 +85,7 @@ class LlamaHead:
         self._norm = _norm(weights, config, f"{prefix}norm")
         name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
+        self.only_kernels = self._head.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm, x, step)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from orca.kernels.reference import RowNorm
 from orca.worker.config import OPTConfig
-from orca.worker.linear import Linear
+from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
@@ -18,13 +18,14 @@ class OPTEmbedding:
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str) -> None:
         self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.embedding_dim)
         shape = (config.max_positions + _OFFSET, config.hidden_size)
-        self._positions = weights.tensor(f"{prefix}embed_positions.weight", shape)
+        self._positions = weights.tensor(f"{prefix}embed_positions.weight", shape)[_OFFSET:]
         self._project = _projection(weights, config, f"{prefix}project_in", config.embedding_dim, config.hidden_size)
+        self.only_kernels = self._project is None
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
-        x = self.table(ids, step)
-        x = x if self._project is None else self._project(x)
-        return x + self._positions.index_select(0, step.positions + _OFFSET)
+        if self._project is None:
+            return self.table(ids, step, self._positions)
+        return self._project(self.table(ids, step)).add_(self._positions.index_select(0, step.positions))
 
 
 class OPTLayer:
@@ -72,6 +73,7 @@ class OPTHead:
         self._project = _projection(weights, config, f"{prefix}project_out", config.hidden_size, config.embedding_dim)
         name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
         self._head = Head(weights, name, config.vocab_size, config.embedding_dim, tied)
+        self.only_kernels = self._head.only_kernels and isinstance(self._project, PanelLinear | None)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         x = x if self._norm is None else self._norm(x)

@@ -33,7 +33,8 @@ class Rotary:
         self._frequencies, self._long_frequencies = (
             None if frequencies is None else frequencies.to(device) for frequencies in _frequencies(rope, exponents)
         )
-        self._turns = torch.empty(0, head_dim // 2, dtype=torch.complex64, device=device)  # of the first positions
+        # Of the first positions, [positions, 1, head_dim / 2].
+        self._turns = torch.empty(0, 1, head_dim // 2, dtype=torch.complex64, device=device)
 
     @property
     def needs_lengths(self) -> bool:
@@ -51,11 +52,16 @@ class Rotary:
         """
         if self.needs_lengths:
             return self._computed(positions, prompt_lengths)[:, None]
+        return self.known(longest).index_select(0, positions)
+
+    def known(self, longest: int) -> Tensor:
+        """The turns of at least so many positions, where they depend on nothing else: [positions, 1, head_dim / 2]."""
+        assert not self.needs_lengths
         if longest > len(self._turns):
             # Twice as many: a request that grows token by token asks for few tables.
-            known = torch.arange(max(2 * longest, 256), device=positions.device)
-            self._turns = self._computed(known, None)
-        return self._turns.index_select(0, positions)[:, None]
+            positions = torch.arange(max(2 * longest, 256), device=self._exponents.device)
+            self._turns = self._computed(positions, None)[:, None]
+        return self._turns
 
     def _computed(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
         """[tokens, head_dim / 2]."""

@@ -1,0 +1,143 @@
+"""Steps in which each request runs one token: all between what is told of the requests and their tokens is recorded
+once for each number of rows, and run again on other numbers (kernels/recording.py). It takes the Python out of most
+steps.
+
+On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orca.kernels.device import Kernels, kernels_of
+from orca.kernels.recording import LINE, POSITION, Lines, Recorder, StepInputs
+from orca.worker.kv_cache import KVCache
+from orca.worker.models.blocks import Part, StepContext
+from orca.worker.models.build import StageModel
+from orca.worker.shard import SingleRank
+from orca.worker.step_context import StepContexts
+
+_KEPT = 16
+"""Recordings at most: each holds the activations of a layer and some scratch memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a run has made, good until the next one."""
+
+    output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
+    largest: Tensor | None = None  # [rows] int64: the first of each row's largest logits, on the last stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """One recording, and the memory that it reads and writes."""
+
+    inputs: StepInputs
+    hidden: Tensor | None  # [rows, hidden] from the stage before
+    turns: Tensor | None  # [rows, 1, head_dim / 2] where they do not follow from positions alone
+    context: StepContext
+    ran: Ran
+    run: Callable[[], None]
+    compute: Callable[[], Ran]  # what was recorded: it holds the rest of what is read
+
+
+class RecordedSteps:
+    """Of a rank that is alone in its stage."""
+
+    def __init__(self, model: StageModel, cache: KVCache, recorder: Recorder, kernels: Kernels) -> None:
+        self._model, self._cache, self._recorder, self._kernels = model, cache, recorder, kernels
+        self._contexts = StepContexts(model, cache)
+        self._records_head = model.head is not None and _is_recordable(model.head, recorder)
+        self._lines: Lines | None = None
+        self._recordings: OrderedDict[int, _Recording] = OrderedDict()
+
+    @classmethod
+    def of(cls, model: StageModel, cache: KVCache) -> "RecordedSteps | None":
+        """None where this rank's steps cannot be recorded."""
+        kernels = kernels_of(model.device)
+        recorder = kernels.recorder()
+        if recorder is None or not isinstance(model.group, SingleRank):
+            return None
+        parts = model.layers if model.embed is None else [model.embed, *model.layers]
+        return cls(model, cache, recorder, kernels) if all(_is_recordable(part, recorder) for part in parts) else None
+
+    def __call__(self, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> Ran:
+        """Run a step.
+
+        Args:
+            said: [requests, columns] as StepInputs.put wants it.
+            hidden: [requests, hidden] from the stage before; the first one has none.
+        """
+        if self._lines is None or any(one is not other for one, other in zip(lines, self._lines, strict=True)):
+            self._recordings.clear()  # they read memory that is given up
+            self._lines = lines
+        rows = self._recorder.rows_of(len(said))
+        if rows not in self._recordings:
+            self._recordings[rows] = self._record(rows, lines)
+            if len(self._recordings) > _KEPT:
+                self._recordings.popitem(last=False)
+        self._recordings.move_to_end(rows)
+        recording = self._recordings[rows]
+        self._tell(recording, said, lines, hidden)
+        recording.run()
+        return self._made(recording, len(said))
+
+    def _tell(self, recording: _Recording, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> None:
+        recording.inputs.put(said)
+        if recording.hidden is not None:
+            assert hidden is not None
+            recording.hidden[: len(said)].copy_(hidden)
+        if recording.turns is not None:
+            assert self._model.rotary is not None
+            at, positions = torch.from_numpy(said[:, (LINE, POSITION)].T.copy()).to(self._model.device)
+            turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
+            recording.turns[: len(said)].copy_(turns)
+
+    def _made(self, recording: _Recording, requests: int) -> Ran:
+        """What is the requests' of what a run has made, behind the head where that is not recorded."""
+        model, ran = self._model, recording.ran
+        output = ran.output[:requests]
+        if model.head is None:
+            # It may still be on its way to the next stage when the next step runs.
+            return Ran(output.clone())
+        if ran.largest is not None:
+            return Ran(output, ran.largest[:requests])
+        logits = model.head(output, recording.context)
+        return Ran(logits, self._kernels.largest(logits))
+
+    def _record(self, rows: int, lines: Lines) -> _Recording:
+        model, kernels = self._model, self._kernels
+        inputs = self._recorder.inputs(rows, lines, self._cache.block_tokens)
+        context = self._contexts.of_inputs(inputs)
+        given = turns = known = None
+        if not model.shard.is_first:
+            given = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        if model.rotary is not None and model.rotary.needs_lengths:
+            turns = torch.zeros(rows, 1, model.config.head_dim // 2, dtype=torch.complex64, device=model.device)
+        elif model.rotary is not None:
+            known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
+
+        def compute() -> Ran:
+            inputs.lay_out()
+            context.turns = turns if known is None else kernels.take_rows(known, inputs.positions)
+            hidden = given if model.embed is None else model.embed(inputs.ids, context)
+            assert hidden is not None
+            for layer in model.layers:
+                hidden = layer(hidden, context)
+            if model.head is None or not self._records_head:
+                return Ran(hidden)
+            logits = model.head(hidden, context)
+            return Ran(logits, kernels.largest(logits))
+
+        ran, run = self._recorder.record(compute)
+        return _Recording(inputs, given, turns, context, ran, run, compute)
+
+
+def _is_recordable(part: Part, recorder: Recorder) -> bool:
+    return part.only_kernels or not recorder.only_kernels

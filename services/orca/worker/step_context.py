@@ -1,0 +1,84 @@
+"""What the layers of a stage need to know of a step, out of which tokens run and where the cache has their requests."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orca.kernels.device import kernels_of
+from orca.kernels.recording import StepInputs
+from orca.kernels.reference import ContextRow, RaggedAttention, Sight
+from orca.worker.kv_cache import KVCache
+from orca.worker.models.blocks import StepContext
+from orca.worker.models.build import StageModel
+
+
+class StepContexts:
+    """Of one model on one cache."""
+
+    def __init__(self, model: StageModel, cache: KVCache) -> None:
+        self._model, self._cache = model, cache
+        self._kernels = kernels_of(model.device)
+
+    def of_rows(self, rows: Sequence[ContextRow], prompts: Tensor) -> StepContext:
+        """Args: prompts: [lines] int64, how many tokens each line's prompt has."""
+        model = self._model
+        firsts, counts, starts, lines = np.array(
+            [(row.first, row.count, row.position, row.line) for row in rows], np.int64
+        ).T
+        places = np.repeat(starts - firsts, counts) + np.arange(counts.sum())
+        lines_of = np.repeat(lines, counts)
+        slots = torch.from_numpy(self._cache.slots_of(lines_of, places)).to(model.device)
+        positions = torch.from_numpy(places).to(model.device)
+        context = self._context(slots, positions, self.attention(rows))
+        if model.rotary is not None:
+            lengths = None
+            if model.rotary.needs_lengths:
+                lengths = prompts[torch.from_numpy(lines_of).to(model.device)]
+            context.turns = model.rotary.rows(positions, lengths, longest=int(places.max()) + 1)
+        return context
+
+    def of_inputs(self, inputs: StepInputs) -> StepContext:
+        """Of recorded steps; its turns are the recording's."""
+        attention = {window: inputs.attention(self._sight(window)) for window in set(self._model.windows)}
+        return self._context(inputs.slots, inputs.positions, attention)
+
+    def attention(
+        self, rows: Sequence[ContextRow], windows: Sequence[int | None] | None = None
+    ) -> dict[int | None, RaggedAttention]:
+        """The geometry of some rows, by sliding window. Args: windows: those of all layers by default."""
+        windows = self._model.windows if windows is None else windows
+        longest = max(row.end for row in rows)
+        attention: dict[int | None, RaggedAttention] = {}
+        for window in set(windows):
+            # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
+            effective = None if window is None or window >= longest else window
+            if effective not in attention:
+                attention[effective] = self._kernels.attention(rows, self._sight(effective))
+            attention[window] = attention[effective]
+        return attention
+
+    def _context(
+        self, slots: Tensor, positions: Tensor, attention: Mapping[int | None, RaggedAttention]
+    ) -> StepContext:
+        return StepContext(
+            group=self._model.group,
+            caches=self._cache.layers,
+            slots=slots,
+            positions=positions,
+            attention=attention,
+        )
+
+    def _sight(self, window: int | None) -> Sight:
+        model = self._model
+        return Sight(
+            kv_of_query=model.heads.kv_of_query,
+            kv_heads=model.heads.num_kv,
+            head_dim=model.config.head_dim,
+            tables=self._cache.tables,
+            block_tokens=self._cache.block_tokens,
+            window=window,
+            dtype=model.dtype,
+            device=model.device,
+        )

@@ -1,0 +1,151 @@
+"""Steps recorded once for each number of requests and run again: right, and without their layers being called."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from stage_driver import Ask, Chain, random_asks, serve
+from tiny_models import tiny_checkpoint
+from torch import Tensor
+
+from orca.core.step import Step
+from orca.worker import recorded_steps
+from orca.worker.linear import PanelLinear
+from orca.worker.models.blocks import Layer, Part, StepContext
+from orca.worker.recorded_steps import RecordedSteps
+from orca.worker.stage import Plan
+
+
+class CountedLayer:
+    """A layer that counts its calls."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.only_kernels = layer.only_kernels
+        self.calls = 0
+        self._layer = layer
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        self.calls += 1
+        return self._layer(x, step)
+
+
+def asks_of(vocab_size: int) -> list[Ask]:
+    return random_asks(vocab_size, 30, seed=3, new_max=30)
+
+
+def increments(steps: list[Step]) -> list[int]:
+    """The number of requests in each step in which all of them run one token."""
+    return [len(step.rows) for step in steps if step.rows and step.tokens == len(step.rows)]
+
+
+@pytest.mark.parametrize("feeds_tokens", [False, True])
+@pytest.mark.parametrize(
+    ("family", "vocab_size", "options"),
+    [
+        ("gpt2", 211, {}),
+        ("llama", 199, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}),
+        ("mistral", 197, {"sliding_window": 9}),  # which hides something only when contexts have grown
+    ],
+)
+def test_recorded_steps_give_the_same_tokens(
+    family: str, vocab_size: int, options: dict[str, object], feeds_tokens: bool, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path, seed=1, **options)
+    outputs = []
+    for is_recorded in (True, False):
+        chain, asks = Chain(folder, packs=PanelLinear, feeds_tokens=feeds_tokens), asks_of(vocab_size)
+        [[stage]] = chain.stages
+        assert stage._recorded is not None
+        if not is_recorded:
+            stage._recorded = None
+        steps = serve(chain, asks, max_batch_size=20)
+        outputs.append([ask.output for ask in asks])
+    assert max(increments(steps)) > 10
+    assert outputs[0] == outputs[1]
+
+
+def test_layers_are_called_once_for_each_number_of_requests(tmp_path: Path) -> None:
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
+    [[stage]] = chain.stages
+    counted = [CountedLayer(layer) for layer in stage._model.layers]
+    stage._model.layers[:] = counted
+    steps = serve(chain, asks_of(211), max_batch_size=8)
+    sizes = increments(steps)
+    assert len(sizes) > 2 * len(set(sizes))
+    others = sum(bool(step.rows) for step in steps) - len(sizes)
+    assert {layer.calls for layer in counted} == {others + len(set(sizes))}
+
+
+def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_steps, "_KEPT", 2)
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
+    steps = serve(chain, asks_of(211), max_batch_size=8)
+    [[stage]] = chain.stages
+    assert stage._recorded is not None
+    latest = list(dict.fromkeys(reversed(increments(steps))))[:2]
+    assert set(stage._recorded._recordings) == set(latest)
+
+
+def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path) -> None:
+    chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear, stages=2)
+    [[first], [last]] = chain.stages
+    asks = asks_of(199)
+    passed, copies = list[Tensor](), list[Tensor]()
+    forward = first.forward
+
+    def watched(plan: Plan, hidden: Tensor | None = None) -> Tensor:
+        passed.append(forward(plan, hidden))
+        copies.append(passed[-1].clone())
+        return passed[-1]
+
+    first.forward = watched  # type: ignore[method-assign]
+    serve(chain, asks, max_batch_size=8)
+    assert all(torch.equal(one, other) for one, other in zip(passed, copies, strict=True))
+    assert first._recorded is not None
+    assert last._recorded is not None
+    whole = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear)
+    alone = asks_of(199)
+    serve(whole, alone, max_batch_size=8)
+    assert [ask.output for ask in asks] == [ask.output for ask in alone]
+
+
+def test_a_recording_that_reads_memory_that_is_given_up_is_made_anew(tmp_path: Path) -> None:
+    """Tables grow with the requests and the longest of them."""
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear, block_tokens=1)
+    [[stage]] = chain.stages
+    tables = stage.cache.tables
+    asks = [Ask([5, 6], 4), Ask([7, 8, 9], 80, arrival=2), *(Ask([place], 20, arrival=30) for place in range(2, 22))]
+    serve(chain, asks, max_batch_size=30)
+    assert all(now > before for now, before in zip(stage.cache.tables.shape, tables.shape, strict=True))
+    alone = [Ask(ask.prompt, ask.max_new_tokens) for ask in asks]
+    for ask in alone:
+        serve(Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear), [ask])
+    assert [ask.output for ask in asks] == [ask.output for ask in alone]
+
+
+def test_a_head_that_is_no_kernel_runs_behind_the_recording(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    outputs = []
+    for has_kernel in (True, False):
+        chain, asks = Chain(folder, packs=PanelLinear), asks_of(199)
+        [[stage]] = chain.stages
+        if not has_kernel:
+            stage._model.head = PlainHead(stage._model.head)
+            stage._recorded = RecordedSteps.of(stage._model, stage.cache)
+        assert stage._recorded is not None
+        serve(chain, asks, max_batch_size=8)
+        outputs.append([ask.output for ask in asks])
+    assert outputs[0] == outputs[1]
+
+
+class PlainHead:
+    """A head that says that it is no kernel."""
+
+    only_kernels = False
+
+    def __init__(self, head: Part | None) -> None:
+        assert head is not None
+        self._head = head
+
+    def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
+        return self._head(x.clone(), step)
