@@ -4,25 +4,32 @@ import numpy as np
 import pytest
 import torch
 from attention_steps import random_step
+from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import Lines, Recorder
+from orca.kernels.recording import Lines, Recorder, StepInputs
 from orca.kernels.reference import ContextRow, Sight, attend_reference
+from orca.kernels.triton_attention import SPLIT
+from orca.kernels.triton_kernels import TritonKernels
+from orca.kernels.triton_recording import GraphInputs, GraphRecorder
 
 CPU = torch.device("cpu")
-BLOCK_TOKENS = 4
+BLOCK_TOKENS = 16
 HEADS = [0, 0, 1, 1]
+RECORDERS = {"cpu": (CPU, kernels_of(CPU).recorder(CPU)), "gpu": (DEVICE, GraphRecorder(DEVICE))}
 
 
-def recorder() -> Recorder:
-    found = kernels_of(CPU).recorder()
-    assert found is not None
-    return found
+@pytest.fixture(params=RECORDERS)
+def there(request: pytest.FixtureRequest) -> tuple[torch.device, Recorder]:
+    device, recorder = RECORDERS[request.param]
+    assert recorder is not None
+    return device, recorder
 
 
-def lines_of(tables: Tensor) -> Lines:
-    return Lines(tables, fed=100 + torch.arange(len(tables)), prompts=torch.ones(len(tables), dtype=torch.int64))
+def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> Lines:
+    numbers = torch.arange(len(tables), device=device)
+    return Lines(tables.to(device), fed=100 + numbers, prompts=prompts + 0 * numbers)
 
 
 def sight(tables: Tensor, window: int | None = None) -> Sight:
@@ -34,42 +41,85 @@ def sight(tables: Tensor, window: int | None = None) -> Sight:
         block_tokens=BLOCK_TOKENS,
         window=window,
         dtype=torch.float32,
-        device=CPU,
+        device=tables.device,
     )
 
 
-def test_inputs_are_made_of_what_is_told_and_kept() -> None:
+def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, int, int]]) -> None:
+    inputs.put(np.array(said))
+
+    def compute() -> tuple[Tensor | None, ...]:
+        inputs.lay_out()
+        return ()
+
+    _, run = recorder.record(compute)
+    run()
+
+
+def test_inputs_are_made_of_what_is_told_and_kept(there: tuple[torch.device, Recorder]) -> None:
+    device, recorder = there
     tables = torch.full((5, 3), -1).int()
     tables[3] = torch.tensor([7, 2, -1])
-    inputs = recorder().inputs(3, lines_of(tables), BLOCK_TOKENS)
-    inputs.put(np.array([(3, 9, 55, 6), (0, 0, -1, 4), (4, 7, -1, 1)]))
-    _, run = recorder().record(inputs.lay_out)
-    run()
+    lines = lines_of(tables, device)
+    inputs = recorder.inputs(3, lines, slots=160, block_tokens=BLOCK_TOKENS)
+    laid_out(recorder, inputs, [(3, 33, 55, 6), (0, 0, -1, 4), (4, 19, -1, 1)])
     assert inputs.ids.tolist() == [55, 100, 104]
-    assert inputs.positions.tolist() == [9, 0, 7]
-    assert inputs.slots.tolist() == [6 * 4 + 1, 4 * 4 + 0, 1 * 4 + 3]
-    assert tables.tolist() == [[4, -1, -1], [-1] * 3, [-1] * 3, [7, 2, 6], [-1, 1, -1]]
+    assert inputs.positions.tolist() == [33, 0, 19]
+    assert inputs.slots.tolist() == [6 * 16 + 1, 4 * 16 + 0, 1 * 16 + 3]
+    assert lines.tables.tolist() == [[4, -1, -1], [-1] * 3, [-1] * 3, [7, 2, 6], [-1, 1, -1]]
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_recording_computes_the_step_that_it_is_told_of(window: int | None) -> None:
-    qkv, cache, rows, tables = random_step([(5, 1), (17, 1), (1, 1), (16, 1)], 4, 2, 12, torch.float32, BLOCK_TOKENS)
-    lines = lines_of(tables.clone())
-    inputs = recorder().inputs(len(rows), lines, BLOCK_TOKENS)
+@pytest.mark.parametrize("window", [None, 3, SPLIT + 5])
+def test_a_recording_computes_the_step_that_it_is_told_of(
+    window: int | None, there: tuple[torch.device, Recorder]
+) -> None:
+    device, recorder = there
+    contexts = [(5, 1), (2 * SPLIT + 9, 1), (1, 1), (SPLIT, 1), (SPLIT + 1, 1)]
+    qkv, cache, rows, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
+    lines = lines_of(tables.clone(), device)
+    there_qkv, there_cache = qkv.to(device), cache.to(device)
+    inputs = recorder.inputs(len(rows), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     attention = inputs.attention(sight(lines.tables, window))
 
-    def compute() -> Tensor:
+    def compute() -> tuple[Tensor | None, ...]:
         inputs.lay_out()
-        return attention(qkv, cache, 0.3)
+        return (attention(there_qkv, there_cache, 0.3),)
 
-    output, run = recorder().record(compute)
-    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+    (output,), run = recorder.record(compute)
+    assert output is not None
+    for order in ([0, 1, 2, 3, 4], [2, 4, 3, 0, 1]):
         chosen = [rows[place] for place in order]
-        inputs.put(
-            np.array([(row.line, row.position, 1, tables[row.line, row.position // BLOCK_TOKENS]) for row in chosen])
-        )
+        said = [(row.line, row.position, 1, tables[row.line, row.position // BLOCK_TOKENS]) for row in chosen]
+        inputs.put(np.array(said))
         output.fill_(float("nan"))
         run()
         own = [ContextRow(place, 1, row.position, row.line) for place, row in enumerate(chosen)]
         expected = attend_reference(qkv[:, :4], cache, own, tables, HEADS, scale=0.3, window=window)
-        torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+def test_rows_of_padding_touch_no_request() -> None:
+    recorder = GraphRecorder(DEVICE)
+    tables = torch.arange(12).view(4, 3).int()
+    lines = lines_of(tables, DEVICE, prompts=7)
+    inputs = recorder.inputs(8, lines, slots=160, block_tokens=BLOCK_TOKENS)
+    assert isinstance(inputs, GraphInputs)
+    laid_out(recorder, inputs, [(place % 4, place, 3, 0) for place in range(8)])
+    laid_out(recorder, inputs, [(2, 20, -1, 7), (1, 8, 5, 3)])
+    assert inputs.slots.tolist() == [7 * 16 + 4, 3 * 16 + 8, *[-1] * 6]
+    assert inputs.lines.tolist() == [2, 1, *[-1] * 6]
+    assert inputs.ids.tolist() == [102, 5, *[0] * 6]
+    assert inputs.indices[:2].tolist() == [20 + 1 - 7, 8 + 1 - 7]
+    assert lines.tables[3].tolist() == [0, 10, 11]
+
+
+def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
+    recorder = GraphRecorder(DEVICE)
+    sizes = [recorder.rows_of(requests) for requests in range(1, 513)]
+    assert sizes[:9] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+    assert all(0 <= rows - requests <= max(7, requests // 8) for requests, rows in enumerate(sizes, start=1))
+    assert len(set(sizes)) < 40
+
+
+def test_triton_kernels_record() -> None:
+    assert isinstance(TritonKernels().recorder(DEVICE), GraphRecorder)

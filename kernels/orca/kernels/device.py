@@ -41,7 +41,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def recorder(self) -> Recorder | None:
+    def recorder(self, device: torch.device) -> Recorder | None:
         """How steps are recorded and run again; None where they cannot be."""
         ...
 

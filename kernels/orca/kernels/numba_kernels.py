@@ -26,7 +26,8 @@ class CpuKernels:
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
         return CpuAttention(rows, seen)
 
-    def recorder(self) -> CpuRecorder:
+    def recorder(self, device: torch.device) -> CpuRecorder:
+        del device
         return CpuRecorder()
 
     together = staticmethod(together)

@@ -1,7 +1,7 @@
 """Recorded steps on a CPU (recording.py): all kernels of a step in one native call (numba_team.py)."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from orca.kernels.numba_attention import CpuAttention
 from orca.kernels.numba_intrinsics import elements, take
 from orca.kernels.numba_team import Kernel, recorded
-from orca.kernels.recording import BLOCK, COLUMNS, LINE, POSITION, TOKEN, Lines
+from orca.kernels.recording import BLOCK, COLUMNS, LINE, POSITION, TOKEN, Lines, Made
 from orca.kernels.reference import Sight
-
-T = TypeVar("T")
 
 
 class CpuRecorder:
@@ -24,10 +22,11 @@ class CpuRecorder:
         """Each number of requests has a recording: on a CPU a row costs what it computes."""
         return requests
 
-    def inputs(self, rows: int, lines: Lines, block_tokens: int) -> "CpuInputs":
+    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
+        del slots
         return CpuInputs(rows, lines, block_tokens)
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         with recorded() as recording:
             made = compute()
         return made, recording.run

@@ -29,7 +29,7 @@ class PlainKernels:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def recorder(self) -> None:
+    def recorder(self, device: torch.device) -> None:
         """PyTorch's operations run when they are called."""
 
     def count(self, at: int) -> None:

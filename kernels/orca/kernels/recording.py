@@ -21,7 +21,8 @@ from torch import Tensor
 
 from orca.kernels.reference import RaggedAttention, Sight
 
-T = TypeVar("T")
+Made = TypeVar("Made", bound=tuple[Tensor | None, ...])
+"""What is recorded returns some tensors, which are written by each run."""
 
 LINE, POSITION, TOKEN, BLOCK = range(4)
 """Columns of what is said of a step (`StepInputs.put`)."""
@@ -72,9 +73,11 @@ class Recorder(Protocol):
         """How many rows a recording for so many requests has."""
         ...
 
-    def inputs(self, rows: int, lines: Lines, block_tokens: int) -> StepInputs: ...
+    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> StepInputs:
+        """Args: slots: of the KV cache."""
+        ...
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         """Record what `compute` calls; on some devices it runs as well. It reads and writes memory that lives as long
         as the recording, and each kernel in it may only be given whole tensors that kernels made, no views of them.
 

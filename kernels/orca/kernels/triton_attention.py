@@ -76,51 +76,90 @@ class TritonAttention:
     """
 
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
-        self._shape = shape_of(seen.dtype, seen.head_dim)
-        self._heads, self._kv_heads = len(seen.kv_of_query), seen.kv_heads
-        self._window = _NO_WINDOW if seen.window is None else seen.window
-        self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads, seen.device)
-        # All query heads of a KV head fit into a tile of either size.
-        self._narrow = max(self._shape.narrow, triton.next_power_of_2(group))
-        self._shape = self._shape._replace(wide=max(self._shape.wide, self._narrow))
+        sizes = Sizes.of(seen)
+        wide, narrow = _items(rows, seen, sizes)
+        head = (len(wide) + len(narrow), len(wide), *[0] * (len(Item._fields) - 2))
+        said = torch.from_numpy(np.array([head, *wide, *narrow], np.int32)).to(seen.device)
+        parts = sum(item.part >= 0 for item in narrow)
+        tiles = max((item.tile + 1 for item in narrow), default=0)
+        self._take(said, Scratch.of(seen, sizes, parts, tiles), seen, sizes, has_wide=bool(wide))
+
+    @classmethod
+    def of_items(cls, items: Tensor, scratch: "Scratch", seen: Sight) -> "TritonAttention":
+        """Attention of rows of one token each, whose items are there when it runs (triton_recording.py)."""
+        attention = cls.__new__(cls)
+        attention._take(items, scratch, seen, Sizes.of(seen), has_wide=False)
+        return attention
+
+    def _take(self, items: Tensor, scratch: "Scratch", seen: Sight, sizes: "Sizes", *, has_wide: bool) -> None:
         assert seen.tables.dtype == torch.int32
         assert seen.tables.is_contiguous()
-        self._tables = seen.tables
-        wide, narrow = _items(rows, seen, self._shape, self._narrow // group, group)
-        self._has_wide = bool(wide)
-        head = (len(wide) + len(narrow), len(wide), *[0] * (len(Item._fields) - 2))
-        said = np.array([head, *wide, *narrow], np.int32)
-        self._items = torch.from_numpy(said).to(seen.device)
-        parts = sum(item.part >= 0 for item in narrow)
-        rows_of_parts = parts * seen.kv_heads * self._narrow
-        self._partials = torch.empty(rows_of_parts, seen.head_dim + 2, dtype=torch.float32, device=seen.device)
-        tiles = max((item.tile + 1 for item in narrow), default=0)
-        self._arrived = torch.zeros(tiles, seen.kv_heads, dtype=torch.int32, device=seen.device)
+        self._items, self._scratch, self._tables, self._sizes = items, scratch, seen.tables, sizes
+        self._heads, self._kv_heads = len(seen.kv_of_query), seen.kv_heads
+        self._window = window_of(seen)
+        self._has_wide = has_wide
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
         """As device.RaggedAttention."""
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         tokens, _, head_dim = qkv.shape
+        shape = self._sizes.shape
         output = torch.empty(tokens, self._heads * head_dim, dtype=qkv.dtype, device=qkv.device)
         attend[(programs(qkv.device),)](
             qkv,
             cache,
             self._items,
             self._tables,
-            self._first_query,
+            self._sizes.first_query,
             output,
-            self._partials,
-            self._arrived,
+            self._scratch.partials,
+            self._scratch.arrived,
             self._window,
             scale * _LOG2_E,
-            **constants_of(self._shape, self._heads, self._kv_heads, cache.shape[2], head_dim),
-            narrow=self._narrow,
+            **constants_of(shape, self._heads, self._kv_heads, cache.shape[2], head_dim),
+            narrow=shape.narrow,
             has_wide=self._has_wide,
-            num_warps=self._shape.warps if self._has_wide else self._shape.narrow_warps,
-            num_stages=self._shape.stages,
+            num_warps=shape.warps if self._has_wide else shape.narrow_warps,
+            num_stages=shape.stages,
         )
         return output
+
+
+class Sizes(NamedTuple):
+    """Of the tiles of one model's attention on a rank."""
+
+    shape: Shape
+    group: int  # query heads of a KV head, at most
+    first_query: Tensor  # [kv heads + 1] int32: the first query head of each KV head
+
+    @classmethod
+    def of(cls, seen: Sight) -> "Sizes":
+        first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads, seen.device)
+        shape = shape_of(seen.dtype, seen.head_dim)
+        # All query heads of a KV head fit into a tile of either size.
+        narrow = max(shape.narrow, triton.next_power_of_2(group))
+        return cls(shape._replace(narrow=narrow, wide=max(shape.wide, narrow)), group, first_query)
+
+
+class Scratch(NamedTuple):
+    """Memory of contexts that are cut."""
+
+    partials: Tensor
+    arrived: Tensor
+
+    @classmethod
+    def of(cls, seen: Sight, sizes: Sizes, parts: int, tiles: int) -> "Scratch":
+        rows = parts * seen.kv_heads * sizes.shape.narrow
+        return cls(
+            torch.empty(rows, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
+            torch.zeros(tiles, seen.kv_heads, dtype=torch.int32, device=seen.device),
+        )
+
+
+def window_of(seen: Sight) -> int:
+    """The positions that a token sees, as kernels are told."""
+    return _NO_WINDOW if seen.window is None else seen.window
 
 
 def constants_of(shape: Shape, heads: int, kv_heads: int, block_tokens: int, head_dim: int) -> dict[str, int | str]:
@@ -154,12 +193,10 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int, device: torch.dev
     return torch.from_numpy(first_query).to(device), max(1, int(np.diff(first_query).max()))
 
 
-def _items(
-    rows: Sequence[ContextRow], seen: Sight, shape: Shape, narrow_tokens: int, group: int
-) -> tuple[list[Item], list[Item]]:
+def _items(rows: Sequence[ContextRow], seen: Sight, sizes: Sizes) -> tuple[list[Item], list[Item]]:
     """Wide items, the longest first, and narrow ones."""
-    window = _NO_WINDOW if seen.window is None else seen.window
-    wide_tokens = shape.wide // group
+    window, shape = window_of(seen), sizes.shape
+    wide_tokens, narrow_tokens = shape.wide // sizes.group, shape.narrow // sizes.group
     wide: list[Item] = []
     narrow: list[Item] = []
     parts = tiles = 0

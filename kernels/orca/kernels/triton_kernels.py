@@ -5,10 +5,13 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from orca.kernels import triton_rows
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import ContextRow, Sight
 from orca.kernels.triton_attention import TritonAttention
+from orca.kernels.triton_recording import GraphRecorder
 
 
 class TritonKernels(PlainKernels):
@@ -16,6 +19,9 @@ class TritonKernels(PlainKernels):
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> TritonAttention:  # type: ignore[override]
         return TritonAttention(rows, seen)
+
+    def recorder(self, device: torch.device) -> GraphRecorder:  # type: ignore[override]
+        return GraphRecorder(device)
 
     keep = staticmethod(triton_rows.keep)  # type: ignore[assignment]
     normalise = staticmethod(triton_rows.normalise)  # type: ignore[assignment]

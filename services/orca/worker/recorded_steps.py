@@ -8,6 +8,7 @@ On a CPU only kernels can be recorded, so a head whose product is another librar
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,7 @@ _KEPT = 16
 """Recordings at most: each holds the activations of a layer and some scratch memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """What a run has made, good until the next one."""
 
     output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
@@ -61,7 +61,7 @@ class RecordedSteps:
     def of(cls, model: StageModel, cache: KVCache) -> "RecordedSteps | None":
         """None where this rank's steps cannot be recorded."""
         kernels = kernels_of(model.device)
-        recorder = kernels.recorder()
+        recorder = kernels.recorder(model.device)
         if recorder is None or not isinstance(model.group, SingleRank):
             return None
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
@@ -113,7 +113,7 @@ class RecordedSteps:
 
     def _record(self, rows: int, lines: Lines) -> _Recording:
         model, kernels = self._model, self._kernels
-        inputs = self._recorder.inputs(rows, lines, self._cache.block_tokens)
+        inputs = self._recorder.inputs(rows, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.of_inputs(inputs)
         given = turns = known = None
         if not model.shard.is_first:

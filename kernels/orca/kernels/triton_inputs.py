@@ -1,0 +1,102 @@
+"""The inputs of recorded steps on a GPU (recording.py), made out of what was told of the requests, by small launches.
+
+said       [rows, 4] int64                          read: line, position, token, block; a line of -1 is padding
+tables     [lines, blocks] int32                    the block of each row's position is written
+ids, positions, slots  [rows] int64                 written; of padding 0, 0 and -1
+lines      [rows] int32, indices [rows] int64       written: the request's line or -1, and the index of the token
+                                                    that the row draws
+items      [1 + items, 10] int32                    written: what attention does (triton_attention.py)
+"""
+
+import triton
+import triton.language as tl
+
+from orca.kernels.triton_attention_item import Item
+
+_ITEM_COLUMNS = tl.constexpr(len(Item._fields))
+_SAID_COLUMNS = tl.constexpr(4)
+_PARTS_AT_ONCE = tl.constexpr(64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lay_out_rows(  # type: ignore[no-untyped-def]
+    said,
+    tables,
+    columns,
+    fed,
+    prompts,
+    ids,
+    positions,
+    slots,
+    lines,
+    indices,
+    rows,
+    block_tokens: tl.constexpr,
+    block: tl.constexpr,
+):
+    """What each row is. A program has `block` rows."""
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    is_row = row < rows
+    at = said + row.to(tl.int64) * _SAID_COLUMNS
+    line = tl.load(at, mask=is_row, other=-1)
+    is_asked = line >= 0
+    position = tl.load(at + 1, mask=is_asked, other=0)
+    token = tl.load(at + 2, mask=is_asked, other=0)
+    cache_block = tl.load(at + 3, mask=is_asked, other=0)
+    tl.store(tables + line * columns + position // block_tokens, cache_block.to(tl.int32), mask=is_asked)
+    its_fed = tl.load(fed + line, mask=is_asked & (token < 0), other=0)
+    tl.store(ids + row, tl.where(token < 0, its_fed, token), mask=is_row)
+    tl.store(positions + row, position, mask=is_row)
+    slot = cache_block * block_tokens + position % block_tokens
+    tl.store(slots + row, tl.where(is_asked, slot, -1), mask=is_row)
+    tl.store(lines + row, line.to(tl.int32), mask=is_row)
+    prompt = tl.load(prompts + line, mask=is_asked, other=1)
+    tl.store(indices + row, position + 1 - prompt, mask=is_row)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _parts_of(position, is_asked, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a row's context begins, and in how many parts it is cut."""
+    begin = tl.maximum(position - window + 1, 0) // positions * positions
+    return begin, tl.where(is_asked, position // split - begin // split + 1, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lay_out_items(  # type: ignore[no-untyped-def]
+    said, columns, items, rows, window, positions: tl.constexpr, split: tl.constexpr, block: tl.constexpr
+):
+    """The items of one row: its context, cut as triton_attention.items_of cuts it. block: at least `rows`."""
+    own = tl.program_id(0)
+    other = tl.arange(0, block)
+    line = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS, mask=other < rows, other=-1)
+    position = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS + 1, mask=line >= 0, other=0)
+    _, its_parts = _parts_of(position, line >= 0, window, positions, split)
+    is_cut = its_parts > 1
+    is_before = other < own
+    first_item = tl.sum(tl.where(is_before, its_parts, 0)).to(tl.int32)
+    first_part = tl.sum(tl.where(is_before & is_cut, its_parts, 0)).to(tl.int32)
+    tile = tl.sum(tl.where(is_before & is_cut, 1, 0)).to(tl.int32)
+    if own == 0:
+        tl.store(items, tl.sum(its_parts).to(tl.int32))
+        tl.store(items + 1, 0)
+
+    own_line = tl.load(said + own * _SAID_COLUMNS)
+    if own_line >= 0:
+        own_position = tl.load(said + own * _SAID_COLUMNS + 1)
+        begin, parts = _parts_of(own_position, own_line >= 0, window, positions, split)
+        for start in range(0, parts.to(tl.int32), _PARTS_AT_ONCE):
+            part = start + tl.arange(0, _PARTS_AT_ONCE)
+            low = tl.maximum((begin // split + part) * split, begin)
+            high = tl.minimum((begin // split + part + 1) * split, own_position + 1)
+            at = items + (1 + first_item + part).to(tl.int64) * _ITEM_COLUMNS
+            is_mine = part < parts
+            tl.store(at, own, mask=is_mine)
+            tl.store(at + 1, 1, mask=is_mine)
+            tl.store(at + 2, own_position.to(tl.int32), mask=is_mine)
+            tl.store(at + 3, (own_line * columns).to(tl.int32), mask=is_mine)
+            tl.store(at + 4, low.to(tl.int32), mask=is_mine)
+            tl.store(at + 5, high.to(tl.int32), mask=is_mine)
+            tl.store(at + 6, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
+            tl.store(at + 7, first_part, mask=is_mine)
+            tl.store(at + 8, parts.to(tl.int32), mask=is_mine)
+            tl.store(at + 9, tile, mask=is_mine)

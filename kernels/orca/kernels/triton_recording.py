@@ -1,0 +1,165 @@
+"""Recorded steps on a GPU (recording.py): captured graphs, whose inputs are made on the device (triton_inputs.py).
+
+A graph has a fixed number of rows, so steps are filled up with rows of padding, which belong to no request: the fewer
+sizes, the fewer graphs to capture. All graphs share one pool of memory, for one runs at a time.
+
+What is told of a step goes to the device out of pinned memory, without waiting for what the device does meanwhile.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from orca.kernels.recording import COLUMNS, LINE, Lines, Made
+from orca.kernels.reference import Sight
+from orca.kernels.triton_attention import SPLIT, Scratch, Sizes, TritonAttention, window_of
+from orca.kernels.triton_attention_item import Item
+from orca.kernels.triton_inputs import lay_out_items, lay_out_rows
+
+_ROWS_A_PROGRAM = 128
+_PADDING = -1
+_PARTS_STEP = 512
+_TOLD = 4
+"""Steps that may be told of before the first of them has been read: more than are ever under way."""
+
+
+class GraphRecorder:
+    """Of one stage. On a CPU, where Triton's interpreter computes, a run calls again what was recorded."""
+
+    only_kernels = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._scratch: dict[tuple[object, ...], Scratch] = {}
+
+    def rows_of(self, requests: int) -> int:
+        """Up to 8 a power of two, then steps of an eighth of it at most: an eighth of the rows are padding."""
+        if requests <= 8:
+            return triton.next_power_of_2(requests)
+        step = max(8, triton.next_power_of_2(requests) // 16)
+        return -(-requests // step) * step
+
+    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
+        return GraphInputs(rows, lines, slots, block_tokens, self._scratch_of)
+
+    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        if self._device.type != "cuda":
+            return _repeated(compute)
+        # Kernels are compiled and libraries set up outside the capture, on a stream of its own as PyTorch wants it.
+        apart = torch.cuda.Stream()
+        apart.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(apart):
+            compute()
+        torch.cuda.current_stream().wait_stream(apart)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            made = compute()
+        return made, graph.replay
+
+    def _scratch_of(self, seen: Sight, parts: int, tiles: int) -> Scratch:
+        """One for all graphs of about this size."""
+        parts = -(-parts // _PARTS_STEP) * _PARTS_STEP
+        key = (tuple(seen.kv_of_query), seen.head_dim, parts, tiles)
+        if key not in self._scratch:
+            self._scratch[key] = Scratch.of(seen, Sizes.of(seen), parts, tiles)
+        return self._scratch[key]
+
+
+class GraphInputs:
+    """As recording.StepInputs; besides, what the sampler of a GPU asks for (triton_sampling.py).
+
+    Args:
+        slots: of the cache, which bound the contexts of all rows together.
+        scratch_of: memory for a geometry, a number of parts and of cut contexts.
+    """
+
+    def __init__(
+        self, rows: int, lines: Lines, slots: int, block_tokens: int, scratch_of: Callable[[Sight, int, int], Scratch]
+    ) -> None:
+        device = lines.tables.device
+        self._lines, self._block_tokens, self._scratch_of = lines, block_tokens, scratch_of
+        self._said = torch.full((rows, COLUMNS), _PADDING, dtype=torch.int64, device=device)
+        self._told = _Told(rows, device)
+        self.ids, self.positions, self.slots = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(3))
+        self.lines = torch.empty(rows, dtype=torch.int32, device=device)
+        self.indices = torch.empty(rows, dtype=torch.int64, device=device)
+        # Each context is cut at multiples of SPLIT, none of which need be where it begins or ends.
+        self._parts_max = slots // SPLIT + 2 * rows
+        self._items: list[tuple[int, int, Tensor]] = []  # of each window: positions of a tile, window, items
+
+    def put(self, said: NDArray[np.int64]) -> None:
+        self._told.send(said, self._said)
+
+    def lay_out(self) -> None:
+        rows, columns = len(self._said), self._lines.tables.shape[1]
+        lay_out_rows[(triton.cdiv(rows, _ROWS_A_PROGRAM),)](
+            self._said,
+            self._lines.tables,
+            columns,
+            self._lines.fed,
+            self._lines.prompts,
+            self.ids,
+            self.positions,
+            self.slots,
+            self.lines,
+            self.indices,
+            rows,
+            block_tokens=self._block_tokens,
+            block=_ROWS_A_PROGRAM,
+        )
+        for positions, window, items in self._items:
+            lay_out_items[(rows,)](
+                self._said,
+                columns,
+                items,
+                rows,
+                window,
+                positions=positions,
+                split=SPLIT,
+                block=triton.next_power_of_2(rows),
+            )
+
+    def attention(self, seen: Sight) -> TritonAttention:
+        assert seen.tables is self._lines.tables
+        items = torch.zeros(1 + self._parts_max, len(Item._fields), dtype=torch.int32, device=seen.device)
+        self._items.append((Sizes.of(seen).shape.positions, window_of(seen), items))
+        return TritonAttention.of_items(items, self._scratch_of(seen, self._parts_max, len(self._said)), seen)
+
+
+class _Told:
+    """The way of what is told to the device: memory of the host that a copy reads while the next step is told of."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._is_apart = device.type == "cuda"
+        self._buffers = torch.full((_TOLD, rows, COLUMNS), _PADDING, dtype=torch.int64, pin_memory=self._is_apart)
+        self._read = [torch.cuda.Event() for _ in range(_TOLD)] if self._is_apart else []
+        self._next = 0
+
+    def send(self, said: NDArray[np.int64], to: Tensor) -> None:
+        """Fill up with padding and have the device copy it."""
+        place, self._next = self._next, (self._next + 1) % _TOLD
+        if self._is_apart:
+            self._read[place].synchronize()
+        buffer = self._buffers[place].numpy()
+        buffer[: len(said)] = said
+        buffer[len(said) :, LINE] = _PADDING
+        to.copy_(self._buffers[place], non_blocking=True)
+        if self._is_apart:
+            self._read[place].record()
+
+
+def _repeated(compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+    """A run that calls again what was recorded, and puts what it makes where the first one's is."""
+    made = compute()
+
+    def run() -> None:
+        for to, of in zip(made, compute(), strict=True):
+            if to is not None and of is not None:
+                to.copy_(of)
+
+    return made, run
