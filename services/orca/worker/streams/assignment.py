@@ -2,7 +2,8 @@
 (dissertation, section 3.3.2; its proofs are in appendix A.1). Pure: it knows of no device.
 
 Tasks between which there is no path get different streams (maximum logical concurrency), and among all assignments
-that do so this one has the fewest synchronisations (Theorem 4).
+that do so this one has the fewest synchronisations (Theorem 4). Unlike Nimble's it then goes on using streams that have
+come to their end (`fewer_streams`): a model that branches in each layer would have some new ones in each.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ class StreamAssignment:
 
 
 def assign_streams(tasks: int, edges: Iterable[Edge]) -> StreamAssignment:
-    """Algorithm 1.
+    """Algorithm 1, and streams that have ended used again.
 
     Args:
         tasks: how many; they are numbered in an order in which they may run.
@@ -36,7 +37,8 @@ def assign_streams(tasks: int, edges: Iterable[Edge]) -> StreamAssignment:
     Raises: ValueError for an edge that does not lead from an earlier task to a later one.
     """
     children = minimum_equivalent_graph(tasks, edges)
-    return streams_of(children, maximum_matching(children))
+    streams = fewer_streams(children, streams_of(maximum_matching(children)))
+    return StreamAssignment(streams, syncs_between(children, streams))
 
 
 def one_stream(tasks: int) -> StreamAssignment:
@@ -82,21 +84,16 @@ def maximum_matching(children: Sequence[Sequence[int]]) -> list[int | None]:
     return child
 
 
-def streams_of(children: Sequence[Sequence[int]], matched: Sequence[int | None]) -> StreamAssignment:
+def streams_of(matched: Sequence[int | None]) -> tuple[int, ...]:
     """Steps 4 and 5, the map of Theorem 2: streams are the paths that the edges of a matching make.
 
-    The theorem is true of assignments whose streams are paths of the minimum equivalent graph. Of a -> b -> c also
-    {a, c}, {b} has maximum logical concurrency, but belongs to no matching (the proof's last step, m_f for f, loses
-    it). Theorem 4 stands: in any assignment with maximum logical concurrency the edges inside streams are a matching
-    (Lemma 3), and all others need a synchronisation (Lemma 4).
-
     Args:
-        children: the minimum equivalent graph.
         matched: as `maximum_matching` gives it, but any matching will do.
+    Returns: the stream of each task, numbered in the order of their first tasks.
     """
-    streams: list[int | None] = [None] * len(children)
-    new = count()
+    streams: list[int | None] = [None] * len(matched)
     numbered: list[int] = []
+    new = count()
     for task, follower in enumerate(matched):
         stream = streams[task]
         if stream is None:
@@ -104,8 +101,40 @@ def streams_of(children: Sequence[Sequence[int]], matched: Sequence[int | None])
         if follower is not None:
             streams[follower] = stream
         numbered.append(stream)
-    syncs = [(task, to) for task, others in enumerate(children) for to in others if numbered[task] != numbered[to]]
-    return StreamAssignment(tuple(numbered), tuple(syncs))
+    return tuple(numbered)
+
+
+def fewer_streams(children: Sequence[Sequence[int]], streams: Sequence[int]) -> tuple[int, ...]:
+    """Join streams, each to one whose first task comes after its last one anyway; again a maximum matching.
+
+    Tasks without a path between them stay apart, and no synchronisation is added. None is spared either, if the streams
+    were those of a maximum matching: to that an edge from a stream's last task to another one's first could have been
+    added, and any other edge between the two has a longer way beside it, so it is not in a minimum equivalent graph.
+
+    This is what Theorem 2 overlooks, by which each assignment of maximum logical concurrency would belong to a
+    matching: that of a -> b -> c with streams {a, c} and {b} does not (the proof's m_f is empty, and its streams are
+    three). Theorem 4 stands, for Lemmas 3 and 4 count all edges inside streams, whether or not these are paths.
+    """
+    reached = [0] * len(children)  # sets of tasks, one bit each
+    for task in reversed(range(len(children))):
+        for child in children[task]:
+            reached[task] |= reached[child] | 1 << child
+    last = {stream: task for task, stream in enumerate(streams)}
+    first = {streams[task]: task for task in reversed(range(len(streams)))}
+    following = [
+        [after for after in range(len(last)) if reached[last[each]] >> first[after] & 1] for each in range(len(last))
+    ]
+    joined = streams_of(maximum_matching(following))
+    return tuple(joined[stream] for stream in streams)
+
+
+def syncs_between(children: Sequence[Sequence[int]], streams: Sequence[int]) -> tuple[Edge, ...]:
+    """The edges of a minimum equivalent graph that go from one stream to another, ascending.
+
+    No fewer will do where streams have maximum logical concurrency (Lemma 4).
+    """
+    edges = ((task, child) for task, others in enumerate(children) for child in others)
+    return tuple((task, child) for task, child in edges if streams[task] != streams[child])
 
 
 def _layers(

@@ -17,6 +17,7 @@ from orca.worker.streams.assignment import (
     minimum_equivalent_graph,
     one_stream,
     streams_of,
+    syncs_between,
 )
 
 TASKS_MAX = 6
@@ -113,8 +114,8 @@ def test_theorem_2_matchings_are_the_assignments_of_maximum_concurrency_whose_st
     dag: tuple[int, list[Edge]],
 ) -> None:
     tasks, edges = dag
-    kept, children = reduced(tasks, edges), minimum_equivalent_graph(tasks, edges)
-    mapped = [streams_of(children, matched).streams for matched in matchings(tasks, kept)]
+    kept = reduced(tasks, edges)
+    mapped = [streams_of(matched) for matched in matchings(tasks, kept)]
     assert len(mapped) == len(set(mapped))
     assert set(mapped) == {streams for streams in concurrent(tasks, edges) if is_path(tasks, kept, streams)}
 
@@ -123,8 +124,7 @@ def test_theorem_2_does_not_reach_streams_that_leave_out_a_task_between() -> Non
     """0 -> 1 -> 2 with 0 and 2 on one stream: no two tasks are without a path, and no matching has these streams."""
     chain = [(0, 1), (1, 2)]
     assert (0, 1, 0) in concurrent(3, chain)
-    children = minimum_equivalent_graph(3, chain)
-    assert (0, 1, 0) not in {streams_of(children, matched).streams for matched in matchings(3, chain)}
+    assert (0, 1, 0) not in {streams_of(matched) for matched in matchings(3, chain)}
 
 
 @settings(max_examples=EXAMPLES)
@@ -133,10 +133,10 @@ def test_theorem_3_any_matching_needs_the_edges_less_its_own_as_synchronisations
     tasks, edges = dag
     kept, children = reduced(tasks, edges), minimum_equivalent_graph(tasks, edges)
     for matched in matchings(tasks, kept):
-        assignment = streams_of(children, matched)
-        size = tasks - matched.count(None)
-        assert fewest_syncs(tasks, edges, assignment.streams) == len(assignment.syncs) == len(kept) - size
-        assert set(assignment.syncs) == {(a, b) for a, b in kept if matched[a] != b}
+        streams, size = streams_of(matched), tasks - matched.count(None)
+        syncs = syncs_between(children, streams)
+        assert fewest_syncs(tasks, edges, streams) == len(syncs) == len(kept) - size
+        assert set(syncs) == {(a, b) for a, b in kept if matched[a] != b}
 
 
 @settings(max_examples=EXAMPLES)
@@ -148,6 +148,35 @@ def test_theorem_4_no_assignment_of_maximum_concurrency_needs_fewer_synchronisat
     assignment, all_others = assign_streams(tasks, edges), concurrent(tasks, edges)
     assert assignment.streams in all_others
     assert len(assignment.syncs) == min(fewest_syncs(tasks, edges, streams) for streams in all_others)
+
+
+@given(dag=dags(tasks_max=30))
+def test_streams_that_end_are_used_again_at_no_cost(dag: tuple[int, list[Edge]]) -> None:
+    tasks, edges = dag
+    children = minimum_equivalent_graph(tasks, edges)
+    paths, assignment = streams_of(maximum_matching(children)), assign_streams(tasks, edges)
+    reached = reachable(tasks, edges)
+    together = [(a, b) for a, b in combinations(range(tasks), 2) if assignment.streams[a] == assignment.streams[b]]
+    assert set(together) <= reached
+    assert assignment.syncs == syncs_between(children, paths)
+    firsts_and_lasts = [
+        [[task for task in range(tasks) if assignment.streams[task] == stream][place] for place in (0, -1)]
+        for stream in range(assignment.stream_count)
+    ]
+    assert not any((last, first) in reached for _, last in firsts_and_lasts for first, _ in firsts_and_lasts)
+
+
+def test_branches_in_each_layer_share_their_streams() -> None:
+    """Four layers of a task, three branches and a task: three streams, where paths alone are 1 + 4 x 2."""
+    layers = 4
+    edges = [
+        (4 * layer + a, 4 * layer + b)
+        for layer in range(layers)
+        for a, b in [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4), (3, 4)]
+    ]
+    children = minimum_equivalent_graph(4 * layers + 1, edges)
+    assert max(streams_of(maximum_matching(children))) + 1 == 9
+    assert assign_streams(4 * layers + 1, edges).stream_count == 3
 
 
 @given(dag=dags(tasks_max=30))
