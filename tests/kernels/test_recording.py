@@ -107,9 +107,10 @@ def test_rows_of_padding_touch_no_request() -> None:
     laid_out(recorder, inputs, [(place % 4, place, 3, 0) for place in range(8)])
     laid_out(recorder, inputs, [(2, 20, -1, 7), (1, 8, 5, 3)])
     assert inputs.slots.tolist() == [7 * 16 + 4, 3 * 16 + 8, *[-1] * 6]
-    assert inputs.lines.tolist() == [2, 1, *[-1] * 6]
+    lines_of_rows, indices = inputs.sampled
+    assert lines_of_rows.tolist() == [2, 1, *[-1] * 6]
     assert inputs.ids.tolist() == [102, 5, *[0] * 6]
-    assert inputs.indices[:2].tolist() == [20 + 1 - 7, 8 + 1 - 7]
+    assert indices[:2].tolist() == [20 + 1 - 7, 8 + 1 - 7]
     assert lines.tables[3].tolist() == [0, 10, 11]
 
 

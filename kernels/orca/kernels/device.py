@@ -18,6 +18,24 @@ from torch import Tensor
 from orca.kernels.plain import PlainKernels
 from orca.kernels.recording import Recorder
 from orca.kernels.reference import ContextRow, Kept, RaggedAttention, RowNorm, Sight
+from orca.kernels.sampling_lines import SamplingLines
+
+
+class Sampler(Protocol):
+    """Draws tokens where the logits are, for requests whose sampling the device knows."""
+
+    lines: SamplingLines
+
+    def sample(self, logits: Tensor, lines: Tensor, indices: Tensor) -> Tensor:
+        """One token for each row; it is counted, and fed on in `lines.fed`.
+
+        Args:
+            logits: [rows, vocab] float32, contiguous.
+            lines: [rows] int32; rows of -1 are passed over.
+            indices: [rows] int64, of the token among those that are generated for the request.
+        Returns: [rows] int64.
+        """
+        ...
 
 
 class Kernels(Protocol):
@@ -43,6 +61,10 @@ class Kernels(Protocol):
 
     def recorder(self, device: torch.device) -> Recorder | None:
         """How steps are recorded and run again; None where they cannot be."""
+        ...
+
+    def sampler(self, vocab: int, device: torch.device) -> Sampler | None:
+        """What draws tokens on the device; None where the host does."""
         ...
 
     def count(self, at: int) -> None:

@@ -30,6 +30,9 @@ class CpuKernels:
         del device
         return CpuRecorder()
 
+    def sampler(self, vocab: int, device: torch.device) -> None:
+        """Some rows of logits are drawn from by the host as well."""
+
     together = staticmethod(together)
     count = staticmethod(numba_rows.count)
     take_rows = staticmethod(numba_rows.take_rows)

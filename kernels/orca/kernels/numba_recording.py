@@ -35,6 +35,8 @@ class CpuRecorder:
 class CpuInputs:
     """As recording.StepInputs."""
 
+    sampled = None
+
     def __init__(self, rows: int, lines: Lines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
         # Behind the rows' columns, the place of each tile: large tasks first, as CpuAttention has them.

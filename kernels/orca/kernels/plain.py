@@ -35,6 +35,9 @@ class PlainKernels:
     def count(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
+    def sampler(self, vocab: int, device: torch.device) -> None:
+        """The host draws."""
+
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
 

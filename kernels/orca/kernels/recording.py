@@ -46,6 +46,8 @@ class StepInputs(Protocol):
     """[rows] int64."""
     slots: Tensor
     """[rows] int64: where its key and value go."""
+    sampled: tuple[Tensor, Tensor] | None
+    """The lines and indices of the tokens that the rows draw, where the device does that (device.Sampler.sample)."""
 
     def put(self, said: NDArray[np.int64]) -> None:
         """Tell of a step, before its recording runs.

@@ -71,7 +71,7 @@ class GraphRecorder:
 
 
 class GraphInputs:
-    """As recording.StepInputs; besides, what the sampler of a GPU asks for (triton_sampling.py).
+    """As recording.StepInputs.
 
     Args:
         slots: of the cache, which bound the contexts of all rows together.
@@ -86,8 +86,10 @@ class GraphInputs:
         self._said = torch.full((rows, COLUMNS), _PADDING, dtype=torch.int64, device=device)
         self._told = _Told(rows, device)
         self.ids, self.positions, self.slots = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(3))
-        self.lines = torch.empty(rows, dtype=torch.int32, device=device)
-        self.indices = torch.empty(rows, dtype=torch.int64, device=device)
+        self.sampled = (
+            torch.empty(rows, dtype=torch.int32, device=device),
+            torch.empty(rows, dtype=torch.int64, device=device),
+        )
         # Each context is cut at multiples of SPLIT, none of which need be where it begins or ends.
         self._parts_max = slots // SPLIT + 2 * rows
         self._items: list[tuple[int, int, Tensor]] = []  # of each window: positions of a tile, window, items
@@ -106,8 +108,7 @@ class GraphInputs:
             self.ids,
             self.positions,
             self.slots,
-            self.lines,
-            self.indices,
+            *self.sampled,
             rows,
             block_tokens=self._block_tokens,
             block=_ROWS_A_PROGRAM,

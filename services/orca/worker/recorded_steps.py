@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.device import Kernels, kernels_of
+from orca.kernels.device import Kernels, Sampler, kernels_of
 from orca.kernels.recording import LINE, POSITION, Lines, Recorder, StepInputs
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import Part, StepContext
@@ -31,7 +31,8 @@ class Ran(NamedTuple):
     """What a run has made, good until the next one."""
 
     output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
-    largest: Tensor | None = None  # [rows] int64: the first of each row's largest logits, on the last stage
+    largest: Tensor | None = None  # [rows] int64: the first of each row's largest logits, where the host draws
+    drawn: Tensor | None = None  # [rows] int64: the tokens, where the device draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,27 @@ class _Recording:
 class RecordedSteps:
     """Of a rank that is alone in its stage."""
 
-    def __init__(self, model: StageModel, cache: KVCache, recorder: Recorder, kernels: Kernels) -> None:
+    def __init__(
+        self, model: StageModel, cache: KVCache, recorder: Recorder, kernels: Kernels, sampler: Sampler | None
+    ) -> None:
         self._model, self._cache, self._recorder, self._kernels = model, cache, recorder, kernels
+        self._sampler = sampler
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
-        self._lines: Lines | None = None
+        self._read: tuple[object, ...] = ()  # memory that recordings read, of what is kept of the requests
         self._recordings: OrderedDict[int, _Recording] = OrderedDict()
 
     @classmethod
-    def of(cls, model: StageModel, cache: KVCache) -> "RecordedSteps | None":
-        """None where this rank's steps cannot be recorded."""
+    def of(cls, model: StageModel, cache: KVCache, sampler: Sampler | None = None) -> "RecordedSteps | None":
+        """None where this rank's steps cannot be recorded. Args: sampler: where the device draws, on the last stage."""
         kernels = kernels_of(model.device)
         recorder = kernels.recorder(model.device)
         if recorder is None or not isinstance(model.group, SingleRank):
             return None
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
-        return cls(model, cache, recorder, kernels) if all(_is_recordable(part, recorder) for part in parts) else None
+        if not all(_is_recordable(part, recorder) for part in parts):
+            return None
+        return cls(model, cache, recorder, kernels, sampler)
 
     def __call__(self, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> Ran:
         """Run a step.
@@ -74,9 +80,7 @@ class RecordedSteps:
             said: [requests, columns] as StepInputs.put wants it.
             hidden: [requests, hidden] from the stage before; the first one has none.
         """
-        if self._lines is None or any(one is not other for one, other in zip(lines, self._lines, strict=True)):
-            self._recordings.clear()  # they read memory that is given up
-            self._lines = lines
+        self._forget_what_moved(lines)
         rows = self._recorder.rows_of(len(said))
         if rows not in self._recordings:
             self._recordings[rows] = self._record(rows, lines)
@@ -87,6 +91,13 @@ class RecordedSteps:
         self._tell(recording, said, lines, hidden)
         recording.run()
         return self._made(recording, len(said))
+
+    def _forget_what_moved(self, lines: Lines) -> None:
+        """Recordings whose memory is given up."""
+        read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
+        if read != self._read:
+            self._recordings.clear()
+            self._read = read
 
     def _tell(self, recording: _Recording, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> None:
         recording.inputs.put(said)
@@ -106,10 +117,11 @@ class RecordedSteps:
         if model.head is None:
             # It may still be on its way to the next stage when the next step runs.
             return Ran(output.clone())
-        if ran.largest is not None:
-            return Ran(output, ran.largest[:requests])
-        logits = model.head(output, recording.context)
-        return Ran(logits, self._kernels.largest(logits))
+        if not self._records_head:
+            logits = model.head(output, recording.context)
+            return Ran(logits, largest=self._kernels.largest(logits))
+        largest, drawn = (None if each is None else each[:requests] for each in (ran.largest, ran.drawn))
+        return Ran(output, largest, drawn)
 
     def _record(self, rows: int, lines: Lines) -> _Recording:
         model, kernels = self._model, self._kernels
@@ -133,7 +145,9 @@ class RecordedSteps:
             if model.head is None or not self._records_head:
                 return Ran(hidden)
             logits = model.head(hidden, context)
-            return Ran(logits, kernels.largest(logits))
+            if self._sampler is None or inputs.sampled is None:
+                return Ran(logits, largest=kernels.largest(logits))
+            return Ran(logits, drawn=self._sampler.sample(logits, *inputs.sampled))
 
         ran, run = self._recorder.record(compute)
         return _Recording(inputs, given, turns, context, ran, run, compute)

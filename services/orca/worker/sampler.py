@@ -134,6 +134,31 @@ def sample(logits: Tensor, draws: Sequence[Draw], largest: Tensor | None = None)
     return tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log probabilities of some rows' tokens, and of the most likely alternatives, where the logits are."""
+
+    tokens: Tensor  # [rows] int64
+    chosen: Tensor  # [rows]
+    top_tokens: Tensor  # [rows, most]
+    top: Tensor  # [rows, most]
+    tops: Sequence[int]  # how many alternatives are told of each row
+
+    def read(self) -> list[Logprob]:
+        parts = (each.tolist() for each in (self.tokens, self.chosen, self.top_tokens, self.top))
+        return [
+            Logprob(token, score, tuple(zip(ids[:top], values[:top], strict=True)))
+            for token, score, ids, values, top in zip(*parts, self.tops, strict=True)
+        ]
+
+
+def scores_of(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Scores:
+    """Args: as of `logprobs`; tokens: [rows] int64."""
+    scores = logits.log_softmax(dim=-1)
+    top, top_tokens = scores.topk(min(max(tops), logits.shape[1]), dim=-1)
+    return Scores(tokens, scores.gather(1, tokens[:, None])[:, 0], top_tokens, top, tops)
+
+
 def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
     """Log probability of each row's token, with the row's most likely alternatives.
 
@@ -142,16 +167,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list
         tokens: the chosen (or given) token of each row.
         tops: how many alternatives to report for each row.
     """
-    scores = logits.log_softmax(dim=-1)
-    chosen = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    most = min(max(tops), logits.shape[1])
-    values, ids = (
-        (part.tolist() for part in scores.topk(most, dim=-1)) if most else ([[]] * len(tops), [[]] * len(tops))
-    )
-    return [
-        Logprob(token, score, tuple(zip(row_ids[:top], row_values[:top], strict=True)))
-        for token, score, top, row_values, row_ids in zip(tokens, chosen, tops, values, ids, strict=True)
-    ]
+    return scores_of(logits, torch.tensor(tokens, device=logits.device), tops).read()
 
 
 def _apply_bias(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:

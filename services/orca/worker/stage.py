@@ -5,7 +5,8 @@ The runtime drives it, on each rank, in step order:
     plan = stage.begin(step)                 frees, takes up, lays out; needs neither activations nor fed tokens
     stage.feed(handles, tokens)              first stage, prefetch: tokens that the last stage drew earlier
     out = stage.forward(plan, hidden)        [tokens, hidden] for the next stage; on the last one, logits
-    sampled = stage.sample(plan, out)        rank 0 of the last stage
+    drawn = stage.draw(plan, out)            rank 0 of the last stage: tokens that may be on their way yet
+    sampled = drawn.read()
 
 Steps in which each request runs one token need nothing laid out but a few numbers for each (recorded_steps.py).
 """
@@ -25,11 +26,12 @@ from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import COLUMNS, Lines
 from orca.kernels.reference import ContextRow
+from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
-from orca.worker.recorded_steps import RecordedSteps
-from orca.worker.sampler import Draw, SamplingState, logprobs, sample
+from orca.worker.recorded_steps import Ran, RecordedSteps
+from orca.worker.sampler import logprobs
 from orca.worker.shard import SingleRank
 from orca.worker.step_context import StepContexts
 
@@ -46,7 +48,6 @@ class _Request:
     tokens: tuple[int, ...]  # known when it was brought: prompt, then the log
     prompt_length: int
     line: int  # its place in what the device keeps of the requests
-    sampling: SamplingState | None = None  # where tokens are drawn
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # gathered chunk by chunk
 
 
@@ -56,10 +57,10 @@ class Plan:
 
     step: Step
     tokens: int  # rows of the flat tensor
-    # Where each request runs one token: what the recording is told, [requests, columns]; and, once that has run, the
-    # first of each one's largest logits. There is no context then.
+    # Where each request runs one token: what the recording is told, [requests, columns]; and, once that has run, what it
+    # has made. There is no context then.
     said: NDArray[np.int64] | None = None
-    largest: Tensor | None = None
+    ran: Ran | None = None
     context: StepContext | None = None  # None when the step runs no rows
     ids: Tensor | None = None  # [tokens], first stage; fed tokens still to be filled in
     fed_rows: Tensor | None = None  # flat rows whose token is fed, and where the buffer has it
@@ -95,7 +96,6 @@ class Stage:
     ) -> None:
         self._model = model
         self._told_rows_max = max(1, prompt_logits_bytes // (4 * model.config.vocab_size))
-        self._eos_token_ids = tuple(eos_token_ids)
         self._feeds_tokens = feeds_tokens
         is_alone = isinstance(model.group, SingleRank)
         self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
@@ -109,10 +109,13 @@ class Stage:
             dtype=model.dtype,
             device=model.device,
         )
+        draws = model.shard.is_last and model.shard.rank == 0
+        self._drawing = drawing_of(model, tuple(eos_token_ids)) if draws else None
+        self._sampler = self._drawing.sampler if isinstance(self._drawing, DeviceDrawing) else None
         nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._lines = _grown(Lines(self.cache.tables, fed=nothing, prompts=nothing), self.cache.tables)
+        self._lines = self._grown(Lines(self.cache.tables, fed=nothing, prompts=nothing))
         self._contexts = StepContexts(model, self.cache)
-        self._recorded = RecordedSteps.of(model, self.cache)
+        self._recorded = RecordedSteps.of(model, self.cache, self._sampler)
 
     @property
     def slots_in_use(self) -> int:
@@ -162,7 +165,7 @@ class Stage:
         if plan.said is not None:
             assert self._recorded is not None
             ran = self._recorded(plan.said, self._lines, hidden)
-            plan.largest = ran.largest
+            plan.ran = ran
             return ran.output
         model, context = self._model, plan.context
         if context is None:
@@ -183,24 +186,22 @@ class Stage:
         return model.head(hidden, context)
 
     @torch.inference_mode()
-    def sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
-        """Draw a token for each sampling row, in row order, and remember what the next draws need of it."""
+    def draw(self, plan: Plan, logits: Tensor) -> Drawn:
+        """Draw a token for each sampling row, in row order; what the next draws need of it is remembered."""
         if not plan.draws:
-            return []
-        draws = []
+            return HostDrawn([])
+        asked = []
         for row, request in plan.draws:
-            assert request.sampling is not None
-            draws.append(Draw(request.sampling, row.start + row.count - request.prompt_length))
-        tokens = sample(logits, draws, plan.largest)
-        reported = _reported(logits, tokens, draws)
-        sampled = []
-        for (row, request), draw, token, logprob in zip(plan.draws, draws, tokens, reported, strict=True):
-            if draw.state.counts is not None:
-                draw.state.counts.add(token)
-            told = tuple(request.prompt_logprobs) if draw.index == 0 else ()
-            sampled.append(Sampled(row.handle, draw.index, Token(token, logprob, told)))
+            index = row.start + row.count - request.prompt_length
+            told = tuple(request.prompt_logprobs) if index == 0 else ()
+            asked.append(Asked(handle=row.handle, line=request.line, index=index, params=request.params, told=told))
             request.prompt_logprobs = []
-        return sampled
+        assert self._drawing is not None
+        return self._drawing.draw(asked, plan.ran or Ran(logits))
+
+    def sample(self, plan: Plan, logits: Tensor) -> list[Sampled]:
+        """`draw`, and wait for the tokens."""
+        return self.draw(plan, logits).read()
 
     def check(self) -> None:
         """Recount the invariants of state and cache."""
@@ -247,126 +248,15 @@ class Stage:
             raise EngineError(f"request {new.handle} has a token {max(new.tokens)} that the model does not know")
         line = self.cache.reserve(new.handle, new.max_total_tokens)
         if self._lines.tables is not self.cache.tables:
-            self._lines = _grown(self._lines, self.cache.tables)
+            self._lines = self._grown(self._lines)
         self._lines.prompts[line] = new.prompt_length
-        sampling = None
-        if self._model.shard.is_last and self._model.shard.rank == 0:
-            sampling = SamplingState.start(new.sampling, new.tokens, new.prompt_length, self._eos_token_ids)
-        self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line, sampling)
+        if self._drawing is not None:
+            self._drawing.take_up(line, new)
+        self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line)
 
-    def _say(self, plan: Plan) -> None:
-        """What a recording is told of a step in which each request runs one token and draws the next."""
-        said = []
-        for row in plan.step.rows:
-            block = self.cache.extend(row.handle, row.start + 1)
-            request = self._requests[row.handle]
-            known = self._known(plan, row, request) if self._model.shard.is_first else None
-            said.append((request.line, row.start, -1 if known is None else known[0], block))
-            plan.draws.append((row, request))
-        self.cache.publish(is_told=True)
-        plan.said = np.array(said, np.int64)
-        assert plan.said.shape == (plan.tokens, COLUMNS)
-        if not self._model.shard.is_last:
-            plan.draws.clear()
-
-    def _lay_out(self, plan: Plan) -> None:
-        """All that the forward pass of any step needs."""
-        rows: list[ContextRow] = []
-        first = 0
-        for row in plan.step.rows:
-            self.cache.extend(row.handle, row.start + row.count)
-            rows.append(ContextRow(first, row.count, row.start, self._requests[row.handle].line))
-            first += row.count
-        self.cache.publish()
-        plan.context = self._contexts.of_rows(rows, self._lines.prompts)
-        if self._model.shard.is_first:
-            self._lay_out_ids(plan)
-        if self._model.shard.is_last:
-            self._lay_out_logits(plan)
-            plan.context.wanted = self._wanted(plan, rows)
-
-    def _wanted(self, plan: Plan, rows: Sequence[ContextRow]) -> WantedRows | None:
-        """What the last layer may confine itself to: the last tokens of rows that sample."""
-        if plan.draw_rows is None or plan.told_rows is not None or len(plan.draw_rows) == plan.tokens:
-            return None
-        sampling = (row for row, each in zip(rows, plan.step.rows, strict=True) if each.sample)
-        last = [ContextRow(place, 1, row.end - 1, row.line) for place, row in enumerate(sampling)]
-        return WantedRows(plan.draw_rows, self._contexts.attention(last, self._model.windows[-1:]))
-
-    def _lay_out_ids(self, plan: Plan) -> None:
-        ids: list[int] = []
-        fed_rows: list[int] = []
-        fed_lines: list[int] = []
-        for row in plan.step.rows:
-            request = self._requests[row.handle]
-            known = self._known(plan, row, request)
-            if known is None:
-                fed_rows.append(len(ids))
-                fed_lines.append(request.line)
-            ids.extend((0,) if known is None else known)
-        device = self._model.device
-        plan.ids = torch.tensor(ids, device=device)
-        if fed_rows:
-            plan.fed_rows = torch.tensor(fed_rows, device=device)
-            plan.fed_lines = torch.tensor(fed_lines, device=device)
-
-    def _known(self, plan: Plan, row: Row, request: _Request) -> Sequence[int] | None:
-        """A row's tokens; None for the one that is fed.
-
-        Raises: EngineError for those that nobody has told.
-        """
-        if row.token is not None and row.count == 1:
-            return (row.token,)
-        known = request.tokens[row.start : row.start + row.count]
-        if len(known) == row.count:
-            return known
-        if row.count == 1 and self._feeds_tokens:
-            return None
-        raise EngineError(
-            f"step {plan.step.number}: tokens {row.start}..{row.start + row.count - 1} of request {row.handle} "
-            f"are not known: it was brought with {len(request.tokens)}"
-        )
-
-    def _lay_out_logits(self, plan: Plan) -> None:
-        """Logits are wanted after the last token of sampling rows, and over prompts whose log probabilities are."""
-        draw_rows: list[int] = []
-        told_rows: list[int] = []
-        first = 0
-        for row in plan.step.rows:
-            request = self._requests[row.handle]
-            targets = _prompt_targets(request, row)
-            plan.told.extend((request, token) for token in targets)
-            told_rows.extend(range(first, first + len(targets)))
-            if row.sample:
-                plan.draws.append((row, request))
-                draw_rows.append(first + row.count - 1)
-            first += row.count
-        if draw_rows:
-            plan.draw_rows = torch.tensor(draw_rows, device=self._model.device)
-        if told_rows:
-            plan.told_rows = torch.tensor(told_rows, device=self._model.device)
-
-
-def _grown(lines: Lines, tables: Tensor) -> Lines:
-    """As many lines as the tables have."""
-    more = len(tables) - len(lines.fed)
-    return Lines(tables, *(torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts)))
-
-
-def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:
+    def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:
     """Prompt tokens whose log probability this row tells: none once token 0, which carries them, is in the log."""
     if request.params.prompt_logprobs is None or len(request.tokens) > request.prompt_length:
         return ()
     return request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_length)]
 
-
-def _reported(logits: Tensor, tokens: Sequence[int], draws: Sequence[Draw]) -> list[Logprob | None]:
-    """Log probabilities where a request asks for them."""
-    asking = [row for row, draw in enumerate(draws) if draw.state.params.logprobs is not None]
-    reported: list[Logprob | None] = [None] * len(draws)
-    if asking:
-        rows = logits if len(asking) == len(draws) else logits[torch.tensor(asking, device=logits.device)]
-        tops = [draws[row].state.params.logprobs or 0 for row in asking]
-        for row, logprob in zip(asking, logprobs(rows, [tokens[row] for row in asking], tops), strict=True):
-            reported[row] = logprob
-    return reported

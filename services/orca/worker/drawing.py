@@ -1,0 +1,186 @@
+"""How the last stage comes from logits to tokens: on the host (CPUs), or on the device, which the host does not wait for.
+
+A device that draws feeds the tokens on by itself and sends them to the host behind the step, so the next one may be
+ordered before they are read (`Drawn`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from orca.core.request import Logprob, SamplingParams, Token
+from orca.core.step import NewRequest, Sampled
+from orca.kernels.device import Sampler, kernels_of
+from orca.kernels.sampling_lines import LineSettings
+from orca.worker.models.build import StageModel
+from orca.worker.recorded_steps import Ran
+from orca.worker.sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that draws a token in a step."""
+
+    handle: int
+    line: int
+    index: int  # of the token among those that are generated
+    params: SamplingParams
+    told: tuple[Logprob, ...] = ()  # log probabilities of the prompt, which go with token 0
+
+
+class Drawn(Protocol):
+    """The tokens of a step, one for each request that draws, in row order."""
+
+    tokens: Sequence[int] | Tensor
+    """[rows]; a tensor [rows] int64 on the device that drew them."""
+    is_fed: bool
+    """Whether this stage's next steps have them already."""
+
+    def read(self) -> list[Sampled]:
+        """All that is told of them. Waits for a device that draws."""
+        ...
+
+
+class Drawing(Protocol):
+    def take_up(self, line: int, new: NewRequest) -> None:
+        """A request begins, or begins again, on a line; whose it was before has ended."""
+        ...
+
+    def draw(self, asked: Sequence[Asked], ran: Ran) -> Drawn:
+        """Args: ran: the logits of these requests, and what a recording has made of them."""
+        ...
+
+
+def drawing_of(model: StageModel, eos_token_ids: Sequence[int]) -> "HostDrawing | DeviceDrawing":
+    """The way of a model's device."""
+    sampler = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
+    return HostDrawing(eos_token_ids) if sampler is None else DeviceDrawing(sampler, eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrawn:
+    """Tokens that are there."""
+
+    sampled: list[Sampled]
+    is_fed: bool = False
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return [each.token.id for each in self.sampled]
+
+    def read(self) -> list[Sampled]:
+        return self.sampled
+
+
+class HostDrawing:
+    """By PyTorch's operations (sampler.py), with what is known of a request in the host's memory."""
+
+    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._states: dict[int, SamplingState] = {}  # by line
+
+    def take_up(self, line: int, new: NewRequest) -> None:
+        self._states[line] = SamplingState.start(new.sampling, new.tokens, new.prompt_length, self._eos_token_ids)
+
+    def draw(self, asked: Sequence[Asked], ran: Ran) -> HostDrawn:
+        draws = [Draw(self._states[each.line], each.index) for each in asked]
+        tokens = sample(ran.output, draws, ran.largest)
+        reported = _reported(ran.output, tokens, asked)
+        sampled = []
+        for each, draw, token, logprob in zip(asked, draws, tokens, reported, strict=True):
+            if draw.state.counts is not None:
+                draw.state.counts.add(token)
+            sampled.append(Sampled(each.handle, each.index, Token(token, logprob, each.told)))
+        return HostDrawn(sampled)
+
+
+class DeviceDrawn:
+    """Tokens on their way to the host, in memory of their own: the next step overwrites what they were drawn to."""
+
+    is_fed = True
+
+    def __init__(self, asked: Sequence[Asked], logits: Tensor, tokens: Tensor) -> None:
+        self._asked = asked
+        self.tokens = tokens.clone()
+        self._scores: Scores | None = None
+        asking = _asking(asked)
+        if asking:
+            rows = torch.tensor(asking, device=logits.device)
+            self._scores = scores_of(logits[rows], self.tokens[rows], _tops(asked, asking))
+        is_apart = tokens.device.type == "cuda"
+        self._there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=is_apart)
+        self._there.copy_(self.tokens, non_blocking=True)
+        self._is_there: torch.cuda.Event | None = None
+        if is_apart:
+            self._is_there = torch.cuda.Event()
+            self._is_there.record()
+
+    def read(self) -> list[Sampled]:
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        reported: list[Logprob | None] = [None] * len(self._asked)
+        if self._scores is not None:
+            for row, logprob in zip(_asking(self._asked), self._scores.read(), strict=True):
+                reported[row] = logprob
+        return [
+            Sampled(each.handle, each.index, Token(token, logprob, each.told))
+            for each, token, logprob in zip(self._asked, self._there.tolist(), reported, strict=True)
+        ]
+
+
+class DeviceDrawing:
+    """By kernels, with what is known of a request on the device (kernels/sampling_lines.py)."""
+
+    def __init__(self, sampler: Sampler, eos_token_ids: Sequence[int]) -> None:
+        self.sampler = sampler
+        self._eos_token_ids = eos_token_ids
+
+    def take_up(self, line: int, new: NewRequest) -> None:
+        params = new.sampling
+        settings = LineSettings(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
+            seed=params.seed,
+            min_tokens=params.min_tokens,
+            masked=sorted({*self._eos_token_ids, *params.stop_token_ids}),
+        )
+        self.sampler.lines.put(line, settings, new.tokens[: new.prompt_length], new.tokens[new.prompt_length :])
+
+    def draw(self, asked: Sequence[Asked], ran: Ran) -> DeviceDrawn:
+        tokens = ran.drawn
+        if tokens is None:
+            device = ran.output.device
+            lines = torch.tensor([each.line for each in asked], dtype=torch.int32).to(device, non_blocking=True)
+            indices = torch.tensor([each.index for each in asked]).to(device, non_blocking=True)
+            tokens = self.sampler.sample(ran.output, lines, indices)
+        return DeviceDrawn(asked, ran.output, tokens)
+
+
+def _asking(asked: Sequence[Asked]) -> list[int]:
+    """The rows whose log probabilities are told."""
+    return [row for row, each in enumerate(asked) if each.params.logprobs is not None]
+
+
+def _tops(asked: Sequence[Asked], rows: Sequence[int]) -> list[int]:
+    return [asked[row].params.logprobs or 0 for row in rows]
+
+
+def _reported(logits: Tensor, tokens: Sequence[int], asked: Sequence[Asked]) -> list[Logprob | None]:
+    """Log probabilities where a request asks for them."""
+    asking = _asking(asked)
+    reported: list[Logprob | None] = [None] * len(asked)
+    if asking:
+        rows = logits if len(asking) == len(asked) else logits[torch.tensor(asking, device=logits.device)]
+        told = logprobs(rows, [tokens[row] for row in asking], _tops(asked, asking))
+        for row, logprob in zip(asking, told, strict=True):
+            reported[row] = logprob
+    return reported
