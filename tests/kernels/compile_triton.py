@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from orca.kernels import triton_rows
+from orca.kernels import triton_rows, triton_sampling
 from orca.kernels.triton_attention import constants_of, shape_of
 from orca.kernels.triton_attention_item import attend
 
@@ -27,7 +27,9 @@ SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 HEAD_DIMS = (64, 80, 96, 128, 256)
+VOCABS = (32_000, 128_256)
 BLOCK_TOKENS = 16
+WIDTHS = ("width", "vocab", "bias_room", "masked_room")
 
 
 class Variant(NamedTuple):
@@ -63,6 +65,21 @@ def variants() -> Iterator[Variant]:
             yield Variant(name, triton_rows.normalise_rows, signature, constants, options)
         signature = {"gate_up": of, "gated": of, "width": "i32"}
         yield Variant(f"gated_silu {NAMES[dtype]}", triton_rows.gate_rows, signature, {"block": triton_rows.RUN}, {})
+    yield from _sampling()
+
+
+def _sampling() -> Iterator[Variant]:
+    tables = {"lines": "*i32", "indices": "*i64", "numbers": "*fp32", "integers": "*i64", "bias_tokens": "*i32"}
+    tables |= {"bias": "*fp32", "masked": "*i32", "counts": "*i16", "parts": "*fp32"}
+    sizes = {"vocab": "i32", "bias_room": "i32", "masked_room": "i32"}
+    floors, drawn = {"floors": "*fp32"}, {"tokens": "*i64", "logprobs": "*fp32", "fed": "*i64"}
+    more = (("weigh", {}), ("cut", floors), ("draw", floors | drawn))
+    for dtype, vocab, (name, own) in product((torch.float32, torch.bfloat16), VOCABS, more):
+        launch = triton_sampling.LAUNCHES[name]
+        signature = {"logits": f"*{NAMES[dtype]}"} | tables | own | sizes
+        yield Variant(
+            f"{name} {NAMES[dtype]} {vocab}", launch.kernel, signature, launch.constants(vocab), launch.options
+        )
 
 
 def compiled(variant: Variant, capability: int) -> dict[str, Any]:
@@ -71,7 +88,7 @@ def compiled(variant: Variant, capability: int) -> dict[str, Any]:
     order = [name for name in variant.kernel.arg_names if name in signature]
     assert len(order) == len(signature) == len(variant.kernel.arg_names)
     # As a launch finds out of its arguments: memory of PyTorch begins at multiples of 16 bytes, widths are some, too.
-    aligned = [place for place, name in enumerate(order) if signature[name].startswith("*") or name == "width"]
+    aligned = [place for place, name in enumerate(order) if signature[name].startswith("*") or name in WIDTHS]
     source = ASTSource(
         fn=variant.kernel,
         signature={name: signature[name] for name in order},

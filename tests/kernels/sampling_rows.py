@@ -1,0 +1,98 @@
+"""Rows of logits that are sampled in every way, and the lines that say so, for tests of sampling."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpu import DEVICE
+from torch import Tensor
+
+from orca.core.request import SamplingParams
+from orca.kernels.sampling_lines import LineSettings, SamplingLines
+from orca.kernels.triton_sampling import sample
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {},
+    "cold": {"temperature": 0.3},
+    "coldest": {"temperature": 1e-12},
+    "hot": {"temperature": 1.9},
+    "hottest": {"temperature": 1e35},
+    "top-k-1": {"top_k": 1},
+    "top-k": {"top_k": 5},
+    "top-k-most": {"top_k": 30},
+    "top-k-over-vocab": {"top_k": 100_000},
+    "top-p": {"top_p": 0.6},
+    "top-p-tiny": {"top_p": 1e-6},
+    "top-p-nearly-all": {"top_p": 0.9999},
+    "min-p": {"min_p": 0.2},
+    "min-p-1": {"min_p": 1.0},
+    "two-cuts": {"top_k": 9, "top_p": 0.7},
+    "all-cuts": {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "temperature": 0.8},
+    "repetition": {"repetition_penalty": 1.7},
+    "repetition-below-1": {"repetition_penalty": 0.6, "temperature": 0.0},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.9, "temperature": 0.0},
+    "rewarded": {"frequency_penalty": -2.0, "presence_penalty": -2.0},
+    "bias": {"logit_bias": ((2, 4.0), (7, -100.0), (9, 3.5))},
+    "min-tokens": {"min_tokens": 3, "stop_token_ids": (2, 4), "logit_bias": ((1, 50.0), (2, 40.0), (4, 40.0))},
+    "min-tokens-greedy": {"temperature": 0.0, "min_tokens": 3, "logit_bias": ((1, 50.0),)},
+    "everything": {
+        "temperature": 1.3,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+        "logit_bias": ((11, 1.0),),
+        "min_tokens": 2,
+    },
+}
+EOS = (1,)
+
+
+def settings_of(params: SamplingParams, eos: Sequence[int] = EOS) -> LineSettings:
+    """What a line is told of a request."""
+    return LineSettings(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        masked=sorted({*eos, *params.stop_token_ids}),
+    )
+
+
+def every_case(**more: Any) -> list[SamplingParams]:
+    return [SamplingParams(**({"seed": seed} | case | more)) for seed, case in enumerate(CASES.values())]
+
+
+def lines_of(
+    all_params: Sequence[SamplingParams], vocab: int, device: torch.device, output: Sequence[int] = ()
+) -> SamplingLines:
+    """Line n has the n-th parameters; prompts are 3, 3, 5."""
+    state = SamplingLines(len(all_params), vocab, device)
+    for line, params in enumerate(all_params):
+        state.put(line, settings_of(params), (3, 3, 5), output)
+    return state
+
+
+def drawn(logits: Tensor, lines: Sequence[int], index: int, state: SamplingLines) -> tuple[Tensor, Tensor]:
+    """Tokens and log probabilities; of rows that are left out -7 and NaN."""
+    rows = len(lines)
+    tokens = torch.full((rows,), -7, device=DEVICE)
+    logprobs = torch.full((rows,), float("nan"), device=DEVICE)
+    indices = torch.full((rows,), index, device=DEVICE)
+    lines_there = torch.tensor(lines, dtype=torch.int32, device=DEVICE)
+    sample(logits.to(DEVICE), lines_there, indices, state, tokens, logprobs)
+    return tokens.cpu(), logprobs.cpu()
+
+
+def random_logits(rows: int, vocab: int, seed: int = 1) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
