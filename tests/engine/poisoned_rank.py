@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 
-from orca.core.step import StepResult
 from orca.worker import rank
-from orca.worker.executor import Executor, Task
+from orca.worker.executor import Executor, Ran, Task
 
 POISON = 77
 """First prompt token of a poisoned request."""
@@ -22,7 +21,7 @@ class PoisonedExecutor(Executor):
 
     _fatal: dict[int, int]  # handle -> positions at which it is over
 
-    def run(self, task: Task) -> StepResult | None:
+    def run(self, task: Task) -> Ran | None:
         self._fatal = getattr(self, "_fatal", {}) | {
             new.handle: new.prompt_length + FATAL_TOKENS for new in task.step.new if new.tokens[0] == POISON
         }

@@ -8,6 +8,7 @@ from typing import Any
 from engine_builders import new_request
 
 from orca.core.step import Epoch, Row, StageTiming, Step
+from orca.worker.drawing import HostDrawn
 from orca.worker.executor import Executor, FedTokens, IterationLog
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
@@ -107,9 +108,9 @@ class MarkWatcher(FedStage):
         self.seen.append((self.progress.doing, self.progress.is_waiting))
         self.mark_after_compute = self.progress.mark
 
-    def sample(self, *_: object) -> list[Any]:
-        self.seen.append(("samples", self.progress.mark > self.mark_after_compute + 1))
-        return []
+    def draw(self, *_: object) -> HostDrawn:
+        self.seen.append(("draws", self.progress.mark > self.mark_after_compute + 1))
+        return HostDrawn([])
 
 
 def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits_when_done() -> None:
@@ -125,5 +126,5 @@ def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits
         delay_ms=600.0,
     )
     executor.run(executor.take(asks(1, token=3), received_ns=0))
-    assert stage.seen == [("step 1: state", False), ("step 1: computes", False), ("samples", True)]
+    assert stage.seen == [("step 1: state", False), ("step 1: computes", False), ("draws", True)]
     assert (progress.doing, progress.is_waiting) == ("step 1: done", True)

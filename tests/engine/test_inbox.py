@@ -11,6 +11,7 @@ from engine_builders import new_request
 from orca.core import wire
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
+from orca.worker.drawing import HostDrawn
 from orca.worker.executor import Executor
 from orca.worker.frames import FrameSocket, Kind
 from orca.worker.inbox import EpochSteps, Inbox
@@ -23,6 +24,7 @@ class Link:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.draws_later = False
 
     def receive_hidden(self, tokens: int) -> "Link":
         if tokens > 9:
@@ -39,7 +41,26 @@ class Link:
     def forward(self, plan: Step, hidden: torch.Tensor | None) -> None:  # noqa: ARG002 - a stage's shape
         self.calls.append(f"compute {plan.tokens}")
 
-    def sample(self, *_: object) -> Sequence[Any]:
+    def draw(self, plan: Step, *_: object) -> Any:
+        return DrawnLater(self, plan.number) if self.draws_later else HostDrawn([])
+
+    def send_fed(self, tokens: object) -> None:
+        pass
+
+
+class DrawnLater:
+    """Tokens of a device that is at work until somebody waits for it."""
+
+    tokens: Sequence[int] = ()
+    is_fed = True
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link, self._number = link, number
+        self.is_there = False
+
+    def read(self) -> list[Any]:
+        self.is_there = True
+        self._link.calls.append(f"read {self._number}")
         return []
 
 
@@ -87,7 +108,7 @@ def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_compu
     inbox.put((Kind.STEP, step_of(2)))
     inbox.put((Kind.STEP, step_of(3)))
     while steps:
-        steps.run_next()
+        list(steps.run_next())
     assert link.calls == ["post 1", "post 2", "post 3", "compute 1", "compute 2", "compute 3"]
 
 
@@ -95,9 +116,9 @@ def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox:
     steps.take(step_of(1))
     for frame in ((Kind.STEP, step_of(2)), (Kind.STOP, b""), (Kind.STEP, step_of(3))):
         inbox.put(frame)
-    steps.run_next()
+    list(steps.run_next())
     assert link.calls == ["post 1", "post 2", "compute 1"]
-    steps.run_next()
+    list(steps.run_next())
     assert link.calls[3:] == ["compute 2"]
     assert [inbox.next()[0], inbox.next()[0]] == [Kind.STOP, Kind.STEP]
 
@@ -114,5 +135,36 @@ def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
     steps.take(step_of(1))
     inbox.put((Kind.STEP, step_of(10)))
     with pytest.raises(RuntimeError, match="the link is gone"):
-        steps.run_next()
+        list(steps.run_next())
     assert link.calls == ["post 1"]
+
+
+def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_are_read(
+    link: Link, inbox: Inbox, steps: EpochSteps
+) -> None:
+    link.draws_later = True
+    steps.take(step_of(1))
+    inbox.put((Kind.STEP, step_of(2)))
+    inbox.put((Kind.STEP, step_of(3)))
+    while steps:
+        for result in steps.run_next():
+            link.calls.append(f"send {result.number}")
+    assert [call for call in link.calls if not call.startswith("post")] == [
+        *("compute 1", "compute 2", "read 1", "send 1"),
+        *("compute 3", "read 2", "send 2", "read 3", "send 3"),
+    ]
+
+
+def test_tokens_are_read_at_once_where_no_other_step_is_here(link: Link, steps: EpochSteps) -> None:
+    link.draws_later = True
+    steps.take(step_of(1))
+    assert [result.number for result in steps.run_next()] == [1]
+    assert link.calls == ["post 1", "compute 1", "read 1"]
+
+
+def test_tokens_that_the_host_draws_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
+    steps.take(step_of(1))
+    inbox.put((Kind.STEP, step_of(2)))
+    assert [result.number for result in steps.run_next()] == [1]
+    assert [result.number for result in steps.run_next()] == [2]
+    assert link.calls == ["post 1", "post 2", "compute 1", "compute 2"]

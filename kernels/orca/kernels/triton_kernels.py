@@ -6,10 +6,12 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from orca.kernels import triton_rows
+from orca.kernels import triton_rows, triton_sampling
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_attention import TritonAttention
 from orca.kernels.triton_recording import GraphRecorder
 
@@ -23,6 +25,21 @@ class TritonKernels(PlainKernels):
     def recorder(self, device: torch.device) -> GraphRecorder:  # type: ignore[override]
         return GraphRecorder(device)
 
+    def sampler(self, vocab: int, device: torch.device) -> "TritonSampler":  # type: ignore[override]
+        return TritonSampler(vocab, device)
+
     keep = staticmethod(triton_rows.keep)  # type: ignore[assignment]
     normalise = staticmethod(triton_rows.normalise)  # type: ignore[assignment]
     gated_silu = staticmethod(triton_rows.gated_silu)  # type: ignore[assignment]
+
+
+class TritonSampler:
+    """As device.Sampler."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self.lines = SamplingLines(1, vocab, device)
+
+    def sample(self, logits: Tensor, lines: Tensor, indices: Tensor) -> Tensor:
+        tokens = torch.zeros_like(indices)
+        triton_sampling.sample(logits, lines, indices, self.lines, tokens, logits.new_empty(len(logits)))
+        return tokens

@@ -1,4 +1,4 @@
-"""How the last stage comes from logits to tokens: on the host (CPUs), or on the device, which the host does not wait for.
+"""How the last stage comes from logits to tokens: on the host (CPUs), or on the device, and the host does not wait.
 
 A device that draws feeds the tokens on by itself and sends them to the host behind the step, so the next one may be
 ordered before they are read (`Drawn`).
@@ -34,10 +34,20 @@ class Asked:
 class Drawn(Protocol):
     """The tokens of a step, one for each request that draws, in row order."""
 
-    tokens: Sequence[int] | Tensor
-    """[rows]; a tensor [rows] int64 on the device that drew them."""
-    is_fed: bool
-    """Whether this stage's next steps have them already."""
+    @property
+    def tokens(self) -> Sequence[int] | Tensor:
+        """[rows]; a tensor [rows] int64 on the device that drew them."""
+        ...
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the device that drew them feeds them to its next steps by itself."""
+        ...
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `read` waits for nothing."""
+        ...
 
     def read(self) -> list[Sampled]:
         """All that is told of them. Waits for a device that draws."""
@@ -65,7 +75,8 @@ class HostDrawn:
     """Tokens that are there."""
 
     sampled: list[Sampled]
-    is_fed: bool = False
+    is_fed = False
+    is_there = True
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -113,14 +124,18 @@ class DeviceDrawn:
         is_apart = tokens.device.type == "cuda"
         self._there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=is_apart)
         self._there.copy_(self.tokens, non_blocking=True)
-        self._is_there: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if is_apart:
-            self._is_there = torch.cuda.Event()
-            self._is_there.record()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    @property
+    def is_there(self) -> bool:
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> list[Sampled]:
-        if self._is_there is not None:
-            self._is_there.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         reported: list[Logprob | None] = [None] * len(self._asked)
         if self._scores is not None:
             for row, logprob in zip(_asking(self._asked), self._scores.read(), strict=True):

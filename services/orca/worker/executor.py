@@ -6,20 +6,22 @@ then the output is put on the link and the next step begins without waiting for 
 this, between computations and never during one: NCCL wants the calls on a link one at a time and in their order, and
 control messages are a whole step ahead while the pipeline is full. No rank ever waits for a rank behind it, and the
 only way back, from the last stage to the first, is read by the first stage before it runs a step that needs it, never
-by the last one: so the waits form no circle.
+by the last one: so the waits form no circle. Where a device draws the tokens, the host orders a step and comes back
+before it has run; its tokens are read when the next one has been ordered.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import orjson
 from torch import Tensor
 
 from orca.core.line_file import LineFile
-from orca.core.step import Sampled, StageTiming, Step, StepResult
+from orca.core.step import StageTiming, Step, StepResult
+from orca.worker.drawing import Drawn
 from orca.worker.groups import Groups, Inbound
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
@@ -45,7 +47,7 @@ class _Owed:
     """Tokens that a step sampled and the first stage has not taken yet, one for each handle."""
 
     handles: tuple[int, ...]
-    tokens: Inbound | Sequence[int]
+    tokens: Inbound | Tensor | Sequence[int]
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class FedTokens:
 
     _owed: deque[_Owed] = field(default_factory=deque)
 
-    def expect(self, handles: tuple[int, ...], tokens: Inbound | Sequence[int]) -> None:
+    def expect(self, handles: tuple[int, ...], tokens: Inbound | Tensor | Sequence[int]) -> None:
         self._owed.append(_Owed(handles, tokens))
 
     def settle(self, stage: Stage, step: Step) -> None:
@@ -66,8 +68,21 @@ class FedTokens:
                 needed = position
         for _ in range(max(needed, len(self._owed) - _FEEDS_HELD)):
             owed = self._owed.popleft()
-            tokens = owed.tokens.wait().tolist() if isinstance(owed.tokens, Inbound) else owed.tokens
-            stage.feed(owed.handles, tokens)
+            stage.feed(owed.handles, owed.tokens.wait() if isinstance(owed.tokens, Inbound) else owed.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step on the rank that samples. Its computation may be under way."""
+
+    step: Step
+    timing: StageTiming
+    drawn: Drawn | None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its tokens are."""
+        return self.drawn is None or self.drawn.is_there
 
 
 class Executor:
@@ -99,8 +114,8 @@ class Executor:
         has_input = not self._shard.is_first and step.tokens > 0
         return Task(step, received_ns, self._groups.receive_hidden(step.tokens) if has_input else None)
 
-    def run(self, task: Task) -> StepResult | None:
-        """Run a step. Returns: its result on the rank that samples, else None.
+    def run(self, task: Task) -> "Ran | None":
+        """Run a step, or order it from a device. Returns: what became of it on the rank that samples, else None.
 
         Raises: whatever breaks the epoch: a link's RuntimeError, or a broken invariant of the stage.
         """
@@ -114,28 +129,40 @@ class Executor:
         hidden = task.hidden.wait() if task.hidden is not None else None
         start_ns = time.monotonic_ns()
         self._progress.at(f"step {step.number}: computes")
-        sampled = self._compute(plan, hidden) if step.tokens else ()
+        drawn = self._compute(plan, hidden) if step.tokens else None
         timing = StageTiming(
             stage=self._shard.stage,
             received_ns=task.received_ns,
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
         )
-        self._pass_back(step, sampled)
+        self._pass_back(step, drawn)
         if self._log is not None:
             self._log.write(step, timing)
         self._progress.end_step(step)
         if not self._samples:
             return None
-        return StepResult(epoch=step.epoch, number=step.number, sampled=tuple(sampled), timing=timing)
+        return Ran(step, timing, drawn)
 
-    def _compute(self, plan: Plan, hidden: Tensor | None) -> Sequence[Sampled]:
+    def result(self, ran: Ran) -> StepResult:
+        """What goes to the master, once the step's tokens are there."""
+        timing = ran.timing
+        if ran.drawn is None or ran.drawn.is_there:
+            sampled = [] if ran.drawn is None else ran.drawn.read()
+        else:
+            self._progress.at(f"step {ran.step.number}: computes")
+            sampled = ran.drawn.read()
+            self._progress.end_step(ran.step)
+            timing = replace(timing, end_ns=time.monotonic_ns())
+        return StepResult(epoch=ran.step.epoch, number=ran.step.number, sampled=tuple(sampled), timing=timing)
+
+    def _compute(self, plan: Plan, hidden: Tensor | None) -> Drawn | None:
         output = self._stage.forward(plan, hidden)
         self._linger()
         if not self._shard.is_last:
             self._groups.send_hidden(output)
-            return ()
-        return self._stage.sample(plan, output) if self._samples else ()
+            return None
+        return self._stage.draw(plan, output) if self._samples else None
 
     def _linger(self) -> None:
         """The test setting delay_ms: as a long computation does, it moves the mark all the time."""
@@ -144,16 +171,15 @@ class Executor:
             time.sleep(min(left_s, _DELAY_PIECE_S))
             self._progress.move()
 
-    def _pass_back(self, step: Step, sampled: Sequence[Sampled]) -> None:
+    def _pass_back(self, step: Step, drawn: Drawn | None) -> None:
         """Prefetch: the sampled tokens go to every rank of the first stage, which notes that they will come."""
         handles = tuple(row.handle for row in step.rows if row.sample)
         if not self._feeds_tokens or not handles:
             return
-        tokens = [each.token.id for each in sampled]
-        if self._samples:
-            self._groups.send_fed(tokens)
-        if self._shard.is_first:
-            self._fed.expect(handles, tokens if self._samples else self._groups.receive_fed(len(handles)))
+        if drawn is not None:
+            self._groups.send_fed(drawn.tokens)
+        if self._shard.is_first and not (drawn is not None and drawn.is_fed):
+            self._fed.expect(handles, self._groups.receive_fed(len(handles)) if drawn is None else drawn.tokens)
 
 
 class IterationLog:

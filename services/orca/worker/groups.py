@@ -269,9 +269,9 @@ class Groups:
         work = self._pipe.recv([buffer], self._number(self._shard.stage - 1, self._shard.rank), _PIPE_TAG)
         return Inbound(self._bounded(work), buffer, self._device)
 
-    def send_fed(self, tokens: Sequence[int]) -> None:
+    def send_fed(self, tokens: Sequence[int] | Tensor) -> None:
         """Start sending a step's sampled token ids to every other rank of the first stage; returns at once."""
-        data = torch.tensor(tokens, dtype=torch.int64)
+        data = torch.as_tensor(tokens, dtype=torch.int64)
         own = self._number(self._shard.stage, self._shard.rank)
         for rank in range(self._shard.tensor):
             if self._number(0, rank) != own:
@@ -282,7 +282,7 @@ class Groups:
         buffer = torch.empty(count, dtype=torch.int64, device=self._link_device)
         sampler = self._number(self._shard.stages - 1, 0)
         work = self._feed.recv([buffer], sampler, _FEED_TAG)
-        return Inbound(self._bounded(work), buffer, torch.device("cpu"))
+        return Inbound(self._bounded(work), buffer, self._device)
 
     def _number(self, stage: int, rank: int) -> int:
         """A rank's number in the groups over all stages."""

@@ -12,7 +12,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.step import StepResult
 from orca.worker import frames
-from orca.worker.executor import Executor, Task
+from orca.worker.executor import Executor, Ran, Task
 from orca.worker.frames import Frame, Kind
 
 
@@ -52,6 +52,7 @@ class EpochSteps:
         self._executor = executor
         self._inbox = inbox
         self._tasks: deque[Task] = deque()
+        self._unread: deque[Ran] = deque()
 
     def __bool__(self) -> bool:
         """Is there one to run?"""
@@ -64,11 +65,23 @@ class EpochSteps:
         if step.epoch.number == self._epoch:
             self._tasks.append(self._executor.take(step, received_ns))
 
-    def run_next(self) -> StepResult | None:
+    def run_next(self) -> Iterator[StepResult]:
         """Run the oldest step, with the receives of all that have come behind it posted before it computes.
 
-        Returns, raises: what Executor.run does; there must be one to run.
+        While a device computes, the next step is ordered from it before the tokens of this one are waited for.
+
+        Yields: the results that are there, or are waited for because nothing else is to be done.
+        Raises: what Executor.run does; there must be one to run.
         """
+        self._take_arrived()
+        ran = self._executor.run(self._tasks.popleft())
+        if ran is not None:
+            self._unread.append(ran)
+        if len(self._unread) == 1 and not self._unread[0].is_there:
+            self._take_arrived()
+        while self._unread and (self._unread[0].is_there or len(self._unread) > 1 or not self._tasks):
+            yield self._executor.result(self._unread.popleft())
+
+    def _take_arrived(self) -> None:
         for payload in self._inbox.steps():
             self.take(payload)
-        return self._executor.run(self._tasks.popleft())

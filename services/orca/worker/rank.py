@@ -121,12 +121,10 @@ class Rank:
     def _run_next(self) -> None:
         assert self._steps is not None
         try:
-            result = self._steps.run_next()
+            for result in self._steps.run_next():
+                self._socket.write(encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
         except Exception as error:
             self._break(error)
-            return
-        if result is not None:
-            self._socket.write(encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
 
     @property
     def _is_leaving(self) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.core.errors import EngineError
-from orca.core.request import Logprob, SamplingParams, Token
+from orca.core.request import Logprob, SamplingParams
 from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import COLUMNS, Lines
@@ -57,7 +57,7 @@ class Plan:
 
     step: Step
     tokens: int  # rows of the flat tensor
-    # Where each request runs one token: what the recording is told, [requests, columns]; and, once that has run, what it
+    # Where each request runs one token: what the recording is told, [requests, columns]; and, once it has run, what it
     # has made. There is no context then.
     said: NDArray[np.int64] | None = None
     ran: Ran | None = None
@@ -254,9 +254,112 @@ class Stage:
             self._drawing.take_up(line, new)
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line)
 
-    def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:
+    def _grown(self, lines: Lines) -> Lines:
+        """As many lines as the tables have. A device that draws feeds on what it has drawn, where it is the first stage
+        as well."""
+        tables = self.cache.tables
+        more = len(tables) - len(lines.fed)
+        fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts))
+        if self._sampler is not None:
+            self._sampler.lines.grow(len(tables))
+            fed = self._sampler.lines.fed
+        return Lines(tables, fed, prompts)
+
+    def _say(self, plan: Plan) -> None:
+        """What a recording is told of a step in which each request runs one token and draws the next."""
+        said = []
+        for row in plan.step.rows:
+            block = self.cache.extend(row.handle, row.start + 1)
+            request = self._requests[row.handle]
+            known = self._known(plan, row, request) if self._model.shard.is_first else None
+            said.append((request.line, row.start, -1 if known is None else known[0], block))
+            plan.draws.append((row, request))
+        self.cache.publish(is_told=True)
+        plan.said = np.array(said, np.int64)
+        assert plan.said.shape == (plan.tokens, COLUMNS)
+        if not self._model.shard.is_last:
+            plan.draws.clear()
+
+    def _lay_out(self, plan: Plan) -> None:
+        """All that the forward pass of any step needs."""
+        rows: list[ContextRow] = []
+        first = 0
+        for row in plan.step.rows:
+            self.cache.extend(row.handle, row.start + row.count)
+            rows.append(ContextRow(first, row.count, row.start, self._requests[row.handle].line))
+            first += row.count
+        self.cache.publish()
+        plan.context = self._contexts.of_rows(rows, self._lines.prompts)
+        if self._model.shard.is_first:
+            self._lay_out_ids(plan)
+        if self._model.shard.is_last:
+            self._lay_out_logits(plan)
+            plan.context.wanted = self._wanted(plan, rows)
+
+    def _wanted(self, plan: Plan, rows: Sequence[ContextRow]) -> WantedRows | None:
+        """What the last layer may confine itself to: the last tokens of rows that sample."""
+        if plan.draw_rows is None or plan.told_rows is not None or len(plan.draw_rows) == plan.tokens:
+            return None
+        sampling = (row for row, each in zip(rows, plan.step.rows, strict=True) if each.sample)
+        last = [ContextRow(place, 1, row.end - 1, row.line) for place, row in enumerate(sampling)]
+        return WantedRows(plan.draw_rows, self._contexts.attention(last, self._model.windows[-1:]))
+
+    def _lay_out_ids(self, plan: Plan) -> None:
+        ids: list[int] = []
+        fed_rows: list[int] = []
+        fed_lines: list[int] = []
+        for row in plan.step.rows:
+            request = self._requests[row.handle]
+            known = self._known(plan, row, request)
+            if known is None:
+                fed_rows.append(len(ids))
+                fed_lines.append(request.line)
+            ids.extend((0,) if known is None else known)
+        device = self._model.device
+        plan.ids = torch.tensor(ids, device=device)
+        if fed_rows:
+            plan.fed_rows = torch.tensor(fed_rows, device=device)
+            plan.fed_lines = torch.tensor(fed_lines, device=device)
+
+    def _known(self, plan: Plan, row: Row, request: _Request) -> Sequence[int] | None:
+        """A row's tokens; None for the one that is fed.
+
+        Raises: EngineError for those that nobody has told.
+        """
+        if row.token is not None and row.count == 1:
+            return (row.token,)
+        known = request.tokens[row.start : row.start + row.count]
+        if len(known) == row.count:
+            return known
+        if row.count == 1 and self._feeds_tokens:
+            return None
+        raise EngineError(
+            f"step {plan.step.number}: tokens {row.start}..{row.start + row.count - 1} of request {row.handle} "
+            f"are not known: it was brought with {len(request.tokens)}"
+        )
+
+    def _lay_out_logits(self, plan: Plan) -> None:
+        """Logits are wanted after the last token of sampling rows, and over prompts whose log probabilities are."""
+        draw_rows: list[int] = []
+        told_rows: list[int] = []
+        first = 0
+        for row in plan.step.rows:
+            request = self._requests[row.handle]
+            targets = _prompt_targets(request, row)
+            plan.told.extend((request, token) for token in targets)
+            told_rows.extend(range(first, first + len(targets)))
+            if row.sample:
+                plan.draws.append((row, request))
+                draw_rows.append(first + row.count - 1)
+            first += row.count
+        if draw_rows:
+            plan.draw_rows = torch.tensor(draw_rows, device=self._model.device)
+        if told_rows:
+            plan.told_rows = torch.tensor(told_rows, device=self._model.device)
+
+
+def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:
     """Prompt tokens whose log probability this row tells: none once token 0, which carries them, is in the log."""
     if request.params.prompt_logprobs is None or len(request.tokens) > request.prompt_length:
         return ()
     return request.tokens[row.start + 1 : min(row.start + row.count + 1, request.prompt_length)]
-
