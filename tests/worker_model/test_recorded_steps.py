@@ -9,7 +9,7 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from orca.core.step import Step
-from orca.worker import recorded_steps
+from orca.kernels.numba_recording import CpuRecorder
 from orca.worker.linear import PanelLinear
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.recorded_steps import RecordedSteps
@@ -77,7 +77,7 @@ def test_layers_are_called_once_for_each_number_of_requests(tmp_path: Path) -> N
 
 
 def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_steps, "_KEPT", 2)
+    monkeypatch.setattr(CpuRecorder, "recordings_max", 2)
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     steps = serve(chain, asks_of(211), max_batch_size=8)
     [[stage]] = chain.stages

@@ -17,6 +17,7 @@ from orca.kernels.reference import Sight
 
 class CpuRecorder:
     only_kernels = True
+    recordings_max = 16
 
     def rows_of(self, requests: int) -> int:
         """Each number of requests has a recording: on a CPU a row costs what it computes."""

@@ -70,6 +70,8 @@ class StepInputs(Protocol):
 class Recorder(Protocol):
     only_kernels: bool
     """Whether nothing but kernels of this package is recorded. Elsewhere PyTorch's operations are, too."""
+    recordings_max: int
+    """To be kept: each holds the activations of a layer and some scratch memory."""
 
     def rows_of(self, requests: int) -> int:
         """How many rows a recording for so many requests has."""

@@ -39,6 +39,7 @@ import triton
 from torch import Tensor
 
 from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.transfer import to_device
 from orca.kernels.triton_attention_item import Item, attend
 
 SPLIT = 256
@@ -79,7 +80,7 @@ class TritonAttention:
         sizes = Sizes.of(seen)
         wide, narrow = _items(rows, seen, sizes)
         head = (len(wide) + len(narrow), len(wide), *[0] * (len(Item._fields) - 2))
-        said = torch.from_numpy(np.array([head, *wide, *narrow], np.int32)).to(seen.device)
+        said = to_device(np.array([head, *wide, *narrow], np.int32), seen.device)
         parts = sum(item.part >= 0 for item in narrow)
         tiles = max((item.tile + 1 for item in narrow), default=0)
         self._take(said, Scratch.of(seen, sizes, parts, tiles), seen, sizes, has_wide=bool(wide))

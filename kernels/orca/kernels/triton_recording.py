@@ -31,6 +31,7 @@ class GraphRecorder:
     """Of one stage. On a CPU, where Triton's interpreter computes, a run calls again what was recorded."""
 
     only_kernels = False
+    recordings_max = 64
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

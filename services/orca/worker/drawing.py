@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Sampled
 from orca.kernels.device import Sampler, kernels_of
 from orca.kernels.sampling_lines import LineSettings
+from orca.kernels.transfer import to_device
 from orca.worker.models.build import StageModel
 from orca.worker.recorded_steps import Ran
 from orca.worker.sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
@@ -119,7 +121,7 @@ class DeviceDrawn:
         self._scores: Scores | None = None
         asking = _asking(asked)
         if asking:
-            rows = torch.tensor(asking, device=logits.device)
+            rows = to_device(np.array(asking), logits.device)
             self._scores = scores_of(logits[rows], self.tokens[rows], _tops(asked, asking))
         is_apart = tokens.device.type == "cuda"
         self._there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=is_apart)
@@ -174,8 +176,8 @@ class DeviceDrawing:
         tokens = ran.drawn
         if tokens is None:
             device = ran.output.device
-            lines = torch.tensor([each.line for each in asked], dtype=torch.int32).to(device, non_blocking=True)
-            indices = torch.tensor([each.index for each in asked]).to(device, non_blocking=True)
+            lines = to_device(np.array([each.line for each in asked], np.int32), device)
+            indices = to_device(np.array([each.index for each in asked], np.int64), device)
             tokens = self.sampler.sample(ran.output, lines, indices)
         return DeviceDrawn(asked, ran.output, tokens)
 

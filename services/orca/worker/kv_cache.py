@@ -23,6 +23,7 @@ from torch import Tensor
 
 from orca.core.errors import EngineError
 from orca.core.request import slots_needed
+from orca.kernels.transfer import to_device
 
 _LINES, _COLUMNS = 16, 64
 """Of the tables, at first; they are doubled when more are needed."""
@@ -127,7 +128,7 @@ class KVCache:
             is_told: it hears of the new blocks in another way (kernels/recording.py).
         """
         if self._unpublished and not is_told and self._device.type != "cpu":
-            lines, places, blocks = torch.tensor(self._unpublished, device=self._device).T
+            lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T
             self.tables[lines, places] = blocks.int()
         self._unpublished.clear()
 

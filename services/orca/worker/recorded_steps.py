@@ -17,14 +17,12 @@ from torch import Tensor
 
 from orca.kernels.device import Kernels, Sampler, kernels_of
 from orca.kernels.recording import LINE, POSITION, Lines, Recorder, StepInputs
+from orca.kernels.transfer import to_device
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.shard import SingleRank
 from orca.worker.step_context import StepContexts
-
-_KEPT = 16
-"""Recordings at most: each holds the activations of a layer and some scratch memory."""
 
 
 class Ran(NamedTuple):
@@ -84,7 +82,7 @@ class RecordedSteps:
         rows = self._recorder.rows_of(len(said))
         if rows not in self._recordings:
             self._recordings[rows] = self._record(rows, lines)
-            if len(self._recordings) > _KEPT:
+            if len(self._recordings) > self._recorder.recordings_max:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(rows)
         recording = self._recordings[rows]
@@ -106,7 +104,7 @@ class RecordedSteps:
             recording.hidden[: len(said)].copy_(hidden)
         if recording.turns is not None:
             assert self._model.rotary is not None
-            at, positions = torch.from_numpy(said[:, (LINE, POSITION)].T.copy()).to(self._model.device)
+            at, positions = to_device(said[:, (LINE, POSITION)].T.copy(), self._model.device)
             turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
             recording.turns[: len(said)].copy_(turns)
 

@@ -26,6 +26,7 @@ from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import COLUMNS, Lines
 from orca.kernels.reference import ContextRow
+from orca.kernels.transfer import to_device
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -149,9 +150,9 @@ class Stage:
         if not known:
             return
         values = torch.as_tensor(tokens, dtype=torch.int64, device=self._model.device)
-        lines = torch.tensor([self._requests[handles[place]].line for place in known], device=self._model.device)
+        lines = self._there([self._requests[handles[place]].line for place in known])
         if len(known) < len(handles):
-            values = values[torch.tensor(known, device=self._model.device)]
+            values = values[self._there(known)]
         self._lines.fed.index_copy_(0, lines, values)
 
     @torch.inference_mode()
@@ -296,6 +297,10 @@ class Stage:
             self._lay_out_logits(plan)
             plan.context.wanted = self._wanted(plan, rows)
 
+    def _there(self, numbers: Sequence[int]) -> Tensor:
+        """Some whole numbers on the device."""
+        return to_device(np.array(numbers, np.int64), self._model.device)
+
     def _wanted(self, plan: Plan, rows: Sequence[ContextRow]) -> WantedRows | None:
         """What the last layer may confine itself to: the last tokens of rows that sample."""
         if plan.draw_rows is None or plan.told_rows is not None or len(plan.draw_rows) == plan.tokens:
@@ -315,11 +320,10 @@ class Stage:
                 fed_rows.append(len(ids))
                 fed_lines.append(request.line)
             ids.extend((0,) if known is None else known)
-        device = self._model.device
-        plan.ids = torch.tensor(ids, device=device)
+        plan.ids = self._there(ids)
         if fed_rows:
-            plan.fed_rows = torch.tensor(fed_rows, device=device)
-            plan.fed_lines = torch.tensor(fed_lines, device=device)
+            plan.fed_rows = self._there(fed_rows)
+            plan.fed_lines = self._there(fed_lines)
 
     def _known(self, plan: Plan, row: Row, request: _Request) -> Sequence[int] | None:
         """A row's tokens; None for the one that is fed.
@@ -353,9 +357,9 @@ class Stage:
                 draw_rows.append(first + row.count - 1)
             first += row.count
         if draw_rows:
-            plan.draw_rows = torch.tensor(draw_rows, device=self._model.device)
+            plan.draw_rows = self._there(draw_rows)
         if told_rows:
-            plan.told_rows = torch.tensor(told_rows, device=self._model.device)
+            plan.told_rows = self._there(told_rows)
 
 
 def _prompt_targets(request: _Request, row: Row) -> tuple[int, ...]:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import StepInputs
 from orca.kernels.reference import ContextRow, RaggedAttention, Sight
+from orca.kernels.transfer import to_device
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import StageModel
@@ -29,13 +29,13 @@ class StepContexts:
         ).T
         places = np.repeat(starts - firsts, counts) + np.arange(counts.sum())
         lines_of = np.repeat(lines, counts)
-        slots = torch.from_numpy(self._cache.slots_of(lines_of, places)).to(model.device)
-        positions = torch.from_numpy(places).to(model.device)
+        slots = to_device(self._cache.slots_of(lines_of, places), model.device)
+        positions = to_device(places, model.device)
         context = self._context(slots, positions, self.attention(rows))
         if model.rotary is not None:
             lengths = None
             if model.rotary.needs_lengths:
-                lengths = prompts[torch.from_numpy(lines_of).to(model.device)]
+                lengths = prompts[to_device(lines_of, model.device)]
             context.turns = model.rotary.rows(positions, lengths, longest=int(places.max()) + 1)
         return context
 
