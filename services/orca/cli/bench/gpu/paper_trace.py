@@ -1,0 +1,176 @@
+"""The paper's trace (ORCA, section 6.2) through Orca's engine and policy, and beside it through Hugging Face
+transformers: its static batching and its continuous batching, with the same weights, in the same process.
+
+Prompts U(32,512), outputs U(1,128), all requests there at the start: the load that a Poisson process comes to when its
+rate rises, so each system is as busy as it can be. A model of about a billion parameters: the libraries run one after
+the other with their own copies of the weights, and the slowest of them should end within minutes.
+
+Orca's tokens of some requests are judged, those of the timed run. Another library's are compared with them: in a short
+dtype two sound answers part at their first near-tie, so how long they agree is said.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from orca.cli.bench.gpu.check import Verdict, verdict
+from orca.cli.bench.gpu.device import free
+from orca.cli.bench.gpu.hugging_face import hugging_face_model
+from orca.cli.bench.gpu.random_weights import RandomTensors
+from orca.cli.bench.gpu.shapes import LLAMA_1B, SMALL, made
+from orca.cli.bench.peers.engine_peer import run
+from orca.cli.bench.peers.transformers_peer import continuous_batching, static_batching
+from orca.cli.bench.peers.workload import Workload
+from orca.cli.bench.trace import PRESETS, Range, TraceSpec, generate
+from orca.kernels.bench.engine import Asked, EngineRow
+from orca.worker.config import LlamaConfig
+from orca.worker.models.build import StageModel
+
+Answers = list[list[int]]
+System = Callable[[Workload], Answers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSizes:
+    """What is run."""
+
+    name: str
+    config: LlamaConfig
+    spec: TraceSpec
+    batch_size: int  # requests in a batch, of each system
+    judged: int  # requests, the first ones
+    continuous_tokens: tuple[int, ...]  # of a step of the library's continuous batching: its best of these counts
+
+
+ON_GPU = TraceSizes(
+    name="Llama 1B",
+    config=LLAMA_1B,
+    spec=TraceSpec(requests=512, prompt_tokens=PRESETS["paper"][0], new_tokens=PRESETS["paper"][1]),
+    batch_size=64,
+    judged=32,
+    continuous_tokens=(512, 2048),
+)
+ON_CPU = TraceSizes(
+    name="a small Llama",
+    config=SMALL,
+    spec=TraceSpec(requests=9, prompt_tokens=Range(4, 30), new_tokens=Range(1, 12)),
+    batch_size=3,
+    judged=9,
+    continuous_tokens=(64,),
+)
+
+
+def trace_rows(asked: Asked) -> Iterator[EngineRow]:
+    """Orca's row, then those that it is held beside."""
+    sizes = ON_GPU if asked.device.type == "cuda" else ON_CPU
+    contest = _Contest(sizes, RandomTensors(dtype=asked.dtype, device=asked.device))
+    ours = contest.orca()
+    right = contest.judge(ours)
+    yield EngineRow(
+        name=f"trace of {sizes.name}, {sizes.spec.requests} requests: Orca",
+        result=str(right),
+        is_right=right.is_right,
+        seconds=ours.seconds if right.is_right else None,
+        more=_figures(right, ours),
+    )
+    if not right.is_right:
+        return
+    try:
+        model = hugging_face_model(sizes.config, contest.tensors)
+    except ModuleNotFoundError as error:
+        yield EngineRow(name="trace: Hugging Face", result=f"left out: {error.name} is not installed")
+        return
+    continuous = [partial(continuous_batching, model, batch_tokens=tokens) for tokens in sizes.continuous_tokens]
+    yield _rival("static", [partial(static_batching, model)], contest, ours)
+    yield _rival("continuous", continuous, contest, ours)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    seconds: float
+    answers: Answers
+
+
+class _Contest:
+    """The same requests and weights for all."""
+
+    def __init__(self, sizes: TraceSizes, tensors: RandomTensors) -> None:
+        self.tensors = tensors
+        self._sizes = sizes
+        self._workload = Workload.of(
+            generate(sizes.spec),
+            Path("random"),
+            sizes.config.vocab_size,
+            batch_size=sizes.batch_size,
+            threads=torch.get_num_threads(),
+        )
+
+    def orca(self) -> _Ran:
+        ran = self.timed(partial(_answers, made(self._sizes.config, self.tensors)))
+        free(self.tensors.device)
+        return ran
+
+    def timed(self, system: System) -> _Ran:
+        """A system's run, behind a short one that sets it up."""
+        system(self._workload.head(2 * self._workload.batch_size))
+        start_s = time.perf_counter()
+        answers = system(self._workload)
+        return _Ran(seconds=time.perf_counter() - start_s, answers=answers)
+
+    def judge(self, ran: _Ran) -> Verdict:
+        """The first answers, and the lengths of all."""
+        counts, judged = self._workload.new_tokens, self._sizes.judged
+        some = (each[:judged] for each in (self._workload.prompts, ran.answers, counts))
+        found = verdict(self._sizes.config, self.tensors, *some)
+        rest = zip(ran.answers[judged:], counts[judged:], strict=True)
+        wrong = found.judgement.wrong_counts + sum(len(answer) != count for answer, count in rest)
+        return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))
+
+
+def _answers(model: StageModel, workload: Workload) -> Answers:
+    return run(model, workload).tokens
+
+
+def _figures(right: Verdict, ran: _Ran) -> dict[str, Any]:
+    judged = {"checked": right.judgement.to_json(), "margin": right.margin}
+    return judged | {"tokens_per_s": sum(map(len, ran.answers)) / ran.seconds if right.is_right else None}
+
+
+def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: _Ran) -> EngineRow:
+    """The fastest of some ways to run it. What another library does wrong is said, and is no error of ours."""
+    name = f"trace: Hugging Face {kind} batching"
+    ran: list[_Ran] = []
+    failed = ""
+    for way in ways:
+        try:
+            ran.append(contest.timed(way))
+        except Exception as error:  # another library's, of any kind
+            failed = f"{type(error).__name__}: {error}".partition("\n")[0][:100]
+    if not ran:
+        return EngineRow(name=name, result=f"left out, it failed: {failed}")
+    best = min(ran, key=lambda each: each.seconds)
+    right = contest.judge(best)
+    if not right.is_right:
+        return EngineRow(name=name, result=f"left out: {right}", more=_figures(right, best))
+    equal = sum(map(list.__eq__, best.answers, ours.answers)) / len(ours.answers)
+    agreed = mean(map(_agreed, best.answers, ours.answers))
+    whole = mean(map(len, ours.answers))
+    return EngineRow(
+        name=name,
+        result=f"{right}; {equal:.0%} of answers as Orca's, agreeing for {agreed:.1f} of {whole:.1f} tokens",
+        seconds=best.seconds,
+        times_faster=best.seconds / ours.seconds,
+        more=_figures(right, best) | {"equal": equal, "agreed_tokens": agreed},
+    )
+
+
+def _agreed(one: list[int], other: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
