@@ -126,8 +126,8 @@ class _Contest:
     def judge(self, ran: _Ran) -> Verdict:
         """The first answers, and the lengths of all."""
         counts, judged = self._workload.new_tokens, self._sizes.judged
-        some = (each[:judged] for each in (self._workload.prompts, ran.answers, counts))
-        found = verdict(self._sizes.config, self.tensors, *some)
+        prompts, answers = self._workload.prompts[:judged], ran.answers[:judged]
+        found = verdict(self._sizes.config, self.tensors, prompts, answers, counts[:judged])
         rest = zip(ran.answers[judged:], counts[judged:], strict=True)
         wrong = found.judgement.wrong_counts + sum(len(answer) != count for answer, count in rest)
         return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))

@@ -38,10 +38,10 @@ class PlainLlama:
         x = self._weight("model.embed_tokens", config.vocab_size, config.hidden_size)[ids]
         for layer in range(config.num_layers):
             x = self._layer(f"model.layers.{layer}", x, lengths, turns)
-        wanted = [rows[-count:] for rows, count in zip(x.split(lengths), last, strict=True)]
+        wanted = [rows[-count:] for rows, count in zip(torch.split(x, lengths), last, strict=True)]
         x = self._norm("model.norm", torch.cat(wanted))
         logits = F.linear(x, self._weight("lm_head", config.vocab_size, config.hidden_size)).float()
-        return list(logits.split(list(last)))
+        return list(torch.split(logits, list(last)))
 
     def _layer(self, name: str, x: Tensor, lengths: list[int], turns: tuple[Tensor, Tensor]) -> Tensor:
         """x [tokens, hidden] + attention(norm(x)), then + down(silu(gate(norm(x))) * up(norm(x)))."""
@@ -51,11 +51,14 @@ class PlainLlama:
         def linear(part: str, of: Tensor, outputs: int) -> Tensor:
             return F.linear(of, self._weight(f"{name}.{part}", outputs, of.shape[1]))
 
+        def heads(part: str, of: Tensor, count: int) -> Tensor:
+            return linear(part, of, count * dim).view(-1, count, dim)
+
         normed = self._norm(f"{name}.input_layernorm", x)
-        query = _turned(linear("self_attn.q_proj", normed, config.num_heads * dim).unflatten(1, (-1, dim)), turns)
-        key = _turned(linear("self_attn.k_proj", normed, config.num_kv_heads * dim).unflatten(1, (-1, dim)), turns)
-        value = linear("self_attn.v_proj", normed, config.num_kv_heads * dim).unflatten(1, (-1, dim))
-        parts = zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
+        query = _turned(heads("self_attn.q_proj", normed, config.num_heads), turns)
+        key = _turned(heads("self_attn.k_proj", normed, config.num_kv_heads), turns)
+        value = heads("self_attn.v_proj", normed, config.num_kv_heads)
+        parts = zip(*(torch.split(each, lengths) for each in (query, key, value)), strict=True)
         attended = torch.cat([_attend(*part).flatten(1) for part in parts])
         x = x + linear("self_attn.o_proj", attended, hidden)
         normed = self._norm(f"{name}.post_attention_layernorm", x)
