@@ -1,9 +1,11 @@
 """The limit of a decode step, and the gap between two steps, of numbers made by hand."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from orca.cli.bench.gpu.host_gap import host_gap, step_gaps
+from orca.cli.bench.gpu.host_gap import STEPS, host_gap, profiled, step_gaps
 from orca.cli.bench.gpu.limits import Operation, decode_operations, limit_of, product_rates
 from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
@@ -72,10 +74,27 @@ def test_without_kernels_there_are_no_gaps() -> None:
     assert step_gaps([mark(0, 0, 100), mark(1, 100, 200)]) == []
 
 
-def test_a_cpu_has_no_gap() -> None:
+def steps_of_one(new_tokens: int) -> BatchSteps:
     tensors = RandomTensors(dtype=torch.float32, device=torch.device("cpu"))
-    steps = BatchSteps(made(SMALL, tensors), [random_tokens(SMALL, 4, seed=1)], whole=1, new_tokens=2, kv_deviation=1.0)
-    assert host_gap(steps, tensors.device) is None
+    prompts = [random_tokens(SMALL, 4, seed=1)]
+    return BatchSteps(made(SMALL, tensors), prompts, whole=1, new_tokens=new_tokens, kv_deviation=1.0)
+
+
+def test_a_cpu_has_no_gap() -> None:
+    steps = steps_of_one(2)
+    assert host_gap(steps, torch.device("cpu")) is None
     steps.run(2)
     with pytest.raises(ValueError, match="room for 2 steps"):
         steps.step()
+
+
+def test_the_profiler_notes_each_step() -> None:
+    events = profiled(steps_of_one(STEPS), torch.device("cpu"))
+    marks = [event for event in events if event.get("cat") == "user_annotation"]
+    assert [event["name"] for event in marks] == [f"orca step {number}" for number in range(STEPS)]
+    assert all(before["ts"] + before["dur"] <= after["ts"] for before, after in pairwise(marks))
+    # As a GPU would have it, each step's kernel 3 microseconds long and ordered in the middle of the step.
+    for number, each in enumerate(marks):
+        middle = each["ts"] + each["dur"] / 2
+        events = [*events, *kernel(number, ordered=middle, begin=10.0 * number, end=10.0 * number + 3)]
+    assert step_gaps(events) == pytest.approx([7e-6] * (STEPS - 1))

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from orca.cli.bench.gpu import paper_trace
+from orca.cli.bench.gpu.check import verdict
 from orca.cli.bench.gpu.decode import decode_rows
 from orca.cli.bench.gpu.parts import PARTS
 from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.cli.bench.gpu.shapes import SMALL, made, random_tokens
+from orca.cli.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.cli.bench.gpu.steps import BatchSteps
 from orca.cli.bench.main import main as bench
 from orca.core.errors import SettingError
@@ -23,6 +24,8 @@ from orca.kernels.bench.engine import Asked, engine_figures
 from orca.worker.stage import Plan, Stage
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)
+
+WIDER = llama(layers=6, hidden=128, intermediate=448, heads=4, kv_heads=2, head_dim=32, vocab=4000)
 
 WITHOUT = """
 import sys
@@ -120,6 +123,19 @@ def test_requests_that_skip_their_prompts_change_nothing_for_those_that_run_thei
     among.run(6)
     assert among.answers[0] == alone.answers[0]
     assert len(set(alone.answers[0])) > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dtype) -> None:
+    tensors = RandomTensors(dtype=dtype, device=torch.device("cpu"))
+    prompts = [random_tokens(WIDER, 100, seed=1)]
+    steps = BatchSteps(made(WIDER, tensors), prompts, whole=1, new_tokens=24, kv_deviation=1.0)
+    steps.run(1)
+    for layer in steps.stage.cache.layers:
+        layer[2].copy_(layer[5].clone())  # one of seven that it has
+    steps.run(23)
+    assert verdict(WIDER, tensors, prompts, [steps.answers[0][:1]], [1]).is_right
+    assert not verdict(WIDER, tensors, prompts, steps.answers, [24]).is_right
 
 
 def test_without_the_engine_its_rows_are_left_out_in_one_line(

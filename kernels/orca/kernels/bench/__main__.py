@@ -93,7 +93,7 @@ def _figures(chosen: argparse.Namespace) -> dict[str, Any]:
         "matmul_flops_s": matmul_rate(clock, dtype, *[8192 if is_real else 16] * 3),
     }
     name = torch.cuda.get_device_name() if is_real else "Triton's interpreter"
-    figures = {"device": name, "dtype": str(dtype), "torch": torch.__version__, "limits": limits}
+    figures: dict[str, Any] = {"device": name, "dtype": str(dtype), "torch": torch.__version__, "limits": limits}
     _print_head(figures)
     if "kernels" in parts:
         figures["operations"] = _operations(clock, dtype, limits)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from orca.cli.bench.gpu.device import wait
 from orca.cli.bench.gpu.steps import BatchSteps
 
 STEPS = 10
@@ -38,7 +39,7 @@ def host_gap(steps: BatchSteps, device: torch.device) -> HostGap | None:
     """Runs `STEPS` steps, or twice as many. Returns: None where the device is the host."""
     if device.type != "cuda":
         return None
-    if gaps := step_gaps(_profiled(steps)):
+    if gaps := step_gaps(profiled(steps, device)):
         return HostGap(median(gaps[_FIRST:] or gaps), "profiler")
     return HostGap(median(_between_events(steps)), "events")
 
@@ -69,15 +70,15 @@ def step_gaps(events: Iterable[Mapping[str, Any]]) -> list[float]:
     return [max(0.0, after[0] - before[1]) / 1e6 for before, after in pairwise(spans)]
 
 
-def _profiled(steps: BatchSteps) -> Sequence[Mapping[str, Any]]:
+def profiled(steps: BatchSteps, device: torch.device) -> Sequence[Mapping[str, Any]]:
+    """Runs `STEPS` steps. Returns: the events of the profiler's Chrome trace."""
     profiler: Any = torch.profiler  # untyped in parts
-    kinds = profiler.ProfilerActivity
-    with profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    with profiler.profile(activities=profiler.supported_activities()) as profile:
         for number in range(STEPS):
             mark: AbstractContextManager[object] = profiler.record_function(f"{_MARK}{number}")
             with mark:
                 steps.step()
-        torch.cuda.synchronize()
+        wait(device)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
@@ -90,5 +91,5 @@ def _between_events(steps: BatchSteps) -> list[float]:
     marks = [[cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(STEPS)]
     for begins, ends in marks:
         steps.step(begins.record, ends.record)
-    torch.cuda.synchronize()
+    cuda.synchronize()
     return [float(before[1].elapsed_time(after[0])) / 1e3 for before, after in pairwise(marks)]

@@ -48,9 +48,9 @@ class BatchSteps:
         self._new_tokens = new_tokens
         self._drawn: list[Sampled] = []
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
-        self._stage = Stage(model, slots=slots, block_tokens=BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
+        self.stage = Stage(model, slots=slots, block_tokens=BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
         numbers = torch.Generator(model.device).manual_seed(1)
-        for layer in self._stage.cache.layers:
+        for layer in self.stage.cache.layers:
             layer.normal_(0.0, kv_deviation, generator=numbers)
 
     @property
@@ -69,12 +69,12 @@ class BatchSteps:
             begins, ends: called before its computation is ordered, and when the last of it has been.
         """
         step = self._next_step()
-        plan = self._stage.begin(step)
+        plan = self.stage.begin(step)
         if self._drawn:
-            self._stage.feed([each.handle for each in self._drawn], [each.token.id for each in self._drawn])
+            self.stage.feed([each.handle for each in self._drawn], [each.token.id for each in self._drawn])
         begins()
-        logits = self._stage.forward(plan)
-        self._drawn = self._stage.sample(plan, logits)
+        logits = self.stage.forward(plan)
+        self._drawn = self.stage.sample(plan, logits)
         ends()
         for answer, each in zip(self.answers, self._drawn, strict=True):
             answer.append(each.token.id)
