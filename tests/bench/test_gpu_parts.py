@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.cli.bench.gpu import paper_trace
+from orca.cli.bench.gpu import paper_trace, parts
 from orca.cli.bench.gpu.check import verdict
 from orca.cli.bench.gpu.decode import decode_rows
 from orca.cli.bench.gpu.parts import PARTS
@@ -17,10 +18,11 @@ from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.cli.bench.gpu.steps import BatchSteps
 from orca.cli.bench.main import main as bench
+from orca.cli.bench.peers.workload import Answer, Workload
 from orca.core.errors import SettingError
 from orca.core.step import Sampled
 from orca.kernels.bench.clock import Clock
-from orca.kernels.bench.engine import Asked, engine_figures
+from orca.kernels.bench.engine import Asked, EngineRow, engine_figures
 from orca.worker.stage import Plan, Stage
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)
@@ -99,17 +101,17 @@ def test_a_wrong_token_fails_the_command(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_another_librarys_failure_is_said_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> list[list[int]]:
+    def fails(*_: object, **__: object) -> Answer:
         raise RuntimeError("out of memory\nand more")
 
-    def lies(_: Any, workload: paper_trace.Workload) -> list[list[int]]:
-        return [[7] * count for count in workload.new_tokens]
+    def lies(_: Any, workload: Workload) -> Answer:
+        return Answer(seconds=0.001, tokens=[[7] * count for count in workload.new_tokens])
 
     monkeypatch.setattr(paper_trace, "continuous_batching", fails)
     monkeypatch.setattr(paper_trace, "static_batching", lies)
     ours, static, continuous = paper_trace.trace_rows(ASKED)
     assert ours.is_right
-    assert continuous.result == "left out, it failed: RuntimeError: out of memory"
+    assert continuous.result == "left out: RuntimeError: out of memory"
     assert static.result.startswith("left out: WRONG: ")
     assert static.seconds is static.times_faster is continuous.times_faster is None
 
@@ -144,6 +146,22 @@ def test_without_the_engine_its_rows_are_left_out_in_one_line(
     monkeypatch.setitem(sys.modules, "orca.cli.bench.gpu.parts", None)
     assert engine_figures(ASKED, ["decode", "trace"]) == {}
     assert capsys.readouterr().out == "engine rows: left out, services/ is not on PYTHONPATH\n"
+
+
+def test_a_part_that_fails_says_so_and_the_others_still_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: Asked) -> Iterator[EngineRow]:
+        yield EngineRow(name="first", result="right", seconds=1.0)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(parts, "PARTS", {"decode": fails, "trace": lambda _: iter([EngineRow(name="x", result="y")])})
+    figures = engine_figures(ASKED, ["decode", "trace"])
+    assert [row["is_right"] for row in figures["decode"]] == [True, False]
+    assert len(figures["trace"]) == 1
+    printed = capsys.readouterr()
+    assert "FAILED: MemoryError: none left" in printed.out
+    assert "Traceback" in printed.err
 
 
 def test_on_a_cpu_the_engine_needs_numba(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ are asked for, and left out where services/ is not on the path.
 
 import importlib
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -88,13 +89,27 @@ def engine_figures(asked: Asked, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _rows(name: str, measured: Iterator[EngineRow]) -> list[dict[str, Any]]:
+    """Those of a part. One that fails ends with a row that says so: the others still run."""
     start_s = time.perf_counter()
     rows = []
-    for row in measured:
+    for row in _with_failure(name, measured):
         print(row.line, flush=True)
         rows.append(row.to_json())
     print(f"{name} took {time.perf_counter() - start_s:.0f} s")
     return rows
+
+
+def _with_failure(name: str, measured: Iterator[EngineRow]) -> Iterator[EngineRow]:
+    try:
+        yield from measured
+    except Exception as error:
+        traceback.print_exc()
+        yield EngineRow(name=name, result=f"FAILED: {said(error)}", is_right=False)
+
+
+def said(error: Exception) -> str:
+    """An error in some words of one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:100]
 
 
 def engine_parts(device: torch.device) -> Mapping[str, Part] | str:

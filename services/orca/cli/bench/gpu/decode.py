@@ -59,6 +59,8 @@ def decode_rows(asked: Asked) -> Iterator[EngineRow]:
     flops_s = product_rates(asked.clock, asked.dtype)
     for batch in sizes.batches:
         yield _row(asked, sizes, batch, model, tensors, flops_s)
+    del model
+    free(asked.device)  # for another part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

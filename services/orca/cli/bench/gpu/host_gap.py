@@ -10,7 +10,7 @@ the copies of tokens behind the last.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,8 +39,9 @@ def host_gap(steps: BatchSteps, device: torch.device) -> HostGap | None:
     """Runs `STEPS` steps, or twice as many. Returns: None where the device is the host."""
     if device.type != "cuda":
         return None
-    if gaps := step_gaps(profiled(steps, device)):
-        return HostGap(median(gaps[_FIRST:] or gaps), "profiler")
+    with suppress(RuntimeError):  # of a profiler that cannot begin
+        if gaps := step_gaps(profiled(steps, device)):
+            return HostGap(median(gaps[_FIRST:] or gaps), "profiler")
     return HostGap(median(_between_events(steps)), "events")
 
 

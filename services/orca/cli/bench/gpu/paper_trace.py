@@ -26,14 +26,13 @@ from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.gpu.shapes import LLAMA_1B, SMALL, made
 from orca.cli.bench.peers.engine_peer import run
 from orca.cli.bench.peers.transformers_peer import continuous_batching, static_batching
-from orca.cli.bench.peers.workload import Workload
+from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import PRESETS, Range, TraceSpec, generate
-from orca.kernels.bench.engine import Asked, EngineRow
+from orca.kernels.bench.engine import Asked, EngineRow, said
 from orca.worker.config import LlamaConfig
 from orca.worker.models.build import StageModel
 
-Answers = list[list[int]]
-System = Callable[[Workload], Answers]
+System = Callable[[Workload], Answer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +82,12 @@ def trace_rows(asked: Asked) -> Iterator[EngineRow]:
         return
     try:
         model = hugging_face_model(sizes.config, contest.tensors)
-    except ModuleNotFoundError as error:
-        yield EngineRow(name="trace: Hugging Face", result=f"left out: {error.name} is not installed")
+    except Exception as error:  # another library's: of any kind, if it is there at all
+        yield EngineRow(name="trace: Hugging Face", result=f"left out: {said(error)}")
         return
     continuous = [partial(continuous_batching, model, batch_tokens=tokens) for tokens in sizes.continuous_tokens]
     yield _rival("static", [partial(static_batching, model)], contest, ours)
     yield _rival("continuous", continuous, contest, ours)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
-    seconds: float
-    answers: Answers
 
 
 class _Contest:
@@ -111,56 +104,56 @@ class _Contest:
             threads=torch.get_num_threads(),
         )
 
-    def orca(self) -> _Ran:
-        ran = self.timed(partial(_answers, made(self._sizes.config, self.tensors)))
+    def orca(self) -> Answer:
+        ran = self.timed(partial(_engine, made(self._sizes.config, self.tensors)))
         free(self.tensors.device)
         return ran
 
-    def timed(self, system: System) -> _Ran:
+    def timed(self, system: System) -> Answer:
         """A system's run, behind a short one that sets it up."""
         system(self._workload.head(2 * self._workload.batch_size))
-        start_s = time.perf_counter()
-        answers = system(self._workload)
-        return _Ran(seconds=time.perf_counter() - start_s, answers=answers)
+        return system(self._workload)
 
-    def judge(self, ran: _Ran) -> Verdict:
+    def judge(self, ran: Answer) -> Verdict:
         """The first answers, and the lengths of all."""
         counts, judged = self._workload.new_tokens, self._sizes.judged
-        prompts, answers = self._workload.prompts[:judged], ran.answers[:judged]
+        prompts, answers = self._workload.prompts[:judged], ran.tokens[:judged]
         found = verdict(self._sizes.config, self.tensors, prompts, answers, counts[:judged])
-        rest = zip(ran.answers[judged:], counts[judged:], strict=True)
+        rest = zip(ran.tokens[judged:], counts[judged:], strict=True)
         wrong = found.judgement.wrong_counts + sum(len(answer) != count for answer, count in rest)
         return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))
 
 
-def _answers(model: StageModel, workload: Workload) -> Answers:
-    return run(model, workload).tokens
+def _engine(model: StageModel, workload: Workload) -> Answer:
+    start_s = time.perf_counter()
+    ran = run(model, workload)
+    return Answer(seconds=time.perf_counter() - start_s, tokens=ran.tokens)
 
 
-def _figures(right: Verdict, ran: _Ran) -> dict[str, Any]:
+def _figures(right: Verdict, ran: Answer) -> dict[str, Any]:
     judged = {"checked": right.judgement.to_json(), "margin": right.margin}
-    return judged | {"tokens_per_s": sum(map(len, ran.answers)) / ran.seconds if right.is_right else None}
+    return judged | {"tokens_per_s": sum(map(len, ran.tokens)) / ran.seconds if right.is_right else None}
 
 
-def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: _Ran) -> EngineRow:
+def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: Answer) -> EngineRow:
     """The fastest of some ways to run it. What another library does wrong is said, and is no error of ours."""
     name = f"trace: Hugging Face {kind} batching"
-    ran: list[_Ran] = []
+    ran: list[Answer] = []
     failed = ""
     for way in ways:
         try:
             ran.append(contest.timed(way))
-        except Exception as error:  # another library's, of any kind
-            failed = f"{type(error).__name__}: {error}".partition("\n")[0][:100]
+        except Exception as error:  # another library's: of any kind
+            failed = said(error)
     if not ran:
-        return EngineRow(name=name, result=f"left out, it failed: {failed}")
+        return EngineRow(name=name, result=f"left out: {failed}")
     best = min(ran, key=lambda each: each.seconds)
     right = contest.judge(best)
     if not right.is_right:
         return EngineRow(name=name, result=f"left out: {right}", more=_figures(right, best))
-    equal = sum(map(list.__eq__, best.answers, ours.answers)) / len(ours.answers)
-    agreed = mean(map(_agreed, best.answers, ours.answers))
-    whole = mean(map(len, ours.answers))
+    equal = sum(map(list.__eq__, best.tokens, ours.tokens)) / len(ours.tokens)
+    agreed = mean(map(_agreed, best.tokens, ours.tokens))
+    whole = mean(map(len, ours.tokens))
     return EngineRow(
         name=name,
         result=f"{right}; {equal:.0%} of answers as Orca's, agreeing for {agreed:.1f} of {whole:.1f} tokens",

@@ -36,9 +36,7 @@ def main(arguments: list[str]) -> None:
         return
     run = {"static": static_batching, "continuous": continuous_batching}[mode]
     run(model, workload.head(2 * workload.batch_size))
-    start_s = perf_counter()
-    tokens = run(model, workload)
-    Answer(seconds=perf_counter() - start_s, tokens=tokens).save(Path(answer_file))
+    run(model, workload).save(Path(answer_file))
 
 
 def _load(folder: str) -> Any:
@@ -64,9 +62,10 @@ def endless(model: Any) -> Any:
 
 
 @torch.inference_mode()
-def static_batching(model: Any, workload: Workload) -> list[list[int]]:
-    """Request-level batching by `generate`. Returns: the tokens of each request."""
+def static_batching(model: Any, workload: Workload) -> Answer:
+    """Request-level batching by `generate`."""
     answers: list[list[int]] = []
+    start_s = perf_counter()
     for first in range(0, len(workload.prompts), workload.batch_size):
         prompts = workload.prompts[first : first + workload.batch_size]
         counts = workload.new_tokens[first : first + workload.batch_size]
@@ -77,11 +76,15 @@ def static_batching(model: Any, workload: Workload) -> list[list[int]]:
         )
         out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts), min_new_tokens=None)
         answers += [row[width : width + count].tolist() for row, count in zip(out, counts, strict=True)]
-    return answers
+    return Answer(seconds=perf_counter() - start_s, tokens=answers)
 
 
-def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> list[list[int]]:
-    """The library's own. Args: batch_tokens: of a step, at most. Returns: the tokens of each request."""
+def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> Answer:
+    """The library's own, without the time in which it starts and stops: that is more than half a second.
+
+    Args: batch_tokens: of a step, at most.
+    Raises: RuntimeError when it fails.
+    """
     transformers: Any = import_module("transformers")
     config = _continuous_config(transformers.ContinuousBatchingConfig, workload, batch_tokens)
     generation = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=-1, max_new_tokens=1)
@@ -90,6 +93,7 @@ def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONT
         generation_config=generation, continuous_batching_config=config
     ) as manager:
         requests = enumerate(zip(workload.prompts, workload.new_tokens, strict=True))
+        start_s = perf_counter()
         for index, (prompt, count) in requests:
             manager.add_request(prompt, request_id=str(index), max_new_tokens=count)
         while len(tokens) < len(workload.prompts):
@@ -100,7 +104,8 @@ def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONT
                 tokens[result.request_id] = result.generated_tokens
             elif not manager.is_running():
                 raise RuntimeError("continuous batching stopped before all requests ended")
-    return [tokens[str(index)] for index in range(len(workload.prompts))]
+        seconds = perf_counter() - start_s
+    return Answer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
 
 
 def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
