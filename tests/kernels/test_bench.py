@@ -60,3 +60,11 @@ def test_runs_must_be_some(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--device", "cpu", "--runs", "0"])
     assert exit_.value.code == 2
     assert "--runs: at least 1" in capsys.readouterr().err
+
+
+def test_a_file_in_no_folder_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--json", str(tmp_path / "none" / "figures.json")])
+    assert "cannot be written to" in capsys.readouterr().err

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _ROUNDINGS_MAX = 8.0
 """Of a right result: sums in another order, and probabilities that are rounded before they meet the values."""
 
-
 PARTS = ("kernels", "decode", "trace")
 
 
@@ -50,13 +49,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--part", choices=PARTS, action="append", help="may be given several times (all parts)")
     add("--dtype", choices=dtypes, help="of the tensors (bfloat16; on a CPU the engine's are float32)")
     add("--runs", type=_at_least_1, default=20, help="timed runs of each operation; their median counts")
-    add("--json", type=Path, help="file for the figures")
+    add("--json", type=_file, help="file for the figures")
 
 
 def _at_least_1(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return int(text)
+
+
+def _file(text: str) -> Path:
+    """Refused here rather than after ten minutes."""
+    if Path(text).is_dir() or not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written to")
+    return Path(text)
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Decode steps of a model with random weights, checked, then timed beside their limit.
 
-Requests of some thousand tokens of context run one token each, step after step. Of each batch some requests run their
+Requests with a context of a thousand tokens run one token each, step after step. Of each batch some requests run their
 prompts, too, and all of their tokens are judged, those of the timed steps among them: no time is shown of steps that
 were not found right.
 """

@@ -1,6 +1,7 @@
 """Drives a stage through the decode steps of one batch, in the order of the executor: begin, feed, forward, sample.
 
 As behind a scheduler that prefetches: no step but the first is told its tokens, the stage is fed those that it drew.
+The steps themselves are made before, as a scheduler makes them while another one runs: they take no time here.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +43,11 @@ class BatchSteps:
         kv_deviation: float,
     ) -> None:
         self.taken = 0  # steps
-        self.answers: list[list[int]] = [[] for _ in prompts]
         self._prompts = prompts
         self._whole = whole
-        self._new_tokens = new_tokens
-        self._drawn: list[Sampled] = []
+        self._longest = len(prompts[0]) + new_tokens
+        self._steps = [self._step(number) for number in range(1, new_tokens + 1)]
+        self._drawn: list[list[Sampled]] = []  # of each step
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
         self.stage = Stage(model, slots=slots, block_tokens=BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
         numbers = torch.Generator(model.device).manual_seed(1)
@@ -58,6 +59,11 @@ class BatchSteps:
         """Positions that the next step's tokens see, their own included."""
         return len(self._prompts[0]) + self.taken
 
+    @property
+    def answers(self) -> list[list[int]]:
+        """Of each prompt, the tokens so far."""
+        return [[step[place].token.id for step in self._drawn] for place in range(len(self._prompts))]
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
@@ -67,35 +73,28 @@ class BatchSteps:
 
         Args:
             begins, ends: called before its computation is ordered, and when the last of it has been.
+        Raises: IndexError behind the last one.
         """
-        step = self._next_step()
-        plan = self.stage.begin(step)
+        plan = self.stage.begin(self._steps[self.taken])
+        self.taken += 1
         if self._drawn:
-            self.stage.feed([each.handle for each in self._drawn], [each.token.id for each in self._drawn])
+            last = self._drawn[-1]
+            self.stage.feed([each.handle for each in last], [each.token.id for each in last])
         begins()
         logits = self.stage.forward(plan)
-        self._drawn = self.stage.sample(plan, logits)
+        self._drawn.append(self.stage.sample(plan, logits))
         ends()
-        for answer, each in zip(self.answers, self._drawn, strict=True):
-            answer.append(each.token.id)
-
-    def _next_step(self) -> Step:
-        self.taken += 1
-        if self.taken > self._new_tokens:
-            raise ValueError(f"there is room for {self._new_tokens} steps")
-        if self.taken == 1:
-            return Step(epoch=_EPOCH, number=1, new=tuple(map(self._new, self._handles)), rows=self._first_rows())
-        start = len(self._prompts[0]) + self.taken - 2
-        rows = tuple(Row(handle=handle, start=start, count=1, sample=True) for handle in self._handles)
-        return Step(epoch=_EPOCH, number=self.taken, rows=rows)
 
     @property
     def _handles(self) -> range:
         return range(1, len(self._prompts) + 1)
 
-    @property
-    def _longest(self) -> int:
-        return len(self._prompts[0]) + self._new_tokens
+    def _step(self, number: int) -> Step:
+        if number == 1:
+            return Step(epoch=_EPOCH, number=1, new=tuple(map(self._new, self._handles)), rows=self._first_rows())
+        start = len(self._prompts[0]) + number - 2
+        rows = tuple(Row(handle=handle, start=start, count=1, sample=True) for handle in self._handles)
+        return Step(epoch=_EPOCH, number=number, rows=rows)
 
     def _new(self, handle: int) -> NewRequest:
         prompt = self._prompts[handle - 1]
