@@ -1,15 +1,15 @@
 """Reads one rank's slices of a model's weights from safetensors files, and nothing else of them.
 
-`Checkpoint` reads tensors, whole or in slices, and refuses what is missing, misshapen or of a type that is not a plain
-float. The files are mapped: what has been read of them would count as memory of the process until they are closed, so
-it is given back piece by piece.
+`Tensors` is what a model is built out of. `Checkpoint` reads them, whole or in slices, and refuses what is missing,
+misshapen or of a type that is not a plain float. The files are mapped: what has been read of them would count as memory
+of the process until they are closed, so it is given back piece by piece.
 """
 
 import ctypes
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,31 @@ _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Slice = tuple[int, int] | None
 """[first, last) along one dimension; None takes all of it."""
+
+
+class Tensors(Protocol):
+    """The named tensors of a model, each in one dtype and on one device: those of a folder (`Checkpoint`), or made."""
+
+    bytes_read: int
+    expected_bytes: int
+
+    def prefix(self, candidates: Sequence[str], name: str) -> str:
+        """See Checkpoint, as for all others."""
+        ...
+
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor: ...
+
+    def view(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor: ...
+
+    def full(self, value: float, shape: tuple[int, ...]) -> Tensor: ...
+
+    def give_back(self) -> None: ...
+
+    def stored_bytes(self, prefixes: Iterable[str]) -> int: ...
+
+    def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Checkpoint:

@@ -6,6 +6,7 @@
     homogeneous   the same with requests that are all alike (Figure 11)
     engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
     chunks        prompts in chunks: throughput against the gaps between tokens, of the engine alone
+    gpu           kernels, decode steps and a trace on a GPU, each beside its limit
     peers         beside Hugging Face transformers and OpenVINO GenAI, in one run on this machine
     host          scheduler, pool and gateway in front of an engine that computes nothing
 
@@ -22,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.cli.bench import client, engine, overload, plot, report, simulate
+from orca.cli.bench.gpu import command as gpu
 from orca.cli.bench.options import (
     Parser,
     add_output_options,
@@ -51,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     ours, up_options = _split(argv)
     options = _parser().parse_args(ours)
     try:
-        ACTIONS[options.action](options, up_options)
+        return ACTIONS[options.action](options, up_options) or 0
     except (SettingError, ModelError):
         raise
     except OrcaError as error:
@@ -59,7 +61,6 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -135,6 +136,7 @@ def _parser() -> Parser:
     add_trace_options(chunks, preset="paper", requests=64)
     add_output_options(chunks, can_plot=False)
 
+    gpu.add_options(actions.add_parser("gpu", help=gpu.HELP))
     _add_peers_options(actions.add_parser("peers", help="beside Hugging Face transformers, OpenVINO GenAI and vLLM"))
     _add_host_options(
         actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
@@ -381,13 +383,14 @@ def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], None]] = {
+ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]] = {
     "serve": _serve,
     "overload": _overload,
     "sweep": _sweep,
     "homogeneous": _homogeneous,
     "engine": _engine,
     "chunks": _chunks,
+    "gpu": gpu.act,
     "peers": _peers,
     "host": _host,
 }

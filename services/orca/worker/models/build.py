@@ -15,7 +15,7 @@ from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig
 from orca.worker.int8_linear import int8_layout
 from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
-from orca.worker.loader import Checkpoint
+from orca.worker.loader import Checkpoint, Tensors
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import Layer, Part, is_silu
 from orca.worker.models.family import Family
@@ -88,14 +88,37 @@ def load_stage(
         info = model
     else:
         info = load_model_info(model, dtype=dtype or "float32", quantization=quantization)
-    shard = shard or Shard()
     place = torch.device(device)
     kind: torch.dtype = getattr(torch, dtype or info.dtype)
     config = load_config(info.folder)
-    family = _FAMILIES[type(config)]
-    kernels_of(place).prepare(kind, config.head_dim)
     checkpoint = Checkpoint(info.folder, dtype=kind, device=place, on_progress=on_progress)
-    weights = Weights(checkpoint, shard, _packing(info, place, packs, _is_together(config, shard)))
+    built = build_stage(info, config, checkpoint, shard, dtype=kind, device=place, group=group, packs=packs)
+    if on_progress is not None:
+        on_progress(1000)
+    return built
+
+
+def build_stage(
+    info: ModelInfo,
+    config: ModelConfig,
+    checkpoint: Tensors,
+    shard: Shard | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: TensorGroup | None = None,
+    packs: bool | type[Linear] = True,
+) -> StageModel:
+    """One rank's share of a model whose config and tensors are at hand: `load_stage` without the folder.
+
+    Args:
+        checkpoint: gives tensors of `dtype` on `device`; it is closed at the end.
+    Raises: ModelError.
+    """
+    shard = shard or Shard()
+    family = _FAMILIES[type(config)]
+    kernels_of(device).prepare(dtype, config.head_dim)
+    weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -110,21 +133,19 @@ def load_stage(
         tied = embed.table if config.is_tied and embed is not None else None
         head = family.head(weights, config, prefix, tied)
     checkpoint.close()
-    if on_progress is not None:
-        on_progress(1000)
     log.info("loaded layers %d..%d of %d, %d bytes", numbers[0], numbers[-1], config.num_layers, weights.bytes)
     return StageModel(
         info=info,
         config=config,
         shard=shard,
         heads=heads_of(shard, config.num_heads, config.num_kv_heads),
-        dtype=kind,
-        device=place,
+        dtype=dtype,
+        device=device,
         group=_group(group, shard),
         embed=embed,
         layers=layers,
         head=head,
-        rotary=Rotary(config.rope, config.head_dim, place) if isinstance(config, LlamaConfig) else None,
+        rotary=Rotary(config.rope, config.head_dim, device) if isinstance(config, LlamaConfig) else None,
         windows=tuple(config.windows[number] for number in numbers),
         linears=weights.linears,
         weight_bytes=weights.bytes,
@@ -150,7 +171,7 @@ def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], i
     return Packing(only=int8_layout())
 
 
-def _expected_bytes(checkpoint: Checkpoint, family: Family, prefix: str, shard: Shard, numbers: range) -> int:
+def _expected_bytes(checkpoint: Tensors, family: Family, prefix: str, shard: Shard, numbers: range) -> int:
     """About what this rank reads: its layers and the vocabulary matrices of its ends, divided by the ranks."""
     names = [f"{prefix}{family.layers}.{number}." for number in numbers]
     if shard.is_first or shard.is_last:

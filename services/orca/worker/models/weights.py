@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orca.worker.linear import Linear, Packing
-from orca.worker.loader import Checkpoint, Slice
+from orca.worker.loader import Slice, Tensors
 from orca.worker.shard import Shard
 
 
@@ -28,7 +28,7 @@ class Columns:
 class Weights:
     """A checkpoint as one rank reads it. Remembers what it handed out, `linears` in the order of their use."""
 
-    def __init__(self, checkpoint: Checkpoint, shard: Shard, packing: Packing) -> None:
+    def __init__(self, checkpoint: Tensors, shard: Shard, packing: Packing) -> None:
         self.checkpoint = checkpoint
         self.shard = shard
         self._packing = packing

@@ -42,11 +42,15 @@ def judge(
     new_tokens: Sequence[int],
     answers: Sequence[list[int]],
     reference: Callable[[list[int], list[int]], torch.Tensor],
+    *,
+    margin: float = EXCUSED_MARGIN,
 ) -> Judgement:
     """Hold every token of the answers against the reference.
 
     Args:
-        reference: (prompt, answer) -> logits before each token of the answer, `[len(answer), vocab]`.
+        reference: (prompt, answer) -> logits before each token of the answer, `[len(answer), vocab]`; asked in order,
+            of answers that have tokens.
+        margin: that is no error, where the answers are not of float32.
     """
     tokens = excused = wrong = wrong_counts = 0
     for prompt, wanted, answer in zip(prompts, new_tokens, answers, strict=True):
@@ -54,9 +58,9 @@ def judge(
         if not answer:
             continue
         logits = reference(prompt, answer).double()
-        chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
+        chosen = logits.gather(1, torch.tensor(answer, device=logits.device).unsqueeze(1)).squeeze(1)
         behind = logits.amax(dim=1) - chosen
         tokens += len(answer)
-        excused += int(((behind > 0) & (behind < EXCUSED_MARGIN)).sum())
-        wrong += int((behind >= EXCUSED_MARGIN).sum())
+        excused += int(((behind > 0) & (behind < margin)).sum())
+        wrong += int((~(behind < margin)).sum())  # which logits that are no numbers are, too
     return Judgement(tokens=tokens, excused=excused, wrong=wrong, wrong_counts=wrong_counts)

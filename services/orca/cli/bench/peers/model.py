@@ -1,10 +1,5 @@
-"""A model folder for measuring: llama-type or GPT-2 type, random weights, the files that a Hugging Face folder has.
-
-Random weights as a library initialises them make a model that repeats one token whatever the prompt, so comparing its
-outputs would prove nothing. Here a matrix makes its input `GAIN` times as large and embeddings are small beside what
-the layers add, so every output depends on its whole prompt. A much larger gain would let rounding errors grow from
-layer to layer until two right answers differ.
-"""
+"""A model folder for measuring: llama-type or GPT-2 type, random weights (random_scales.py), the files that a Hugging
+Face folder has."""
 
 import json
 import math
@@ -18,8 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-GAIN = 1.4
-EMBEDDING_DEVIATION = 0.06
+from orca.cli.bench.random_scales import EMBEDDING_DEVIATION, GAIN
+
 BIAS_DEVIATION = 0.02
 
 

@@ -9,6 +9,7 @@ each until its longest request ends. `continuous` is the library's own continuou
 
 import json
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -33,56 +34,66 @@ def main(arguments: list[str]) -> None:
         answers = Answer.load(Path(arguments[3])).tokens
         Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
         return
-    run = {"static": _static, "continuous": _continuous}[mode]
+    run = {"static": static_batching, "continuous": continuous_batching}[mode]
     run(model, workload.head(2 * workload.batch_size))
-    start_s = perf_counter()
-    tokens = run(model, workload)
-    Answer(seconds=perf_counter() - start_s, tokens=tokens).save(Path(answer_file))
+    run(model, workload).save(Path(answer_file))
 
 
 def _load(folder: str) -> Any:
-    transformers: Any = import_module("transformers")  # untyped in parts
+    transformers = quiet_library()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return endless(model)
+
+
+def quiet_library() -> Any:
+    """`transformers`, untyped in parts."""
+    transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-    # `generate` fills what a call leaves open from here: nothing may end a request early.
+    return transformers
+
+
+def endless(model: Any) -> Any:
+    """The model, ready to generate: `generate` fills what a call leaves open from here, and nothing may end a request
+    early."""
+    transformers: Any = import_module("transformers")
     model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
-    return model
+    return model.eval()
 
 
 @torch.inference_mode()
-def _static(model: Any, workload: Workload) -> list[list[int]]:
+def static_batching(model: Any, workload: Workload) -> Answer:
+    """Request-level batching by `generate`."""
     answers: list[list[int]] = []
+    start_s = perf_counter()
     for first in range(0, len(workload.prompts), workload.batch_size):
         prompts = workload.prompts[first : first + workload.batch_size]
         counts = workload.new_tokens[first : first + workload.batch_size]
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
+        )
         out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts), min_new_tokens=None)
         answers += [row[width : width + count].tolist() for row, count in zip(out, counts, strict=True)]
-    return answers
+    return Answer(seconds=perf_counter() - start_s, tokens=answers)
 
 
-def _continuous(model: Any, workload: Workload) -> list[list[int]]:
+def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> Answer:
+    """The library's own, without the time in which it starts and stops: that is more than half a second.
+
+    Args: batch_tokens: of a step, at most.
+    Raises: RuntimeError when it fails.
+    """
     transformers: Any = import_module("transformers")
-    page_tokens = 32
-    config = transformers.ContinuousBatchingConfig(
-        page_size=page_tokens,
-        # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
-        num_blocks=2 * workload.batch_size * (workload.longest // page_tokens + 1),
-        max_batch_tokens=CONTINUOUS_BATCH_TOKENS,
-        max_requests_per_batch=workload.batch_size,
-        allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost
-    )
+    config = _continuous_config(transformers.ContinuousBatchingConfig, workload, batch_tokens)
     generation = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=-1, max_new_tokens=1)
     tokens: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=config
     ) as manager:
         requests = enumerate(zip(workload.prompts, workload.new_tokens, strict=True))
+        start_s = perf_counter()
         for index, (prompt, count) in requests:
             manager.add_request(prompt, request_id=str(index), max_new_tokens=count)
         while len(tokens) < len(workload.prompts):
@@ -93,7 +104,22 @@ def _continuous(model: Any, workload: Workload) -> list[list[int]]:
                 tokens[result.request_id] = result.generated_tokens
             elif not manager.is_running():
                 raise RuntimeError("continuous batching stopped before all requests ended")
-    return [tokens[str(index)] for index in range(len(workload.prompts))]
+        seconds = perf_counter() - start_s
+    return Answer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
+
+
+def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
+    page_tokens = 32
+    known = {each.name for each in fields(kind)}
+    return kind(
+        **{"page_size" if "page_size" in known else "block_size": page_tokens},  # its name before transformers 5.17
+        # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
+        num_blocks=2 * workload.batch_size * (workload.longest // page_tokens + 1),
+        max_batch_tokens=batch_tokens,
+        # Older ones have no such bound: their requests are as many as find room.
+        **({"max_requests_per_batch": workload.batch_size} if "max_requests_per_batch" in known else {}),
+        allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost
+    )
 
 
 @torch.inference_mode()

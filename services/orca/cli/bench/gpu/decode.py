@@ -1,0 +1,131 @@
+"""Decode steps of a model with random weights, checked, then timed beside their limit.
+
+Requests with a context of a thousand tokens run one token each, step after step. Of each batch some requests run their
+prompts, too, and all of their tokens are judged, those of the timed steps among them: no time is shown of steps that
+were not found right.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import torch
+
+from orca.cli.bench.gpu.check import Verdict, verdict
+from orca.cli.bench.gpu.device import free, wait
+from orca.cli.bench.gpu.host_gap import STEPS as GAP_STEPS
+from orca.cli.bench.gpu.host_gap import HostGap, host_gap
+from orca.cli.bench.gpu.limits import decode_operations, limit_of, product_rates
+from orca.cli.bench.gpu.random_weights import RandomTensors
+from orca.cli.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
+from orca.cli.bench.gpu.steps import BatchSteps
+from orca.cli.bench.random_scales import GAIN
+from orca.kernels.bench.engine import Asked, EngineRow
+from orca.worker.config import LlamaConfig
+from orca.worker.models.build import StageModel
+
+_UNTIMED_STEPS = 8
+"""In the first ones kernels are compiled, and steps are recorded."""
+_TURNS = 3
+"""Of timed steps: their median counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSizes:
+    """What is run."""
+
+    name: str
+    config: LlamaConfig
+    batches: tuple[int, ...]  # requests
+    context: int  # tokens of each prompt
+    whole: int  # of a batch, at most: requests that run their prompts, and are judged
+    steps: int  # in a turn
+
+    @property
+    def new_tokens(self) -> int:
+        return 1 + _UNTIMED_STEPS + _TURNS * self.steps + 2 * GAP_STEPS
+
+
+ON_GPU = DecodeSizes(name="Llama 8B", config=LLAMA_8B, batches=(1, 64, 256), context=1024, whole=4, steps=16)
+ON_CPU = DecodeSizes(name="a small Llama", config=SMALL, batches=(1, 5), context=40, whole=2, steps=2)
+
+
+def decode_rows(asked: Asked) -> Iterator[EngineRow]:
+    """A row for each batch. Weights are the same for all, the cache is each batch's own."""
+    sizes = ON_GPU if asked.device.type == "cuda" else ON_CPU
+    tensors = RandomTensors(dtype=asked.dtype, device=asked.device)
+    model = made(sizes.config, tensors)
+    flops_s = product_rates(asked.clock, asked.dtype)
+    for batch in sizes.batches:
+        yield _row(asked, sizes, batch, model, tensors, flops_s)
+    del model
+    free(asked.device)  # for another part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    seconds: float  # a step, the median of the turns
+    context: int  # that tokens saw in the middle of the timed steps
+    gap: HostGap | None
+    right: Verdict
+
+
+def _row(
+    asked: Asked,
+    sizes: DecodeSizes,
+    batch: int,
+    model: StageModel,
+    tensors: RandomTensors,
+    flops_s: Callable[[int, int, int], float],
+) -> EngineRow:
+    start_s = time.perf_counter()
+    measured = _measure(sizes, batch, model, tensors)
+    operations = decode_operations(sizes.config, batch, measured.context, asked.dtype)
+    limit = limit_of(operations, asked.copy_bytes_s, flops_s)
+    is_right, gap = measured.right.is_right, measured.gap
+    by_events = "; host gap by events" if gap is not None and gap.by == "events" else ""
+    return EngineRow(
+        name=f"step of {sizes.name}, decode {batch} x {sizes.context}",
+        result=f"{measured.right}{by_events}",
+        is_right=is_right,
+        seconds=measured.seconds if is_right else None,
+        limit_s=limit.seconds,
+        limit=limit.by,
+        has_gap=True,
+        host_gap_s=gap.seconds if gap is not None and is_right else None,
+        more={
+            "batch": batch,
+            "context": measured.context,
+            "tokens_per_s": batch / measured.seconds if is_right else None,
+            "host_gap_by": gap.by if gap is not None else None,
+            "margin": measured.right.margin,
+            "operations": limit.operations,
+            "checked": asdict(measured.right.judgement),
+            "took_s": time.perf_counter() - start_s,
+        },
+    )
+
+
+def _measure(sizes: DecodeSizes, batch: int, model: StageModel, tensors: RandomTensors) -> _Measured:
+    config, device, whole = sizes.config, tensors.device, min(sizes.whole, batch)
+    prompts = [random_tokens(config, sizes.context, seed) for seed in range(batch)]
+    steps = BatchSteps(model, prompts, whole=whole, new_tokens=sizes.new_tokens, kv_deviation=GAIN)
+    steps.run(1 + _UNTIMED_STEPS)
+    context = steps.context + _TURNS * sizes.steps // 2
+    seconds = median(_seconds(steps, sizes.steps, device) for _ in range(_TURNS))
+    gap = host_gap(steps, device)
+    answers, taken = steps.answers[:whole], steps.taken
+    del steps
+    free(device)  # of its cache
+    right = verdict(config, tensors, prompts[:whole], answers, [taken] * whole)
+    return _Measured(seconds=seconds, context=context, gap=gap, right=right)
+
+
+def _seconds(steps: BatchSteps, count: int, device: torch.device) -> float:
+    """Of a step, on average."""
+    wait(device)
+    start_s = time.perf_counter()
+    steps.run(count)
+    wait(device)
+    return (time.perf_counter() - start_s) / count
