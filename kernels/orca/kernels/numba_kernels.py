@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-import torch
-
-from orca.kernels import numba_attention, numba_rows
+from orca.kernels import numba_attention, numba_gates, numba_rows
 from orca.kernels.numba_attention import CpuAttention
 from orca.kernels.numba_team import recorded, together
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.reference import ContextRow, ModelSizes, Sight
 
 
 class CpuKernels:
     """For tensors of float32, bfloat16 and float16."""
 
-    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+    def prepare(self, sizes: ModelSizes) -> None:
         """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
-        for kernel in (numba_attention.kernel(dtype, head_dim), *numba_rows.kernels(dtype)):
+        gated = numba_gates.gated_silu_kernel(sizes.dtype)
+        for kernel in (numba_attention.kernel(sizes.dtype, sizes.head_dim), *numba_rows.kernels(sizes.dtype), gated):
             kernel.compile()
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
@@ -27,4 +26,6 @@ class CpuKernels:
     take_rows = staticmethod(numba_rows.take_rows)
     keep = staticmethod(numba_rows.keep)
     normalise = staticmethod(numba_rows.normalise)
-    gated_silu = staticmethod(numba_rows.gated_silu)
+    add_normalise = staticmethod(numba_rows.add_normalise)
+    activated = staticmethod(numba_gates.activated)
+    gated_silu = staticmethod(numba_gates.gated_silu)

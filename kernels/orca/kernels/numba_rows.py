@@ -3,9 +3,9 @@
     take_rows   reads and writes what it takes once
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
     normalise   reads x once, then from the processor's cache; writes the norm
-    gated_silu  reads gate and up once, writes half as much
 
-Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same.
+Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same. Biases
+and sums, which products in panels add in the same go (numba_panel.py), are added by a launch of their own.
 """
 
 import math
@@ -17,7 +17,6 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.numba_activations import silu
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
@@ -41,8 +40,8 @@ def _tasks(tokens: int) -> int:
 
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
-    """All of them for one dtype."""
-    return [_count, _take_rows, *(of(dtype) for of in (_keep, _normalise, _gated_silu))]
+    """Those that a model in panels calls, for one dtype."""
+    return [_count, _take_rows, _keep(dtype), _normalise(dtype)]
 
 
 def count(at: int) -> None:
@@ -82,8 +81,10 @@ def _copy_rows(args: Any) -> None:
 _take_rows = Kernel("take_rows", _copy_rows)
 
 
-def keep(qkv: Tensor, kept: Kept) -> None:
+def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
     assert qkv.is_contiguous()
+    if bias is not None:
+        _add_to(qkv, None, bias)
     tokens, heads, head_dim = qkv.shape
     blocks, lines, block_tokens, _ = kept.cache.shape
     norm = kept.head_norm
@@ -202,31 +203,47 @@ def normalise_row(normed_at: Any, x_at: Any, weight_at: Any, bias_at: Any, width
             normed[d] = narrow((wide(x[d]) - mean) * factor * wide(weight[d]) + wide(bias[d]), kind)
 
 
-def gated_silu(gate_up: Tensor) -> Tensor:
-    assert gate_up.is_contiguous()
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    gated = new_empty(gate_up.dtype, tokens, width)
-    _gated_silu(gate_up.dtype)(tokens, gate_up.data_ptr(), gated.data_ptr(), tokens, width)
-    return gated
+def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    assert x.is_contiguous()
+    _add_to(x, added, bias)
+    return normalise(x, norm)
+
+
+def _add_to(x: Tensor, added: Tensor | None, bias: Tensor | None) -> None:
+    """x [tokens, ...] += added + bias, rounded once."""
+    tokens, width = x.shape[0], math.prod(x.shape[1:])
+    assert added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
+    assert bias is None or (bias.numel() == width and bias.dtype == x.dtype and bias.is_contiguous())
+    addresses = (0 if each is None else each.data_ptr() for each in (added, bias))
+    _add(x.dtype)(_tasks(tokens), x.data_ptr(), *addresses, tokens, width)
 
 
 @cache
-def _gated_silu(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
+def _add(dtype: torch.dtype) -> Kernel:
+    kind, kind_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
-        tokens, width = args[4], args[5]
-        gate_up = carray(elements(args[2], kind), (tokens, 2, width))
-        gated = carray(elements(args[3], kind), (tokens, width))
-        token = take(args)
-        while token < tokens:
-            _gate(gated[token], gate_up[token, 0], gate_up[token, 1], kind)
-            token = take(args)
+        tokens, width = args[5], args[6]
+        first = take(args) * _TASK_TOKENS
+        while first < tokens:
+            for token in range(first, min(first + _TASK_TOKENS, tokens)):
+                behind = token * width * kind_bytes
+                added_at = 0 if args[3] == 0 else args[3] + behind
+                _add_row(args[2] + behind, added_at, args[4], width, kind)
+            first = take(args) * _TASK_TOKENS
 
-    return Kernel(f"gated_silu-{dtype}", body)
+    return Kernel(f"add-{dtype}", body)
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _gate(gated: Any, gate: Any, up: Any, kind: Any) -> None:
-    for d in range(len(gated)):
-        gated[d] = narrow(silu(wide(gate[d])) * wide(up[d]), kind)
+@njit(**IN_ORDER)  # type: ignore[untyped-decorator]
+def _add_row(x_at: Any, added_at: Any, bias_at: Any, width: Any, kind: Any) -> None:
+    """From left to right, by addresses; one at 0 is none."""
+    x, added = carray(elements(x_at, kind), (width,)), carray(elements(added_at, kind), (width,))
+    bias = carray(elements(bias_at, kind), (width,))
+    for d in range(width):
+        sum_ = wide(x[d])
+        if added_at != 0:
+            sum_ += wide(added[d])
+        if bias_at != 0:
+            sum_ += wide(bias[d])
+        x[d] = narrow(sum_, kind)
