@@ -19,9 +19,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from orca.kernels import triton_rows, triton_sampling
+from orca.kernels import triton_keep, triton_norms, triton_sampling
+from orca.kernels.activation import Activation
+from orca.kernels.triton_activations import RUN, activate_rows, gate_rows
 from orca.kernels.triton_attention import constants_of, shape_of
 from orca.kernels.triton_attention_item import attend
+from orca.kernels.triton_norms import WIDTH_MAX
 
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
@@ -54,17 +57,27 @@ def variants() -> Iterator[Variant]:
     for dtype in NAMES:
         of = f"*{NAMES[dtype]}"
         for head_dim in HEAD_DIMS:
-            signature = {"qkv": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of, "eps": "fp32"}
-            constants = triton_rows.keep_constants(48, 16, BLOCK_TOKENS, head_dim, is_turned=True, is_normed=True)
-            yield Variant(f"keep {NAMES[dtype]} {head_dim}", triton_rows.keep_rows, signature, constants, {})
-        for width, has_bias in product((4096, 8192), (False, True)):
-            signature = {"x": of, "weight": of, "bias": of, "normed": of, "width": "i32", "eps": "fp32"}
-            constants = {"has_bias": has_bias, "block": width}
-            options = {"num_warps": triton_rows.norm_warps(width)}
-            name = f"normalise {NAMES[dtype]} {width} {'layer' if has_bias else 'rms'}"
-            yield Variant(name, triton_rows.normalise_rows, signature, constants, options)
-        signature = {"gate_up": of, "gated": of, "width": "i32"}
-        yield Variant(f"gated_silu {NAMES[dtype]}", triton_rows.gate_rows, signature, {"block": triton_rows.RUN}, {})
+            signature = {"qkv": of, "bias": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of}
+            signature |= {"block_tokens": "i32", "eps": "fp32"}
+            constants = triton_keep.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
+            yield Variant(f"keep {NAMES[dtype]} {head_dim}", triton_keep.keep_rows, signature, constants, {})
+        for width, has_bias, is_added in product((4096, 8192, WIDTH_MAX), (False, True), (False, True)):
+            signature = dict.fromkeys(("x", "added", "added_bias", "weight", "bias", "normed"), of)
+            signature |= {"width": "i32", "eps": "fp32"}
+            constants = {"has_bias": has_bias, "is_added": is_added, "has_added_bias": is_added, "block": width}
+            options = {"num_warps": triton_norms.warps_of(width)}
+            kind = f"{'layer' if has_bias else 'rms'}{' of a sum' if is_added else ''}"
+            name = f"normalise {NAMES[dtype]} {width} {kind}"
+            yield Variant(name, triton_norms.normalise_rows, signature, constants, options)
+        signature, constants = (
+            {"gate_up": of, "bias": of, "gated": of, "width": "i32"},
+            {"has_bias": True, "block": RUN},
+        )
+        yield Variant(f"gated_silu {NAMES[dtype]}", gate_rows, signature, constants, {})
+        signature = {"x": of, "bias": of, "out": of, "width": "i32"}
+        for activation in Activation:
+            name = f"activated {NAMES[dtype]} {activation.name}"
+            yield Variant(name, activate_rows, signature, constants | {"activation": int(activation)}, {})
     yield from _sampling()
 
 

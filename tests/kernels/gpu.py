@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
 from orca.kernels.triton_kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 in a dtype, as kernels on DEVICE round: Triton's interpreter cuts off what bfloat16 has no room for."""
+    if DEVICE.type == "cpu" and dtype == torch.bfloat16:
+        numbers = (numbers.view(torch.int32) >> 16 << 16).view(torch.float32)
+    return numbers.to(dtype)
 
 
 class GpuKernels:
@@ -29,14 +37,31 @@ class GpuKernels:
     def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
         return self._kernels.normalise(x.to(DEVICE), _there(norm)).cpu()
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        return self._kernels.gated_silu(gate_up.to(DEVICE)).cpu()
+    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+        there = x.to(DEVICE)
+        normed = self._kernels.add_normalise(there, added.to(DEVICE), _there(norm), _moved(bias))
+        x.copy_(there)
+        return normed.cpu()
 
-    def keep(self, qkv: Tensor, kept: Kept) -> None:
+    def activated(
+        self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        there = x.to(DEVICE)
+        result = self._kernels.activated(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
+        return result if out is None else out.copy_(result)
+
+    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._kernels.gated_silu(gate_up.to(DEVICE), _moved(bias)).cpu()
+
+    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
         there, kept_there = qkv.to(DEVICE), _there(kept)
-        self._kernels.keep(there, kept_there)
+        self._kernels.keep(there, kept_there, _moved(bias))
         qkv.copy_(there)
         kept.cache.copy_(kept_there.cache)
+
+
+def _moved(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to(DEVICE)
 
 
 def _there(record: Any) -> Any:

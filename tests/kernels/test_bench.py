@@ -17,6 +17,7 @@ def test_every_kernel_is_checked_and_timed_beside_its_limit(tmp_path: Path, caps
     figures = json.loads(file.read_text())
     names = {row["name"].partition(" of ")[0] for row in figures["operations"]}
     assert names >= {"attention, decode 2 x 300", "attention, prompt 40", "RMSNorm", "LayerNorm", "silu(gate) * up"}
+    assert names >= {"sum, bias and RMSNorm", "bias and GELU", "biases and silu(gate) * up"}
     assert all(row["seconds"] > 0 and row["limit_s"] > 0 for row in figures["operations"])
     printed = capsys.readouterr().out
     assert "WRONG" not in printed
@@ -40,13 +41,13 @@ def test_the_engine_stands_in_the_same_table(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_wrong_result_is_told_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def gated_silu(gate_up: Tensor) -> Tensor:
+    def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001 - as the kernel
         return gate_up.chunk(2, dim=-1)[0] + 1.0
 
     monkeypatch.setattr(triton_kernels.TritonKernels, "gated_silu", staticmethod(gated_silu))
     assert main(["--device", "cpu", "--part", "kernels", "--runs", "1", "--dtype", "float32"]) == 1
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
-    assert line.startswith("silu(gate) * up")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
+    assert [line.partition(" of ")[0] for line in lines] == ["silu(gate) * up", "biases and silu(gate) * up"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

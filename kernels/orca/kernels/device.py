@@ -3,22 +3,30 @@ flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
 against. Those of CPUs are in numba_attention.py and numba_rows.py; their matrix products, in numba_product.py, are a
-layout of weights (worker/linear.py). Those of GPUs, in triton_attention.py and triton_rows.py, wait for their first run
-on one (`python -m orca.kernels.bench`).
+layout of weights (worker/linear.py). Those of GPUs are listed in triton_kernels.py; they wait for their first run on a
+GPU (`python -m orca.kernels.bench`).
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.plain import PlainKernels
 from orca.kernels.recording import Recorder
-from orca.kernels.reference import ContextRow, Kept, RaggedAttention, RowNorm, Sight
+from orca.kernels.reference import ContextRow, Kept, ModelSizes, RaggedAttention, RowNorm, Sight
 from orca.kernels.sampling_lines import SamplingLines
+
+log = logging.getLogger(__name__)
+
+CAPABILITY_MIN = (8, 0)
+"""Of a GPU: the first whose tensor cores multiply bfloat16 (Ampere)."""
 
 
 class Sampler(Protocol):
@@ -39,8 +47,8 @@ class Sampler(Protocol):
 
 
 class Kernels(Protocol):
-    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
-        """Compile what a model needs, so that its first step does not wait for it."""
+    def prepare(self, sizes: ModelSizes) -> None:
+        """Compile what a model needs, so that none of its steps waits for it."""
         ...
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> RaggedAttention:
@@ -90,11 +98,12 @@ class Kernels(Protocol):
         """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
         ...
 
-    def keep(self, qkv: Tensor, kept: Kept) -> None:
+    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
         """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; changed in place.
+            bias: [(query heads + 2 x kv heads) x head_dim], added first, and the sum rounded.
         """
         ...
 
@@ -102,17 +111,93 @@ class Kernels(Protocol):
         """RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
         ...
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up. Args: gate_up: [tokens, 2 x width], contiguous. Returns: [tokens, width]."""
+    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+        """x += added + bias, in place, and the norm of the new x.
+
+        The sum is taken in float32 from left to right and rounded once, to x's dtype, before the norm reads it: what
+        comes back has the bits that `normalise` gives for the new x.
+
+        Args:
+            x, added: [tokens, hidden], contiguous, apart from each other.
+            bias: [hidden].
+        Returns: [tokens, hidden], memory of its own.
+        """
+        ...
+
+    def activated(
+        self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """activation(x + bias).
+
+        Args:
+            x: [tokens, width], contiguous.
+            bias: [width].
+            out: memory for it, which may be x itself; its own by default.
+        Returns: [tokens, width].
+        """
+        ...
+
+    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(gate) * up.
+
+        Args:
+            gate_up: [tokens, 2 x width], contiguous.
+            bias: [2 x width], added to both before.
+        Returns: [tokens, width].
+        """
         ...
 
 
-@cache
 def kernels_of(device: torch.device) -> Kernels:
-    """The fastest that there are for a device."""
+    """The fastest that there are for a device, or what `use_kernels` says."""
+    return _said.get(device.type) or _fastest(device)
+
+
+@contextmanager
+def use_kernels(device_type: str, kernels: Kernels) -> Iterator[None]:
+    """Others for all devices of a type, of whoever asks inside: to compare kernels with each other."""
+    before = _said.get(device_type)
+    _said[device_type] = kernels
+    try:
+        yield
+    finally:
+        del _said[device_type]
+        if before is not None:
+            _said[device_type] = before
+
+
+_said: dict[str, Kernels] = {}
+
+
+@cache
+def _fastest(device: torch.device) -> Kernels:
     if device.type == "cpu":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_kernels import CpuKernels
 
         return CpuKernels()
-    return PlainKernels()
+    if device.type != "cuda":
+        return PlainKernels()
+    capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
+    if reason := reason_against_triton(capability, has_triton=find_spec("triton") is not None):
+        log.warning("%s computes with PyTorch's own operations: %s", device, reason)
+        return PlainKernels()
+    from orca.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels()
+
+
+def reason_against_triton(capability: tuple[int, int] | None, *, has_triton: bool) -> str | None:
+    """Why a GPU gets no kernels in Triton; None where it does.
+
+    Args:
+        capability: its compute capability; None where PyTorch finds no GPU.
+    """
+    if capability is None:
+        return "PyTorch finds no GPU"
+    if not has_triton:
+        return "the package triton is not installed"
+    if capability < CAPABILITY_MIN:
+        least, own = (".".join(map(str, each)) for each in (CAPABILITY_MIN, capability))
+        return f"kernels are for compute capability {least} and above, this GPU has {own}"
+    return None

@@ -128,6 +128,16 @@ def activate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> A
     return types.void(numbers, activation, lanes), generate
 
 
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def activate(_typing: Any, x: Any, activation: Any) -> Any:
+    """What the activation of that number, known when it is compiled, makes of x in float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return _ACTIVATIONS[Activation(activation.literal_value)](builder, values[0])
+
+    return types.float32(types.float32, activation), generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def silu(_typing: Any, x: Any) -> Any:
     """x / (1 + e^-x) in float32."""

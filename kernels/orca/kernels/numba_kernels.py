@@ -4,22 +4,24 @@ from collections.abc import Sequence
 
 import torch
 
-from orca.kernels import numba_attention, numba_recording, numba_rows
+from orca.kernels import numba_attention, numba_gates, numba_lookups, numba_recording, numba_rows
 from orca.kernels.numba_attention import CpuAttention
 from orca.kernels.numba_recording import CpuRecorder
 from orca.kernels.numba_team import together
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.reference import ContextRow, ModelSizes, Sight
 
 
 class CpuKernels:
     """For tensors of float32, bfloat16 and float16."""
 
-    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+    def prepare(self, sizes: ModelSizes) -> None:
         """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
         for kernel in (
-            numba_attention.kernel(dtype, head_dim),
-            *numba_rows.kernels(dtype),
+            numba_attention.kernel(sizes.dtype, sizes.head_dim),
+            *numba_lookups.kernels(sizes.dtype),
+            *numba_rows.kernels(sizes.dtype),
             *numba_recording.kernels(),
+            numba_gates.gated_silu_kernel(sizes.dtype),
         ):
             kernel.compile()
 
@@ -34,10 +36,12 @@ class CpuKernels:
         """Some rows of logits are drawn from by the host as well."""
 
     together = staticmethod(together)
-    count = staticmethod(numba_rows.count)
-    take_rows = staticmethod(numba_rows.take_rows)
-    embed = staticmethod(numba_rows.embed)
-    largest = staticmethod(numba_rows.largest)
+    count = staticmethod(numba_lookups.count)
+    take_rows = staticmethod(numba_lookups.take_rows)
+    embed = staticmethod(numba_lookups.embed)
+    largest = staticmethod(numba_lookups.largest)
     keep = staticmethod(numba_rows.keep)
     normalise = staticmethod(numba_rows.normalise)
-    gated_silu = staticmethod(numba_rows.gated_silu)
+    add_normalise = staticmethod(numba_rows.add_normalise)
+    activated = staticmethod(numba_gates.activated)
+    gated_silu = staticmethod(numba_gates.gated_silu)

@@ -1,13 +1,10 @@
 """What layers do with each token by itself, on a CPU (device.py has the meaning): one launch each, a few tokens a task.
 
-    take_rows   reads and writes what it takes once
-    embed       reads a row or two for each token, writes their sum
-    largest     reads [rows, width] of float32 once, and the row again as far as its largest number
     keep        reads qkv [tokens, heads, head_dim] once, writes its queries, and its keys and values into the cache
     normalise   reads x once, then from the processor's cache; writes the norm
-    gated_silu  reads gate and up once, writes half as much
 
-Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same.
+Each reads and writes what it must and nothing else; PyTorch's operations took 10 to 20 launches for the same. Biases
+and sums, which products in panels add in the same go (numba_panel.py), are added by a launch of their own.
 """
 
 import math
@@ -19,8 +16,6 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.numba_activations import silu
-from orca.kernels.numba_attention_tile import largest_of
 from orca.kernels.numba_intrinsics import (
     BITS_OF,
     FAST,
@@ -36,123 +31,22 @@ from orca.kernels.numba_intrinsics import (
 from orca.kernels.numba_team import Kernel, new_empty
 from orca.kernels.reference import Kept, RowNorm
 
-_TASK_TOKENS = 4
+TASK_TOKENS = 4
 
 
-def _tasks(tokens: int) -> int:
-    return -(-tokens // _TASK_TOKENS)
+def tasks_of(tokens: int) -> int:
+    return -(-tokens // TASK_TOKENS)
 
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
-    """All of them for one dtype."""
-    return [_count, _take_rows, _largest, *(of(dtype) for of in (_embed, _keep, _normalise, _gated_silu))]
+    """Those that a model in panels calls, for one dtype."""
+    return [_keep(dtype), _normalise(dtype)]
 
 
-def count(at: int) -> None:
-    _count(1, at)
-
-
-def _add_one(args: Any) -> None:
-    carray(elements(args[2], np.int64), (1,))[0] += 1
-
-
-_count = Kernel("add_one", _add_one)
-
-
-def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    assert rows.dtype == torch.int64
-    assert rows.is_contiguous()
-    assert x.is_contiguous()
-    taken = new_empty(x.dtype, len(rows), *x.shape[1:])
-    row_bytes = x.element_size() * math.prod(x.shape[1:])
-    _take_rows(_tasks(len(rows)), x.data_ptr(), rows.data_ptr(), taken.data_ptr(), len(rows), row_bytes)
-    return taken
-
-
-def _copy_rows(args: Any) -> None:
-    many, row_bytes = args[5], args[6]
-    rows = carray(elements(args[3], np.int64), (many,))
-    first = take(args) * _TASK_TOKENS
-    while first < many:
-        for row in range(first, min(first + _TASK_TOKENS, many)):
-            of = carray(elements(args[2] + rows[row] * row_bytes, np.int8), (row_bytes,))
-            to = carray(elements(args[4] + row * row_bytes, np.int8), (row_bytes,))
-            for byte in range(row_bytes):
-                to[byte] = of[byte]
-        first = take(args) * _TASK_TOKENS
-
-
-_take_rows = Kernel("take_rows", _copy_rows)
-
-
-def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-    if places is None:
-        return take_rows(table, ids)
-    assert all(each.dtype == torch.int64 and each.is_contiguous() for each in (ids, positions))
-    assert table.is_contiguous()
-    assert places.is_contiguous()
-    assert table.dtype == places.dtype
-    tokens, width = len(ids), table.shape[1]
-    embedded = new_empty(table.dtype, tokens, width)
-    addresses = (each.data_ptr() for each in (table, ids, places, positions, embedded))
-    _embed(table.dtype)(_tasks(tokens), *addresses, len(table), len(places), tokens, width)
-    return embedded
-
-
-@cache
-def _embed(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
-
-    def body(args: Any) -> None:
-        tokens, width = args[9], args[10]
-        table, places = (
-            carray(elements(args[2], kind), (args[7], width)),
-            carray(elements(args[4], kind), (args[8], width)),
-        )
-        ids, positions = carray(elements(args[3], np.int64), (tokens,)), carray(elements(args[5], np.int64), (tokens,))
-        embedded = carray(elements(args[6], kind), (tokens, width))
-        first = take(args) * _TASK_TOKENS
-        while first < tokens:
-            for token in range(first, min(first + _TASK_TOKENS, tokens)):
-                _add(embedded[token], table[ids[token]], places[positions[token]], kind)
-            first = take(args) * _TASK_TOKENS
-
-    return Kernel(f"embed-{dtype}", body)
-
-
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _add(row: Any, one: Any, other: Any, kind: Any) -> None:
-    for d in range(len(row)):
-        row[d] = narrow(wide(one[d]) + wide(other[d]), kind)
-
-
-def largest(x: Tensor) -> Tensor:
-    assert x.dtype == torch.float32
-    assert x.is_contiguous()
-    places = new_empty(torch.int64, len(x))
-    _largest(len(x), x.data_ptr(), places.data_ptr(), *x.shape)
-    return places
-
-
-def _find_largest(args: Any) -> None:
-    rows, width = args[4], args[5]
-    places = carray(elements(args[3], np.int64), (rows,))
-    row = take(args)
-    while row < rows:
-        at = args[2] + row * width * 4
-        numbers, most = carray(elements(at, np.float32), (width,)), largest_of(at, width)
-        place = 0
-        while place < width - 1 and numbers[place] != most:
-            place += 1
-        places[row] = place
-        row = take(args)
-
-
-_largest = Kernel("largest", _find_largest)
-
-
-def keep(qkv: Tensor, kept: Kept) -> None:
+def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
     assert qkv.is_contiguous()
+    if bias is not None:
+        _add_to(qkv, None, bias)
     tokens, heads, head_dim = qkv.shape
     blocks, lines, block_tokens, _ = kept.cache.shape
     norm = kept.head_norm
@@ -162,7 +56,7 @@ def keep(qkv: Tensor, kept: Kept) -> None:
         assert norm.weight.dtype == qkv.dtype
         assert norm.weight.is_contiguous()
     _keep(qkv.dtype)(
-        _tasks(tokens),
+        tasks_of(tokens),
         qkv.data_ptr(),
         *kept_addresses(kept, tokens),
         *(tokens, heads, blocks, lines, block_tokens, head_dim),
@@ -191,9 +85,9 @@ def _keep(dtype: torch.dtype) -> Kernel:
         turns = carray(elements(args[3], np.float32), (tokens, head_dim))
         slots = carray(elements(args[4], np.int64), (tokens,))
         cache = carray(elements(args[5], kind), (blocks, kept, block_tokens, head_dim))
-        first = take(args) * _TASK_TOKENS
+        first = take(args) * TASK_TOKENS
         while first < tokens:
-            for token in range(first, min(first + _TASK_TOKENS, tokens)):
+            for token in range(first, min(first + TASK_TOKENS, tokens)):
                 for head in range(heads - kept // 2):
                     if norm_at != 0:
                         at = args[2] + (token * heads + head) * head_bytes
@@ -205,7 +99,7 @@ def _keep(dtype: torch.dtype) -> Kernel:
                     to, of = cache[block, head, place], qkv[token, heads - kept + head]
                     for d in range(head_dim):
                         to[d] = of[d]
-            first = take(args) * _TASK_TOKENS
+            first = take(args) * TASK_TOKENS
 
     return Kernel(f"keep-{dtype}", body)
 
@@ -225,7 +119,7 @@ def normalise(x: Tensor, norm: RowNorm) -> Tensor:
     normed = new_empty(x.dtype, *x.shape)
     tokens, width = x.shape
     weight, bias, eps = norm_arguments(norm, x)
-    _normalise(x.dtype)(_tasks(tokens), x.data_ptr(), weight, bias, normed.data_ptr(), tokens, width, eps)
+    _normalise(x.dtype)(tasks_of(tokens), x.data_ptr(), weight, bias, normed.data_ptr(), tokens, width, eps)
     return normed
 
 
@@ -244,12 +138,12 @@ def _normalise(dtype: torch.dtype) -> Kernel:
 
     def body(args: Any) -> None:
         tokens, width, eps = args[6], args[7], np.float32(real(args[8]))
-        first = take(args) * _TASK_TOKENS
+        first = take(args) * TASK_TOKENS
         while first < tokens:
-            for token in range(first, min(first + _TASK_TOKENS, tokens)):
+            for token in range(first, min(first + TASK_TOKENS, tokens)):
                 behind = token * width * kind_bytes
                 normalise_row(args[5] + behind, args[2] + behind, args[3], args[4], width, eps, kind)
-            first = take(args) * _TASK_TOKENS
+            first = take(args) * TASK_TOKENS
 
     return Kernel(f"normalise-{dtype}", body)
 
@@ -271,31 +165,47 @@ def normalise_row(normed_at: Any, x_at: Any, weight_at: Any, bias_at: Any, width
             normed[d] = narrow((wide(x[d]) - mean) * factor * wide(weight[d]) + wide(bias[d]), kind)
 
 
-def gated_silu(gate_up: Tensor) -> Tensor:
-    assert gate_up.is_contiguous()
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    gated = new_empty(gate_up.dtype, tokens, width)
-    _gated_silu(gate_up.dtype)(tokens, gate_up.data_ptr(), gated.data_ptr(), tokens, width)
-    return gated
+def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    assert x.is_contiguous()
+    _add_to(x, added, bias)
+    return normalise(x, norm)
+
+
+def _add_to(x: Tensor, added: Tensor | None, bias: Tensor | None) -> None:
+    """x [tokens, ...] += added + bias, rounded once."""
+    tokens, width = x.shape[0], math.prod(x.shape[1:])
+    assert added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
+    assert bias is None or (bias.numel() == width and bias.dtype == x.dtype and bias.is_contiguous())
+    addresses = (0 if each is None else each.data_ptr() for each in (added, bias))
+    _add(x.dtype)(tasks_of(tokens), x.data_ptr(), *addresses, tokens, width)
 
 
 @cache
-def _gated_silu(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
+def _add(dtype: torch.dtype) -> Kernel:
+    kind, kind_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
-        tokens, width = args[4], args[5]
-        gate_up = carray(elements(args[2], kind), (tokens, 2, width))
-        gated = carray(elements(args[3], kind), (tokens, width))
-        token = take(args)
-        while token < tokens:
-            _gate(gated[token], gate_up[token, 0], gate_up[token, 1], kind)
-            token = take(args)
+        tokens, width = args[5], args[6]
+        first = take(args) * TASK_TOKENS
+        while first < tokens:
+            for token in range(first, min(first + TASK_TOKENS, tokens)):
+                behind = token * width * kind_bytes
+                added_at = 0 if args[3] == 0 else args[3] + behind
+                _add_row(args[2] + behind, added_at, args[4], width, kind)
+            first = take(args) * TASK_TOKENS
 
-    return Kernel(f"gated_silu-{dtype}", body)
+    return Kernel(f"add-{dtype}", body)
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]
-def _gate(gated: Any, gate: Any, up: Any, kind: Any) -> None:
-    for d in range(len(gated)):
-        gated[d] = narrow(silu(wide(gate[d])) * wide(up[d]), kind)
+@njit(**IN_ORDER)  # type: ignore[untyped-decorator]
+def _add_row(x_at: Any, added_at: Any, bias_at: Any, width: Any, kind: Any) -> None:
+    """From left to right, by addresses; one at 0 is none."""
+    x, added = carray(elements(x_at, kind), (width,)), carray(elements(added_at, kind), (width,))
+    bias = carray(elements(bias_at, kind), (width,))
+    for d in range(width):
+        sum_ = wide(x[d])
+        if added_at != 0:
+            sum_ += wide(added[d])
+        if bias_at != 0:
+            sum_ += wide(bias[d])
+        x[d] = narrow(sum_, kind)

@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
+from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 
 
 class PlainKernels:
     """Kernels of any device."""
 
-    def prepare(self, dtype: torch.dtype, head_dim: int) -> None:
+    def prepare(self, sizes: ModelSizes) -> None:
         """PyTorch's operations are compiled."""
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> "PlainAttention":
@@ -48,7 +49,9 @@ class PlainKernels:
     def largest(self, x: Tensor) -> Tensor:
         return x.argmax(dim=-1)
 
-    def keep(self, qkv: Tensor, kept: Kept) -> None:
+    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+        if bias is not None:
+            qkv += bias.view(qkv.shape[1:])
         lines = kept.cache.shape[1]
         turned = qkv[:, : qkv.shape[1] - lines // 2]
         if kept.head_norm is not None:
@@ -68,8 +71,21 @@ class PlainKernels:
             return F.rms_norm(x, size, norm.weight, norm.eps)
         return F.layer_norm(x, size, norm.weight, norm.bias, norm.eps)
 
-    def gated_silu(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+        if bias is None:
+            x += added
+        else:
+            x.copy_(x.float() + added + bias)
+        return self.normalise(x, norm)
+
+    def activated(
+        self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        result = activation(x if bias is None else x + bias)
+        return result if out is None else out.copy_(result)
+
+    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+        gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
 

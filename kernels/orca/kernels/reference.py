@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.paged import Places
 
 
@@ -54,6 +55,10 @@ class Kept:
     turns: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
     head_norm: RowNorm | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
 
+    @property
+    def changes_queries(self) -> bool:
+        return self.turns is not None or self.head_norm is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
@@ -67,6 +72,30 @@ class Sight:
     window: int | None  # positions a token sees, itself included; None sees all before it
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What of a rank's model decides which kernels its steps call, and for what these are compiled."""
+
+    dtype: torch.dtype
+    device: torch.device
+    hidden: int
+    heads: int  # of queries, of this rank
+    kv_heads: int
+    head_dim: int
+    kv_of_query: Sequence[int]  # as Sight's
+    windows: Sequence[int | None]  # of its layers
+    is_turned: bool = False  # RoPE
+    has_head_norm: bool = False
+    is_layer_norm: bool = False
+    intermediate: int = 0  # of this rank; 0 where there is no MLP
+    activation: Activation | None = None
+    is_gated: bool = False
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    has_mlp_bias: bool = False
+    vocab: int = 0  # of the head; 0 on a rank that draws no tokens
 
 
 class RaggedAttention(Protocol):

@@ -41,6 +41,7 @@ from torch import Tensor
 from orca.kernels.reference import ContextRow, Sight
 from orca.kernels.transfer import to_device
 from orca.kernels.triton_attention_item import Item, attend
+from orca.kernels.triton_operator import operator
 
 SPLIT = 256
 """Positions of a narrow item. At 128 dimensions its keys and values are 128 KiB (bfloat16), its partial sums 2 KiB."""
@@ -105,26 +106,59 @@ class TritonAttention:
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         tokens, _, head_dim = qkv.shape
-        shape = self._sizes.shape
         output = torch.empty(tokens, self._heads * head_dim, dtype=qkv.dtype, device=qkv.device)
-        attend[(programs(qkv.device),)](
+        _attend(
             qkv,
             cache,
             self._items,
             self._tables,
             self._sizes.first_query,
             output,
-            self._scratch.partials,
-            self._scratch.arrived,
+            *self._scratch,
             self._window,
-            scale * _LOG2_E,
-            **constants_of(shape, self._heads, self._kv_heads, cache.shape[2], head_dim),
-            narrow=shape.narrow,
-            has_wide=self._has_wide,
-            num_warps=shape.warps if self._has_wide else shape.narrow_warps,
-            num_stages=shape.stages,
+            scale,
+            self._heads,
+            self._sizes.shape.narrow,
+            self._has_wide,
         )
         return output
+
+
+@operator("out", "partials", "arrived")
+def _attend(
+    qkv: Tensor,
+    cache: Tensor,
+    items: Tensor,
+    tables: Tensor,
+    first_query: Tensor,
+    out: Tensor,
+    partials: Tensor,
+    arrived: Tensor,
+    window: int,
+    scale: float,
+    heads: int,
+    narrow: int,
+    has_wide: bool,
+) -> None:
+    _, lines, block_tokens, head_dim = cache.shape
+    shape = _widened(shape_of(qkv.dtype, head_dim), narrow)
+    attend[(programs(qkv.device),)](
+        qkv,
+        cache,
+        items,
+        tables,
+        first_query,
+        out,
+        partials,
+        arrived,
+        window,
+        scale * _LOG2_E,
+        **constants_of(shape, heads, lines // 2, block_tokens, head_dim),
+        narrow=narrow,
+        has_wide=has_wide,
+        num_warps=shape.warps if has_wide else shape.narrow_warps,
+        num_stages=shape.stages,
+    )
 
 
 class Sizes(NamedTuple):
@@ -140,7 +174,11 @@ class Sizes(NamedTuple):
         shape = shape_of(seen.dtype, seen.head_dim)
         # All query heads of a KV head fit into a tile of either size.
         narrow = max(shape.narrow, triton.next_power_of_2(group))
-        return cls(shape._replace(narrow=narrow, wide=max(shape.wide, narrow)), group, first_query)
+        return cls(_widened(shape, narrow), group, first_query)
+
+
+def _widened(shape: Shape, narrow: int) -> Shape:
+    return shape._replace(narrow=narrow, wide=max(shape.wide, narrow))
 
 
 class Scratch(NamedTuple):

@@ -225,7 +225,8 @@ def _attend_item(  # type: ignore[no-untyped-def]
             tl.store(done_at, 0)
             total, summed = _add_up(item, kv_head, partials, row, is_row, dim, kv_heads, head_dim)
     if is_last:
-        result = summed / tl.where(is_row, total, 1.0)[:, None]
+        # Rows of padding see nothing (triton_inputs.py): zeros.
+        result = summed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
 
 

@@ -10,15 +10,75 @@ items      [1 + items, 10] int32                    written: what attention does
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from orca.kernels.triton_attention_item import Item
+from orca.kernels.triton_operator import operator
 
 _ITEM_COLUMNS = tl.constexpr(len(Item._fields))
 _SAID_COLUMNS = tl.constexpr(4)
 _PARTS_AT_ONCE = tl.constexpr(64)
+_ROWS_A_PROGRAM = 128
+_ROWS_MAX = 512
+"""Of a batch, as a rule: larger ones have a kernel of their own."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@operator("tables", "ids", "positions", "slots", "lines", "indices")
+def make_rows(
+    said: Tensor,
+    tables: Tensor,
+    fed: Tensor,
+    prompts: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    lines: Tensor,
+    indices: Tensor,
+    block_tokens: int,
+) -> None:
+    """What each row is. Args: as above; fed, prompts: [lines] int64 (recording.py)."""
+    rows, columns = len(said), tables.shape[1]
+    lay_out_rows[(triton.cdiv(rows, _ROWS_A_PROGRAM),)](
+        said,
+        tables,
+        columns,
+        fed,
+        prompts,
+        ids,
+        positions,
+        slots,
+        lines,
+        indices,
+        rows,
+        block_tokens=block_tokens,
+        block=_ROWS_A_PROGRAM,
+    )
+
+
+@operator("items")
+def make_items(said: Tensor, items: Tensor, columns: int, window: int, positions: int, split: int) -> None:
+    """What attention does.
+
+    Args:
+        columns: of the tables.
+        window: positions that a token sees.
+        positions: that attention takes at once; split: of which no item has more.
+    """
+    rows = len(said)
+    lay_out_items[(rows,)](
+        said,
+        columns,
+        items,
+        rows,
+        window,
+        positions=positions,
+        split=split,
+        block=max(_ROWS_MAX, triton.next_power_of_2(rows)),
+    )
+
+
+# Compiled once for all tables and batches.
+@triton.jit(do_not_specialize=["columns", "rows"])  # type: ignore[untyped-decorator]
 def lay_out_rows(  # type: ignore[no-untyped-def]
     said,
     tables,
@@ -55,22 +115,24 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _parts_of(position, is_asked, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
+def _parts_of(position, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where a row's context begins, and in how many parts it is cut."""
     begin = tl.maximum(position - window + 1, 0) // positions * positions
-    return begin, tl.where(is_asked, position // split - begin // split + 1, 0)
+    return begin, position // split - begin // split + 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["columns", "rows"])  # type: ignore[untyped-decorator]
 def lay_out_items(  # type: ignore[no-untyped-def]
     said, columns, items, rows, window, positions: tl.constexpr, split: tl.constexpr, block: tl.constexpr
 ):
-    """The items of one row: its context, cut as triton_attention.items_of cuts it. block: at least `rows`."""
+    """The items of one row: its context, cut as triton_attention._items cuts it; of padding an empty one, so that the
+    same is computed of it each time. block: at least `rows`."""
     own = tl.program_id(0)
     other = tl.arange(0, block)
     line = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS, mask=other < rows, other=-1)
     position = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS + 1, mask=line >= 0, other=0)
-    _, its_parts = _parts_of(position, line >= 0, window, positions, split)
+    _, its_parts = _parts_of(position, window, positions, split)
+    its_parts = tl.where(other < rows, its_parts, 0)
     is_cut = its_parts > 1
     is_before = other < own
     first_item = tl.sum(tl.where(is_before, its_parts, 0)).to(tl.int32)
@@ -81,22 +143,24 @@ def lay_out_items(  # type: ignore[no-untyped-def]
         tl.store(items + 1, 0)
 
     own_line = tl.load(said + own * _SAID_COLUMNS)
-    if own_line >= 0:
-        own_position = tl.load(said + own * _SAID_COLUMNS + 1)
-        begin, parts = _parts_of(own_position, own_line >= 0, window, positions, split)
-        for start in range(0, parts.to(tl.int32), _PARTS_AT_ONCE):
-            part = start + tl.arange(0, _PARTS_AT_ONCE)
-            low = tl.maximum((begin // split + part) * split, begin)
-            high = tl.minimum((begin // split + part + 1) * split, own_position + 1)
-            at = items + (1 + first_item + part).to(tl.int64) * _ITEM_COLUMNS
-            is_mine = part < parts
-            tl.store(at, own, mask=is_mine)
-            tl.store(at + 1, 1, mask=is_mine)
-            tl.store(at + 2, own_position.to(tl.int32), mask=is_mine)
-            tl.store(at + 3, (own_line * columns).to(tl.int32), mask=is_mine)
-            tl.store(at + 4, low.to(tl.int32), mask=is_mine)
-            tl.store(at + 5, high.to(tl.int32), mask=is_mine)
-            tl.store(at + 6, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
-            tl.store(at + 7, first_part, mask=is_mine)
-            tl.store(at + 8, parts.to(tl.int32), mask=is_mine)
-            tl.store(at + 9, tile, mask=is_mine)
+    is_asked = own_line >= 0
+    own_position = tl.where(is_asked, tl.load(said + own * _SAID_COLUMNS + 1), 0)
+    end = tl.where(is_asked, own_position + 1, 0)
+    table = tl.where(is_asked, own_line * columns, 0).to(tl.int32)
+    begin, parts = _parts_of(own_position, window, positions, split)
+    for start in range(0, parts.to(tl.int32), _PARTS_AT_ONCE):
+        part = start + tl.arange(0, _PARTS_AT_ONCE)
+        low = tl.maximum((begin // split + part) * split, begin)
+        high = tl.minimum((begin // split + part + 1) * split, end)
+        at = items + (1 + first_item + part).to(tl.int64) * _ITEM_COLUMNS
+        is_mine = part < parts
+        tl.store(at, own, mask=is_mine)
+        tl.store(at + 1, 1, mask=is_mine)
+        tl.store(at + 2, own_position.to(tl.int32), mask=is_mine)
+        tl.store(at + 3, table, mask=is_mine)
+        tl.store(at + 4, low.to(tl.int32), mask=is_mine)
+        tl.store(at + 5, high.to(tl.int32), mask=is_mine)
+        tl.store(at + 6, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
+        tl.store(at + 7, first_part, mask=is_mine)
+        tl.store(at + 8, parts.to(tl.int32), mask=is_mine)
+        tl.store(at + 9, tile, mask=is_mine)

@@ -1,6 +1,9 @@
 """The kernels of GPUs (device.py): Triton, which compiles each for what it meets first and keeps it on the disk.
 
-`kernels_of` does not give them yet: what compiles in the middle of a step can take longer than a rank may be silent.
+triton_attention.py     ragged paged attention
+triton_keep.py          bias, head norm, rotation, and keys and values into the cache
+triton_norms.py         norms, and an addition with the norm behind it
+triton_activations.py   activations and gates, and the bias before them
 """
 
 from collections.abc import Sequence
@@ -8,16 +11,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orca.kernels import triton_rows, triton_sampling
+from orca.kernels import triton_activations, triton_keep, triton_norms, triton_sampling
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.recording import Lines
+from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_attention import TritonAttention
 from orca.kernels.triton_recording import GraphRecorder
 
+_BLOCK_TOKENS = 16
+
 
 class TritonKernels(PlainKernels):
     """For tensors of float32, bfloat16 and float16. What PyTorch does in one kernel of its own stays with it."""
+
+    def prepare(self, sizes: ModelSizes) -> None:
+        """Launches what the layers of such a model launch, each with one token. A minute where nothing was ever
+        compiled, and some tenths of a second where all was; a step that compiled might last longer than a rank may be
+        silent.
+
+        Compiled is for what is divided by 16: sizes, and addresses. Memory that begins elsewhere, as a view may, is
+        compiled for when it is met.
+        """
+        _Model(sizes).launch(self)
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> TritonAttention:  # type: ignore[override]
         return TritonAttention(rows, seen)
@@ -28,9 +44,11 @@ class TritonKernels(PlainKernels):
     def sampler(self, vocab: int, device: torch.device) -> "TritonSampler":  # type: ignore[override]
         return TritonSampler(vocab, device)
 
-    keep = staticmethod(triton_rows.keep)  # type: ignore[assignment]
-    normalise = staticmethod(triton_rows.normalise)  # type: ignore[assignment]
-    gated_silu = staticmethod(triton_rows.gated_silu)  # type: ignore[assignment]
+    keep = staticmethod(triton_keep.keep)  # type: ignore[assignment]
+    normalise = staticmethod(triton_norms.normalise)  # type: ignore[assignment]
+    add_normalise = staticmethod(triton_norms.add_normalise)  # type: ignore[assignment]
+    activated = staticmethod(triton_activations.activated)  # type: ignore[assignment]
+    gated_silu = staticmethod(triton_activations.gated_silu)  # type: ignore[assignment]
 
 
 class TritonSampler:
@@ -43,3 +61,89 @@ class TritonSampler:
         tokens = torch.zeros_like(indices)
         triton_sampling.sample(logits, lines, indices, self.lines, tokens, logits.new_empty(len(logits)))
         return tokens
+
+
+class _Model:
+    """A model of these sizes, of zeros: what of its layers is no matrix product (worker/gpu_linear.py)."""
+
+    def __init__(self, sizes: ModelSizes) -> None:
+        self._sizes = sizes
+
+    def launch(self, kernels: TritonKernels) -> None:
+        self._norms(kernels)
+        self._keep(kernels)
+        self._attend(kernels)
+        if self._sizes.vocab:
+            self._sample(kernels)
+        if self._sizes.activation is not None:
+            self._mlp(kernels)
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(shape, dtype=dtype or self._sizes.dtype, device=self._sizes.device)
+
+    def _norms(self, kernels: TritonKernels) -> None:
+        sizes = self._sizes
+        row = self._zeros(sizes.hidden)
+        x, norm = self._zeros(1, sizes.hidden), RowNorm(row, 1e-5, row if sizes.is_layer_norm else None)
+        kernels.normalise(x, norm)
+        # With a bias behind its own product, without one behind a sum over the ranks.
+        kernels.add_normalise(x, self._zeros(1, sizes.hidden), norm)
+        if sizes.has_out_bias:
+            kernels.add_normalise(x, self._zeros(1, sizes.hidden), norm, row)
+
+    def _keep(self, kernels: TritonKernels) -> None:
+        sizes = self._sizes
+        heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
+        turns = self._zeros(1, 1, head_dim // 2, dtype=torch.complex64) if sizes.is_turned else None
+        weight = self._zeros(sizes.heads + sizes.kv_heads, head_dim)
+        kept = Kept(
+            self._zeros(1, 2 * sizes.kv_heads, _BLOCK_TOKENS, head_dim),
+            self._zeros(1, dtype=torch.int64),
+            turns,
+            RowNorm(weight, 1e-5) if sizes.has_head_norm else None,
+        )
+        bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kept.changes_queries else None
+        kernels.keep(self._zeros(1, heads, head_dim), kept, bias)
+
+    def _attend(self, kernels: TritonKernels) -> None:
+        """Of prompts and of single tokens, and the inputs of recorded steps."""
+        sizes = self._sizes
+        heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
+        tables = self._zeros(1, 64, dtype=torch.int32)
+        cache = self._zeros(1, 2 * sizes.kv_heads, _BLOCK_TOKENS, head_dim)
+        numbers = self._zeros(1, dtype=torch.int64)
+        for window in dict.fromkeys(sizes.windows):
+            seen = Sight(
+                kv_of_query=sizes.kv_of_query,
+                kv_heads=sizes.kv_heads,
+                head_dim=head_dim,
+                tables=tables,
+                block_tokens=_BLOCK_TOKENS,
+                window=window,
+                dtype=sizes.dtype,
+                device=sizes.device,
+            )
+            inputs = kernels.recorder(sizes.device).inputs(
+                1, Lines(tables, numbers, numbers), slots=_BLOCK_TOKENS, block_tokens=_BLOCK_TOKENS
+            )
+            recorded = inputs.attention(seen)
+            inputs.lay_out()
+            recorded(self._zeros(1, heads, head_dim), cache, 1.0)
+            kernels.attention([ContextRow(0, _BLOCK_TOKENS, 0, 0)], seen)(
+                self._zeros(_BLOCK_TOKENS, heads, head_dim), cache, 1.0
+            )
+
+    def _sample(self, kernels: TritonKernels) -> None:
+        nobody = torch.full((1,), -1, dtype=torch.int32, device=self._sizes.device)
+        logits = self._zeros(1, self._sizes.vocab, dtype=torch.float32)
+        kernels.sampler(self._sizes.vocab, self._sizes.device).sample(logits, nobody, nobody.long())
+
+    def _mlp(self, kernels: TritonKernels) -> None:
+        sizes = self._sizes
+        assert sizes.activation is not None
+        width = sizes.intermediate * (2 if sizes.is_gated else 1)
+        x, bias = self._zeros(1, width), self._zeros(width) if sizes.has_mlp_bias else None
+        if sizes.is_gated:
+            kernels.gated_silu(x, bias)
+        else:
+            kernels.activated(x, sizes.activation, bias, out=x)

@@ -18,9 +18,8 @@ from orca.kernels.recording import COLUMNS, LINE, Lines, Made
 from orca.kernels.reference import Sight
 from orca.kernels.triton_attention import SPLIT, Scratch, Sizes, TritonAttention, window_of
 from orca.kernels.triton_attention_item import Item
-from orca.kernels.triton_inputs import lay_out_items, lay_out_rows
+from orca.kernels.triton_inputs import make_items, make_rows
 
-_ROWS_A_PROGRAM = 128
 _PADDING = -1
 _PARTS_STEP = 512
 _TOLD = 4
@@ -99,32 +98,10 @@ class GraphInputs:
         self._told.send(said, self._said)
 
     def lay_out(self) -> None:
-        rows, columns = len(self._said), self._lines.tables.shape[1]
-        lay_out_rows[(triton.cdiv(rows, _ROWS_A_PROGRAM),)](
-            self._said,
-            self._lines.tables,
-            columns,
-            self._lines.fed,
-            self._lines.prompts,
-            self.ids,
-            self.positions,
-            self.slots,
-            *self.sampled,
-            rows,
-            block_tokens=self._block_tokens,
-            block=_ROWS_A_PROGRAM,
-        )
+        made = (self.ids, self.positions, self.slots, *self.sampled)
+        make_rows(self._said, *self._lines, *made, self._block_tokens)
         for positions, window, items in self._items:
-            lay_out_items[(rows,)](
-                self._said,
-                columns,
-                items,
-                rows,
-                window,
-                positions=positions,
-                split=SPLIT,
-                block=triton.next_power_of_2(rows),
-            )
+            make_items(self._said, items, self._lines.tables.shape[1], window, positions, SPLIT)
 
     def attention(self, seen: Sight) -> TritonAttention:
         assert seen.tables is self._lines.tables

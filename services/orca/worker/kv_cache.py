@@ -90,7 +90,10 @@ class KVCache:
         self._slots_reserved += needed
         lines, columns = self._host.shape
         if not self._free_lines or needed > columns * self.block_tokens:
-            self._grow(lines if self._free_lines else 2 * lines, max(columns, 2 * needed // self.block_tokens))
+            wanted = columns
+            while wanted * self.block_tokens < needed:
+                wanted *= 2
+            self._grow(lines if self._free_lines else 2 * lines, wanted)
         line = self._free_lines.pop()
         self._tables[handle] = _Table(line, needed)
         return line

@@ -57,9 +57,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def add_to(self, to: Tensor, x: Tensor) -> None:
-        """to [rows, out] += the outputs for x, in place."""
-        to.add_(self(x))
+    def add_to(self, to: Tensor, x: Tensor, then: Norm | None = None) -> Tensor | None:
+        """to [rows, out] += the outputs for x, in place.
+
+        Args:
+            then: the norm that comes behind it, if there is one.
+        Returns: `then` of the sum, where the layout has it in the same go; None elsewhere: it is still to be done.
+        """
+        return self.add_outputs(to, self(x), then)
+
+    def add_outputs(self, to: Tensor, outputs: Tensor, then: Norm | None = None) -> Tensor | None:  # noqa: ARG002
+        """`add_to`, of outputs at hand: summed over ranks."""
+        to.add_(outputs)
+        return None
 
     def after(self, norm: Norm | None, x: Tensor) -> Tensor:
         """The outputs for normalised rows."""
@@ -107,7 +117,7 @@ class PanelLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.product(x)
 
-    def add_to(self, to: Tensor, x: Tensor) -> None:
+    def add_to(self, to: Tensor, x: Tensor, then: Norm | None = None) -> None:  # noqa: ARG002
         self._panels.add_product(x, to)
 
     def after(self, norm: Norm | None, x: Tensor) -> Tensor:
@@ -231,8 +241,8 @@ def least_s(candidates: Sequence[Linear], x: Tensor, clock: Callable[[], float] 
 class Packing:
     """Chooses a layout for each shape, and remembers it for the other layers."""
 
-    is_on: bool = True  # off for devices other than the CPU, and where a caller wants plain weights
-    only: type[Linear] | None = None  # a layout to take without timing any
+    is_on: bool = True  # off where a caller wants plain weights
+    only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
     choose: Choose = fastest  # asked once for each shape
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
 

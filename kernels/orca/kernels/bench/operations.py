@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orca.kernels.activation import Activation
 from orca.kernels.device import Kernels
 from orca.kernels.paged import Places
 from orca.kernels.plain import PlainKernels
@@ -159,30 +161,87 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
         bytes=3 * gate_up.numel() // 2 * size,
         check=lambda: _roundings(kernels.gated_silu(gate_up), plain.gated_silu(gate_up)),
     )
+    yield from _with_biases(kernels, sizes, dtype, device)
     qkv = some(sizes.tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim)
     blocks = -(-sizes.tokens // BLOCK_TOKENS)
     slots = torch.randperm(blocks * BLOCK_TOKENS, device=device)[: sizes.tokens]
     turns = torch.polar(*(torch.rand(sizes.tokens, 1, sizes.head_dim // 2, device=device) for _ in range(2)))
 
-    def kept() -> Kept:
+    def kept(head_norm: RowNorm | None = None) -> Kept:
         cache = torch.zeros(blocks, 2 * sizes.kv_heads, BLOCK_TOKENS, sizes.head_dim, dtype=dtype, device=device)
-        return Kept(cache, slots, turns)
+        return Kept(cache, slots, turns, head_norm)
 
-    def keep_check() -> float:
-        (ours, own), (theirs, other) = ((each, kept()) for each in (qkv.clone(), qkv.clone()))
-        kernels.keep(ours, own)
-        plain.keep(theirs, other)
+    def keep_check(head_norm: RowNorm | None = None, bias: Tensor | None = None) -> float:
+        (ours, own), (theirs, other) = ((each, kept(head_norm)) for each in (qkv.clone(), qkv.clone()))
+        kernels.keep(ours, own, bias)
+        plain.keep(theirs, other, bias)
         return max(_roundings(ours, theirs), _roundings(own.cache, other.cache))
 
-    place = kept()
-
-    def keep_call() -> Tensor:
-        kernels.keep(qkv, place)
+    def keep_call(place: Kept, bias: Tensor | None = None) -> Tensor:
+        kernels.keep(qkv, place, bias)
         return qkv
 
     turned = sizes.tokens * (sizes.heads + sizes.kv_heads) * sizes.head_dim
     moved = 2 * turned * size + 3 * sizes.tokens * sizes.kv_heads * sizes.head_dim * size + turns.numel() * 8
-    yield Operation(name=f"turn and keep {sizes.tokens} tokens", call=keep_call, bytes=moved, check=keep_check)
+    name = f"turn and keep {sizes.tokens} tokens"
+    yield Operation(name=name, call=partial(keep_call, kept()), bytes=moved, check=keep_check)
+    # Small weights: what is rounded before a turn may be much larger than what is left of it behind.
+    weight = 0.25 + 0.05 * some(sizes.heads + sizes.kv_heads, sizes.head_dim)
+    given = RowNorm(weight, 1e-5), some(qkv[0].numel())
+    # A bias changes values, too.
+    moved += sizes.tokens * sizes.kv_heads * sizes.head_dim * size
+    yield Operation(
+        name=f"bias, head norm, {name}",
+        call=partial(keep_call, kept(given[0]), given[1]),
+        bytes=moved,
+        check=partial(keep_check, *given),
+    )
+
+
+def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
+    """What takes in a bias or the sum behind a product, beside PyTorch's operations one by one."""
+    plain, size = PlainKernels(), dtype.itemsize
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    x, added = (some(sizes.tokens, sizes.hidden) for _ in range(2))
+    bias, row_norm = some(sizes.hidden), RowNorm(some(sizes.hidden), 1e-5)
+
+    def sum_check() -> float:
+        one, other = x.clone(), x.clone()
+        normed = kernels.add_normalise(one, added, row_norm, bias), plain.add_normalise(other, added, row_norm, bias)
+        return max(_roundings(one, other), _roundings(*normed))
+
+    sum_ = x.clone()
+    yield Operation(
+        name=f"sum, bias and RMSNorm of {sizes.tokens} x {sizes.hidden}",
+        call=lambda: kernels.add_normalise(sum_, added, row_norm, bias),
+        bytes=4 * x.numel() * size,
+        check=sum_check,
+        rival=lambda: plain.normalise(sum_.add_(added).add_(bias), row_norm),
+    )
+    wide, wide_bias = some(sizes.tokens, sizes.intermediate), some(sizes.intermediate)
+    for activation in Activation:
+        yield Operation(
+            name=f"bias and {activation.name} of {sizes.tokens} x {sizes.intermediate}",
+            call=lambda activation=activation: kernels.activated(wide, activation, wide_bias),
+            bytes=2 * wide.numel() * size,
+            check=lambda activation=activation: _roundings(
+                kernels.activated(wide, activation, wide_bias), activation(wide.double() + wide_bias).to(dtype)
+            ),
+            rival=lambda activation=activation: plain.activated(wide, activation, wide_bias),
+        )
+    gate_up, gate_bias = some(sizes.tokens, 2 * sizes.intermediate), some(2 * sizes.intermediate)
+    yield Operation(
+        name=f"biases and silu(gate) * up of {sizes.tokens} x {sizes.intermediate}",
+        call=lambda: kernels.gated_silu(gate_up, gate_bias),
+        bytes=3 * gate_up.numel() // 2 * size,
+        check=lambda: _roundings(
+            kernels.gated_silu(gate_up, gate_bias), plain.gated_silu(gate_up.double(), gate_bias.double()).to(dtype)
+        ),
+        rival=lambda: plain.gated_silu(gate_up, gate_bias),
+    )
 
 
 def _roundings(one: Tensor, other: Tensor) -> float:

@@ -43,13 +43,14 @@ class StepContext:
         return self.wanted if index == len(self.caches) - 1 else None
 
 
-def _added(x: Tensor, linear: Linear, features: Tensor, step: StepContext) -> Tensor:
-    """x [tokens, hidden] += a row-parallel linear of features, summed over the ranks; in place."""
+def _add(x: Tensor, linear: Linear, features: Tensor, step: StepContext, then: Norm | None = None) -> Tensor | None:
+    """x [tokens, hidden] += a row-parallel linear of features, summed over the ranks; in place.
+
+    Returns: `then` of x, where it is had in the same go (Linear.add_to).
+    """
     if isinstance(step.group, SingleRank):
-        linear.add_to(x, features)
-    else:
-        x.add_(step.group.all_reduce(linear(features)))
-    return x
+        return linear.add_to(x, features, then)
+    return linear.add_outputs(x, step.group.all_reduce(linear(features)), then)
 
 
 class Part(Protocol):
@@ -100,8 +101,13 @@ class Attention:
         self._head_norm = head_norm
         self.only_kernels = isinstance(qkv, PanelLinear) and isinstance(out, PanelLinear)
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`)."""
+    def __call__(self, x: Tensor, step: StepContext, then: Norm | None = None) -> tuple[Tensor, Tensor | None]:
+        """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`).
+
+        Args:
+            then: the norm that comes behind it, if there is one.
+        Returns: x, and `then` of it, where that is had in the same go; else None.
+        """
         cache = step.caches[self._index]
         qkv = self._qkv.kept(self._norm, x, Kept(cache, step.slots, step.turns, self._head_norm))
         attention = step.attention
@@ -109,18 +115,21 @@ class Attention:
             kernels = kernels_of(x.device)
             qkv, x = kernels.take_rows(qkv, wanted.rows), kernels.take_rows(x, wanted.rows)
             attention = wanted.attention
-        return _added(x, self._out, attention[self._window](qkv, cache, self._scale), step)
+        return x, _add(x, self._out, attention[self._window](qkv, cache, self._scale), step, then)
 
 
 class MLP:
     """x + down(act(up(norm(x)))), in place."""
 
     def __init__(self, norm: Norm | None, up: Linear, down: Linear, activation: str) -> None:
-        self._norm, self._up, self._down, self._activation = norm, up, down, _ACTIVATIONS[activation]
+        self.norm, self._up, self._down, self._activation = norm, up, down, ACTIVATIONS[activation]
         self.only_kernels = isinstance(up, PanelLinear) and isinstance(down, PanelLinear)
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return _added(x, self._down, self._up.activated(self._norm, x, self._activation), step)
+    def __call__(self, x: Tensor, step: StepContext, normed: Tensor | None = None) -> Tensor:
+        """Args: normed: norm(x), where it is at hand."""
+        norm, rows = (self.norm, x) if normed is None else (None, normed)
+        _add(x, self._down, self._up.activated(norm, rows, self._activation), step)
+        return x
 
 
 class GatedMLP:
@@ -131,15 +140,20 @@ class GatedMLP:
     """
 
     def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
-        self._norm, self._gate_up, self._down, self._activation = norm, gate_up, down, _ACTIVATIONS[activation]
+        self.norm, self._gate_up, self._down, self._activation = norm, gate_up, down, ACTIVATIONS[activation]
         is_gated = is_silu(activation)
         self.only_kernels = is_gated and isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+    def __call__(self, x: Tensor, step: StepContext, normed: Tensor | None = None) -> Tensor:
+        """Args: normed: norm(x), where it is at hand."""
+        norm, rows = (self.norm, x) if normed is None else (None, normed)
         if self._activation is Activation.SILU:
-            return _added(x, self._down, self._gate_up.gated(self._norm, x), step)
-        gate, up = self._gate_up.after(self._norm, x).chunk(2, dim=-1)
-        return _added(x, self._down, self._activation(gate).mul_(up), step)
+            features = self._gate_up.gated(norm, rows)
+        else:
+            gate, up = self._gate_up.after(norm, rows).chunk(2, dim=-1)
+            features = self._activation(gate).mul_(up)
+        _add(x, self._down, features, step)
+        return x
 
 
 class Embedding:
@@ -191,10 +205,10 @@ def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, in
 
 
 def is_silu(activation: str) -> bool:
-    return _ACTIVATIONS[activation] is Activation.SILU
+    return ACTIVATIONS[activation] is Activation.SILU
 
 
-_ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, Activation] = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +11,15 @@ import torch
 from orca.core.errors import ModelError
 from orca.core.model import ModelInfo, load_model_info
 from orca.kernels.device import kernels_of
+from orca.kernels.reference import ModelSizes
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
+from orca.worker.gpu_linear import GpuLinear
 from orca.worker.int8_linear import int8_layout
 from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint, Tensors
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import Layer, Part, is_silu
+from orca.worker.models.blocks import ACTIVATIONS, Layer, Part, is_silu
 from orca.worker.models.family import Family
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
@@ -80,8 +82,8 @@ def load_stage(
         quantization: what the matrices of a folder are rounded to; an info has its own.
         group: how the ranks of the stage exchange tensors; needed for more than one.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
-        packs: lay weights out for the CPU as is measured to be fastest (worker.linear); or not; or all in one layout.
-            Weights of 8 bits have one of their own.
+        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.linear); or not; or all in
+            one layout. Weights of 8 bits have one of their own.
     Raises: ModelError naming the file, and the option or tensor, that stands in the way.
     """
     if isinstance(model, ModelInfo):
@@ -117,7 +119,7 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    kernels_of(device).prepare(dtype, config.head_dim)
+    kernels_of(device).prepare(_sizes(config, shard, dtype, device))
     weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
@@ -160,12 +162,52 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
     return not isinstance(config, LlamaConfig) or is_silu(config.activation)
 
 
+def _sizes(config: ModelConfig, shard: Shard, dtype: torch.dtype, device: torch.device) -> ModelSizes:
+    """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
+    heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
+    sizes = ModelSizes(
+        dtype=dtype,
+        device=device,
+        hidden=config.hidden_size,
+        heads=heads.num_query,
+        kv_heads=heads.num_kv,
+        head_dim=config.head_dim,
+        kv_of_query=heads.kv_of_query,
+        windows=tuple(config.windows[number] for number in numbers),
+        vocab=config.vocab_size if shard.is_last and shard.rank == 0 else 0,
+    )
+    if isinstance(config, ChainConfig):
+        return sizes
+    first, last = shard.slice(config.intermediate_size, "MLP columns")
+    is_llama = isinstance(config, LlamaConfig)
+    # Gates of other activations than SiLU are PyTorch's (blocks.GatedMLP).
+    has_kernel = not is_llama or is_silu(config.activation)
+    sizes = replace(
+        sizes,
+        is_layer_norm=not is_llama,
+        intermediate=last - first,
+        activation=ACTIVATIONS[config.activation] if has_kernel else None,
+        is_gated=is_llama,
+    )
+    if isinstance(config, LlamaConfig):
+        return replace(
+            sizes,
+            is_turned=True,
+            has_head_norm=config.has_qk_norm,
+            has_qkv_bias=config.has_qkv_bias,
+            has_out_bias=config.has_output_bias,
+            has_mlp_bias=config.has_mlp_bias,
+        )
+    has_bias = not isinstance(config, OPTConfig) or config.has_bias
+    return replace(sizes, has_qkv_bias=has_bias, has_out_bias=has_bias, has_mlp_bias=has_bias)
+
+
 def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], is_together: bool) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
-        return Packing(
-            is_on=bool(packs) and place.type == "cpu", only=only, choose=partial(remembered, is_together=is_together)
-        )
+        if only is None and place.type != "cpu":
+            only = GpuLinear
+        return Packing(is_on=bool(packs), only=only, choose=partial(remembered, is_together=is_together))
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     return Packing(only=int8_layout())

@@ -56,7 +56,8 @@ class GPT2Layer:
         self.only_kernels = self._attention.only_kernels and self._mlp.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        return self._mlp(self._attention(x, step), step)
+        x, normed = self._attention(x, step, self._mlp.norm)
+        return self._mlp(x, step, normed)
 
 
 class GPT2Head:

@@ -62,9 +62,11 @@ class OPTLayer:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         if self._norms_behind is None:
-            return self._mlp(self._attention(x, step), step)
+            x, normed = self._attention(x, step, self._mlp.norm)
+            return self._mlp(x, step, normed)
         attention_norm, mlp_norm = self._norms_behind
-        return mlp_norm(self._mlp(attention_norm(self._attention(x, step)), step))
+        x, normed = self._attention(x, step, attention_norm)
+        return mlp_norm(self._mlp(attention_norm(x) if normed is None else normed, step))
 
 
 class OPTHead:

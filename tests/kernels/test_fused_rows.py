@@ -1,0 +1,156 @@
+"""What layers do with each token in one go with a bias before it, the sum behind a product, or the next norm.
+
+The kernels of CPUs and GPUs, and PyTorch's operations, against the same in steps or in float64.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpu import GpuKernels, rounded
+from test_rows import CPU, DTYPES, PLAIN, assert_alike, some
+from torch import Tensor
+
+from orca.kernels.activation import Activation
+from orca.kernels.reference import Kept, RowNorm
+
+GPU = GpuKernels()
+KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GPU, "plain": PLAIN}
+# One number; off the grid of blocks; a run of 1024 and a bit; a whole number of them.
+SHAPES = [(1, 1), (3, 10), (5, 1030), (2, 2048)]
+
+
+@pytest.fixture(params=KINDS)
+def kernels(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param]
+
+
+def sum_of(kernels: Any, *terms: Tensor) -> Tensor:
+    """Taken in float32 from left to right and rounded once, to the dtype of the terms."""
+    sum_ = terms[0].float()
+    for term in terms[1:]:
+        sum_ = sum_ + term.float()
+    return rounded(sum_, terms[0].dtype) if kernels is GPU else sum_.to(terms[0].dtype)
+
+
+def exact(activation: Activation, x: Tensor) -> Tensor:
+    """In float64, with nothing cancelled."""
+    x = x.double()
+    if activation is Activation.GELU:
+        return x * torch.erfc(-x / 2**0.5) / 2
+    if activation is Activation.GELU_TANH:
+        return x * torch.sigmoid((8 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))
+    return activation(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_layer_norm", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
+    tokens: int, width: int, has_bias: bool, is_layer_norm: bool, dtype: torch.dtype, kernels: Any
+) -> None:
+    x, added = (some(tokens, width, dtype=dtype, seed=seed) for seed in (1, 2))
+    weight, norm_bias, bias = (some(width, dtype=dtype, seed=seed) for seed in (3, 4, 5))
+    norm = RowNorm(weight, 1e-5, norm_bias if is_layer_norm else None)
+    sum_ = sum_of(kernels, x, added, *([bias] if has_bias else []))
+    normed = kernels.add_normalise(x, added, norm, bias if has_bias else None)
+    assert torch.equal(x, sum_)
+    assert torch.equal(normed, kernels.normalise(sum_, norm))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_layer_norm", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("width", [5120, 12288, 16384])  # Llama 13B, GPT-3 175B, Llama 3.1 405B
+def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.dtype) -> None:
+    x, weight, bias = (some(*shape, dtype=dtype) for shape in ((2, width), (width,), (width,)))
+    norm = RowNorm(weight, 1e-5, bias if is_layer_norm else None)
+    assert_alike(GPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
+    one, other = x.clone(), x.clone()
+    normed = [each.add_normalise(sum_, x, norm) for each, sum_ in ((GPU, one), (PLAIN, other))]
+    assert torch.equal(one, other)
+    assert_alike(*normed, roundings=16)
+
+
+def test_a_row_that_the_registers_do_not_hold_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a row of 16385 numbers"):
+        GPU.normalise(torch.zeros(1, 16385), RowNorm(torch.ones(16385), 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_activated(
+    tokens: int, width: int, has_bias: bool, activation: Activation, dtype: torch.dtype, kernels: Any
+) -> None:
+    x, bias = some(tokens, width, dtype=dtype) * 2, some(width, dtype=dtype, seed=1) if has_bias else None
+    expected = exact(activation, x if bias is None else x.double() + bias.double()).to(dtype)
+    out = torch.full_like(x, float("nan"))
+    assert kernels.activated(x, activation, bias, out) is out
+    assert_alike(out, expected, roundings=8)
+    assert torch.equal(kernels.activated(x, activation, bias), out)
+    assert kernels.activated(x, activation, bias, out=x) is x
+    assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_of_numbers_far_from_zero(activation: Activation) -> None:
+    """None is NaN or infinite, and what little is left of negative ones has digits: 1e-5 of itself, for the power of e
+    is taken of numbers up to 80, each 5e-6 wide."""
+    x = torch.tensor([[-1e30, -200.0, -12.0, -9.0, -5.0, -0.0, 0.0, 5.0, 88.0, 200.0, 1e30]])
+    with np.errstate(over="ignore"):  # powers of 1e30: infinite in the interpreter as on a GPU
+        activated = GPU.activated(x, activation)
+    torch.testing.assert_close(activated.double(), exact(activation, x), rtol=1e-5, atol=1e-37)
+
+
+def test_relu_keeps_what_is_no_number(kernels: Any) -> None:
+    x = torch.tensor([[float("nan"), -1.0]])
+    assert kernels.activated(x, Activation.RELU).isnan().tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_a_gate_with_biases(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
+    gate_up, bias = some(tokens, 2 * width, dtype=dtype) * 2, some(2 * width, dtype=dtype, seed=1)
+    gate, up = (gate_up.double() + bias.double()).chunk(2, dim=1)
+    expected = exact(Activation.SILU, gate) * up
+    # Sums rounded before are off by a rounding of themselves, of up to 16 here; their product by as much of the other.
+    slack = torch.finfo(dtype).eps * (8 + 2 * (gate.abs() * up.abs()))
+    assert ((kernels.gated_silu(gate_up, bias).double() - expected).abs() <= slack).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_a_bias_and_then_the_rest_before_attention(
+    head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype, kernels: Any
+) -> None:
+    tokens, heads, kv_heads, blocks, block_tokens = 3, 6, 2, 3, 4
+    qkv, bias = (some(*shape, dtype=dtype) for shape in ((tokens, 10, head_dim), (10 * head_dim,)))
+    turns = torch.polar(torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32))
+    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype), 1e-5) if is_normed else None
+
+    def kept() -> Kept:
+        cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
+        return Kept(cache, torch.tensor([7, 0, 11]), turns if is_turned else None, head_norm)
+
+    one, plain, places = qkv.clone(), qkv.clone(), [kept() for _ in range(3)]
+    other = sum_of(kernels, qkv, bias.view(10, head_dim))
+    kernels.keep(one, places[0], bias)
+    kernels.keep(other, places[1])
+    PLAIN.keep(plain, places[2], bias)
+    assert torch.equal(one, other)
+    assert torch.equal(places[0].cache.nan_to_num(7.0), places[1].cache.nan_to_num(7.0))
+    assert_alike(one, plain, roundings=8)
+    assert torch.equal(places[0].cache.isnan(), places[2].cache.isnan())
+    assert_alike(places[0].cache.nan_to_num(), places[2].cache.nan_to_num(), roundings=8)
+
+
+def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
+    x, norm = torch.empty(0, 6), RowNorm(torch.ones(6), 1e-5)
+    assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
+    assert kernels.activated(x, Activation.GELU).shape == (0, 6)
+    assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
