@@ -1,4 +1,5 @@
-"""Drives a stage through the decode steps of one batch, in the order of the executor: begin, feed, forward, sample.
+"""Drives a stage through the decode steps of one batch, in the order of the executor: begin, feed, forward, draw, and
+only then read the tokens of the step before.
 
 As behind a scheduler that prefetches: no step but the first is told its tokens, the stage is fed those that it drew.
 The steps themselves are made before, as a scheduler makes them while another one runs: they take no time here.
@@ -11,6 +12,7 @@ import torch
 from orca.cli.bench.trace import GREEDY
 from orca.core.request import slots_needed
 from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.worker.drawing import Drawn
 from orca.worker.models.build import StageModel
 from orca.worker.stage import Stage
 
@@ -47,7 +49,8 @@ class BatchSteps:
         self._whole = whole
         self._longest = len(prompts[0]) + new_tokens
         self._steps = [self._step(number) for number in range(1, new_tokens + 1)]
-        self._drawn: list[list[Sampled]] = []  # of each step
+        self._read: list[list[Sampled]] = []  # of each step
+        self._drawn: Drawn | None = None  # of the last one, not read yet
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
         self.stage = Stage(model, slots=slots, block_tokens=BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
         numbers = torch.Generator(model.device).manual_seed(1)
@@ -62,7 +65,8 @@ class BatchSteps:
     @property
     def answers(self) -> list[list[int]]:
         """Of each prompt, the tokens so far."""
-        return [[step[place].token.id for step in self._drawn] for place in range(len(self._prompts))]
+        self._read_last()
+        return [[step[place].token.id for step in self._read] for place in range(len(self._prompts))]
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -77,13 +81,18 @@ class BatchSteps:
         """
         plan = self.stage.begin(self._steps[self.taken])
         self.taken += 1
-        if self._drawn:
-            last = self._drawn[-1]
-            self.stage.feed([each.handle for each in last], [each.token.id for each in last])
+        if self._drawn is not None and not self._drawn.is_fed:
+            self.stage.feed(self._handles, self._drawn.tokens)
         begins()
-        logits = self.stage.forward(plan)
-        self._drawn.append(self.stage.sample(plan, logits))
+        drawn = self.stage.draw(plan, self.stage.forward(plan))
         ends()
+        self._read_last()
+        self._drawn = drawn
+
+    def _read_last(self) -> None:
+        if self._drawn is not None:
+            self._read.append(self._drawn.read())
+        self._drawn = None
 
     @property
     def _handles(self) -> range:
