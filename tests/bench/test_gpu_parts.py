@@ -74,14 +74,14 @@ def test_the_trace_is_right_and_hugging_face_gives_the_same_tokens() -> None:
 @pytest.fixture
 def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage draws another token than its logits say: in each step's first row."""
-    right = Stage.sample
+    right = Stage.draw
 
-    def sample(stage: Stage, plan: Plan, logits: Tensor) -> list[Sampled]:
-        first, *others = right(stage, plan, logits)
+    def draw(stage: Stage, plan: Plan, logits: Tensor) -> HostDrawn:
+        first, *others = right(stage, plan, logits).read()
         wrong = replace(first.token, id=(first.token.id + 1) % SMALL.vocab_size)
-        return [replace(first, token=wrong), *others]
+        return HostDrawn([replace(first, token=wrong), *others])
 
-    monkeypatch.setattr(Stage, "sample", sample)
+    monkeypatch.setattr(Stage, "draw", draw)
 
 
 @pytest.mark.usefixtures("a_wrong_token")

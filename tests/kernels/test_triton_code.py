@@ -48,6 +48,13 @@ def test_what_is_done_with_each_token(kernel: str) -> None:
     require_fit(compiled("--sm", "90", "--like", kernel))
 
 
+@pytest.mark.parametrize("kernel", ["weigh fp32", "cut fp32", "draw fp32"])
+def test_sampling_spills_nothing(kernel: str) -> None:
+    kernels = compiled("--sm", "90", "--like", kernel)
+    require_fit(kernels)
+    assert not any(each["spilled_bytes"] for each in kernels)
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 def test_every_kernel_in_all_sizes_on_ampere_hopper_and_blackwell() -> None:

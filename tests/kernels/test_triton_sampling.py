@@ -7,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 from gpu import DEVICE
-from sampling_rows import CASES, EOS, drawn, every_case, lines_of, random_logits, settings_of
+from sampling_rows import CASES, EOS, drawn, every_case, lines_of, random_logits
 from scipy import stats
 from torch import Tensor
 
 from orca.core.request import SamplingParams
 from orca.kernels import triton_sampling
-from orca.kernels.sampling_lines import SamplingLines
+from orca.kernels.sampling_lines import COUNT_MAX, IN_PROMPT, SamplingLines
 from orca.kernels.sampling_reference import sample_reference
 from orca.worker.random_numbers import uniforms
 from orca.worker.sampler import Draw, SamplingState
@@ -51,7 +51,7 @@ def require_alike(logits: Tensor, lines: Sequence[int], index: int, state: Sampl
     return excused
 
 
-@pytest.mark.parametrize("vocab", [12, 64, 65, 1000])
+@pytest.mark.parametrize("vocab", [12, 64, 65, 500])
 def test_rows_of_all_kinds_beside_padding(vocab: int) -> None:
     cases = every_case()
     state, other = (lines_of(cases, vocab, device, output=(4, 4, 9)) for device in (DEVICE, CPU))
@@ -90,6 +90,49 @@ def test_the_same_seed_draws_the_token_that_the_stage_draws(case: str) -> None:
     others = [one for one, token in zip(exact, tokens.tolist(), strict=True) if one and one.token != token]
     assert len(others) <= 1
     assert all(one and one.allows(token, MARGIN) for one, token in zip(exact, tokens.tolist(), strict=True))
+
+
+def kept(logits: Tensor, cases: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """[rows, vocab], what the floors keep of logits that nothing changes, and what the reference keeps."""
+    rows, vocab = logits.shape
+    lines, indices = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int64)
+    given = (each.to(DEVICE) for each in (logits, lines, indices))
+    _, floors = triton_sampling.weighed(*given, lines_of(cases, vocab, DEVICE))
+    exact = sample_reference(logits, lines, indices, lines_of(cases, vocab, CPU))
+    expected = torch.stack([one.kept for one in exact if one])
+    assert min(one.edge for one in exact if one) > 1e-6  # no share is so near to top_p that rounding decides
+    return logits >= floors.cpu()[:, None], expected
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, 40.0])
+@pytest.mark.parametrize("offset", [0.0, -90.0])
+def test_floors_keep_the_tokens_that_the_reference_keeps(offset: float, scale: float) -> None:
+    """Cuts near both ends and between, of logits on both sides of zero and far from it."""
+    cuts: list[dict[str, float]] = [{"top_k": each} for each in (1, 2, 3, 50, 199)]
+    cuts += [{"top_p": each} for each in (1e-9, 0.2, 0.77, 0.97, 0.9997)]
+    cuts += [{"min_p": each} for each in (1e-5, 0.3, 1.0)]
+    cuts += [{"top_k": 30, "top_p": 0.81, "min_p": 0.01}, {"top_k": 3, "top_p": 0.99}]
+    cases = [SamplingParams(temperature=0.9, **each) for each in cuts]  # type: ignore[arg-type]
+    logits = torch.randn(len(cases), 200, generator=torch.Generator().manual_seed(9)) * scale + offset
+    found, expected = kept(logits, cases)
+    assert torch.equal(found, expected), [cuts[row] for row in (found != expected).any(dim=1).nonzero()]
+
+
+def test_floors_of_logits_that_a_search_could_miss() -> None:
+    rest = torch.full((3, 200), -7.4)
+    rest[0, 5] = 0.0  # nine tenths of the weight take all the others, each of them as light as can be
+    rest[1, (5, 6)] = torch.tensor([0.0, -1e-6])  # the two largest lie side by side
+    rest[2] = torch.linspace(-1e30, 1e30, 200)  # no value is near another
+    cases = [SamplingParams(**each) for each in ({"top_p": 0.9}, {"top_k": 1}, {"top_k": 150})]  # type: ignore[arg-type]
+    found, expected = kept(rest, cases)
+    assert found.sum(dim=1).tolist() == [200, 1, 150]
+    assert torch.equal(found[:2], expected[:2])
+
+
+def test_masked_tokens_are_allowed_from_the_token_on_that_min_tokens_names() -> None:
+    state = lines_of([SamplingParams(**CASES["min-tokens-greedy"])], 100, DEVICE)
+    logits = random_logits(1, 100)
+    assert [int(drawn(logits, [0], index, state)[0]) == 1 for index in range(5)] == [False] * 3 + [True] * 2
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
@@ -168,7 +211,7 @@ def test_three_hundred_biases_of_one_request() -> None:
     assert require_alike(random_logits(4, 400), range(4), 0, state, other) == 0
 
 
-@pytest.mark.parametrize(("case", "rows"), [("plain", 600), ("top-k", 150), ("top-p", 150)])
+@pytest.mark.parametrize(("case", "rows"), [("plain", 300), ("top-k", 80), ("top-p", 120)])
 def test_drawn_tokens_follow_the_distribution(case: str, rows: int) -> None:
     logits = torch.linspace(-1.5, 1.5, 12).expand(rows, -1).contiguous()
     cases = [SamplingParams(**({"seed": seed} | CASES[case])) for seed in range(rows)]
@@ -200,13 +243,11 @@ def test_random_numbers_are_those_of_the_stage_bit_for_bit() -> None:
     assert numbers.tolist() == uniforms(seeds, indices).tolist()
 
 
-def test_lines_that_are_dropped_leave_their_counts_to_the_next_request() -> None:
-    cases = [SamplingParams(frequency_penalty=2.0, temperature=0.0)] * 3
-    state = lines_of(cases, 20, DEVICE, output=(7,) * 9)
-    rows = len(state.counts)
-    state.drop(1)
-    state.put(1, settings_of(cases[0]))
-    logits = torch.zeros(3, 20)
-    logits[:, 7] = 1.0
-    assert drawn(logits, range(3), 0, state)[0].tolist() == [0, 7, 0]
-    assert len(state.counts) == rows
+def test_a_count_stays_at_its_most_and_a_token_of_the_prompt_stays_one() -> None:
+    case = SamplingParams(temperature=0.0, frequency_penalty=0.001)
+    state = lines_of([case], 10, DEVICE, output=(5,) * COUNT_MAX)
+    logits = torch.zeros(1, 10)
+    logits[0, 5] = 100.0
+    assert drawn(logits, [0], COUNT_MAX, state)[0].tolist() == [5]
+    [counts] = state.counts.tolist()
+    assert counts == [0, 0, 0, IN_PROMPT, 0, IN_PROMPT + COUNT_MAX, 0, 0, 0, 0]

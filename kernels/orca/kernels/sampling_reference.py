@@ -19,6 +19,7 @@ class Drawn(NamedTuple):
     token: int
     logprob: float
     u: float  # 0 of a greedy row
+    kept: Tensor  # [vocab] bool: what is not cut; one token of a greedy row
     cumulated: Tensor  # [vocab] float64: probabilities of what is kept, summed in order of ids; the last one is 1
     edge: float  # how near to top_p the floor could have been another one, as a share of the weight; 1 without top_p
 
@@ -49,11 +50,12 @@ def _sample_row(logits: Tensor, line: int, index: int, state: SamplingLines) -> 
     scaled -= scaled.max()
     edge = 1.0
     if temperature <= 0:
-        weights, u = torch.zeros_like(scaled), 0.0
-        weights[values.argmax()] = 1.0
+        kept, u = torch.zeros_like(scaled, dtype=torch.bool), 0.0
+        kept[values.argmax()] = True
     else:
         floor, edge = _floor(scaled, integers[Integer.TOP_K], numbers[Number.TOP_P], numbers[Number.MIN_P])
-        weights, u = scaled.exp().masked_fill(scaled < floor, 0.0), uniform(integers[Integer.SEED], index)
+        kept, u = scaled >= floor, uniform(integers[Integer.SEED], index)
+    weights = torch.where(kept, scaled.exp(), 0.0)
     cumulated = (weights / weights.sum()).cumsum(0)
     cumulated /= cumulated[-1].clone()
     token = int(torch.searchsorted(cumulated, u, right=True))
@@ -61,7 +63,7 @@ def _sample_row(logits: Tensor, line: int, index: int, state: SamplingLines) -> 
     count_row = integers[Integer.COUNT_ROW] - 1
     if count_row >= 0 and int(state.counts[count_row, token]) & COUNT_MAX < COUNT_MAX:
         state.counts[count_row, token] += 1
-    return Drawn(token, float(logits.double().log_softmax(0)[token]), u, cumulated, edge)
+    return Drawn(token, float(logits.double().log_softmax(0)[token]), u, kept, cumulated, edge)
 
 
 def changed(logits: Tensor, line: int, index: int, state: SamplingLines) -> Tensor:

@@ -66,24 +66,38 @@ def sample(
         tokens: [rows] int64, written.
         logprobs: [rows] float32, written: log_softmax of the raw logits at the token.
     """
+    assert tokens.shape == logprobs.shape == lines.shape
+    parts, floors = weighed(logits, lines, indices, state)
+    _launch("draw", logits, lines, indices, state, parts, floors, tokens, logprobs, state.fed)
+
+
+def weighed(logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines) -> tuple[Tensor, Tensor]:
+    """What tokens are drawn by. Args: as of `sample`.
+
+    Returns: [rows, PARTS, splits] float32 (triton_sampling_row.py), and [rows] float32: the floor under the changed
+        logits that each row keeps, minus infinity where temperature is 0.
+    """
     assert logits.is_contiguous()
     rows, vocab = logits.shape
     assert vocab == state.vocab
-    assert all(each.shape == (rows,) for each in (lines, indices, tokens, logprobs))
+    assert lines.shape == indices.shape == (rows,)
+    parts = logits.new_empty(rows, PARTS.value, triton.cdiv(vocab, SPLIT), dtype=torch.float32)
+    floors = logits.new_empty(rows, dtype=torch.float32)
+    _launch("weigh", logits, lines, indices, state, parts)
+    _launch("cut", logits, lines, indices, state, parts, floors)
+    return parts, floors
+
+
+def _launch(name: str, logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines, *own: Tensor) -> None:
+    """Args: own: what only this kernel has, between the tables and the sizes."""
+    rows, vocab = logits.shape
     if not rows:
         return
-    splits = triton.cdiv(vocab, SPLIT)
-    parts = logits.new_empty(rows, PARTS.value, splits, dtype=torch.float32)
-    floors = logits.new_empty(rows, dtype=torch.float32)
-    read = (logits, lines, indices, state.numbers, state.integers, state.bias_tokens, state.bias, state.masked)
+    launch = LAUNCHES[name]
+    tables = (state.numbers, state.integers, state.bias_tokens, state.bias, state.masked, state.counts)
     sizes = (vocab, state.bias.shape[1], state.masked.shape[1])
-    for name, grid, own in (
-        ("weigh", (rows, splits), ()),
-        ("cut", (rows,), (floors,)),
-        ("draw", (rows,), (floors, tokens, logprobs, state.fed)),
-    ):
-        launch = LAUNCHES[name]
-        launch.kernel[grid](*read, state.counts, parts, *own, *sizes, **launch.constants(vocab), **launch.options)
+    grid = (rows,) if launch.walks_splits else (rows, triton.cdiv(vocab, SPLIT))
+    launch.kernel[grid](logits, lines, indices, *tables, *own, *sizes, **launch.constants(vocab), **launch.options)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -188,9 +202,10 @@ def draw_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _first_above(weights, target, place):  # type: ignore[no-untyped-def]
-    """The first place with a weight whose cumulated weight exceeds the target.
+    """The first place with a weight whose cumulated weight exceeds the target; 0 if there is no weight at all.
 
-    Rounding may carry the target to the total itself: then the last place with any weight is meant. 0 if none has any.
+    Sums of a scan need not rise: one may exceed the target where nothing was added to it. And rounding may carry the
+    target to the total itself: then the last place with any weight is meant.
     """
     is_above = (tl.cumsum(weights, axis=0) > target) & (weights > 0)
     found = tl.min(tl.where(is_above, place, weights.shape[0]))
@@ -223,7 +238,7 @@ class Launch(NamedTuple):
 
     kernel: Any
     warps: int
-    walks_splits: bool = True
+    walks_splits: bool = True  # a program for each row; else one for each split
 
     @property
     def options(self) -> dict[str, Any]:

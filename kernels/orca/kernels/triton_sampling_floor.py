@@ -9,8 +9,8 @@ the first two are the largest float32 t for which
 The search keeps a low t that reaches it and a high one that does not, and computes Q at eight places between them in
 each pass over the row: places that lie evenly among the values, and in every other pass evenly among the float32
 numbers, of which there are at most 2^32 whatever the logits are. It ends when no two different logits lie between low
-and high: after three to seven passes, as a rule, and twenty-two at worst. A split whose largest logit is below the low t
-is not read. Sums of one place are made in one order, so that more logits never sum to less.
+and high: after three to seven passes, as a rule, and twenty-two at worst. A split whose largest logit is below the low
+t is not read. Sums of a place have one order, in which more logits never sum to less.
 """
 
 import triton

@@ -13,10 +13,15 @@ from orca.kernels.device import Kernels
 from orca.kernels.paged import Places
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight, attend_reference
+from orca.kernels.sampling_lines import LineSettings, SamplingLines
+from orca.kernels.sampling_reference import sample_reference
+from orca.kernels.triton_sampling import sample
 
 BLOCK_TOKENS = 16
 _CHECKED_TOKENS = 32
 """Last tokens of a prompt whose attention is computed twice: the reference holds all their scores at once."""
+_SHARE_MARGIN = 1e-5
+"""Of a cumulated probability, which is right to about 1e-6: what rounding may have decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class Sizes:
     tokens: int  # of a step, for what is done with each token
     decodes: tuple[tuple[int, int], ...]  # rows and their context
     prompts: tuple[int, ...]
+    sampled: tuple[int, int]  # rows and vocabulary
 
 
 LLAMA_8B = Sizes(
@@ -54,9 +60,18 @@ LLAMA_8B = Sizes(
     tokens=8192,
     decodes=((1, 4096), (32, 4096), (64, 1024), (256, 1024), (32, 16384)),
     prompts=(1024, 4096, 16384),
+    sampled=(256, 128256),
 )
 SMALL = Sizes(
-    heads=4, kv_heads=2, head_dim=16, hidden=48, intermediate=40, tokens=3, decodes=((2, 300), (1, 17)), prompts=(40,)
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    hidden=48,
+    intermediate=40,
+    tokens=3,
+    decodes=((2, 300), (1, 17)),
+    prompts=(40,),
+    sampled=(2, 100),
 )
 
 
@@ -69,6 +84,7 @@ def operations(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch
     mixed = [(context, 1) for rows, context in sizes.decodes[1:2] for _ in range(rows)] + [(sizes.prompts[0],) * 2]
     yield _attention(kernels, sizes, dtype, device, "decode and a prompt", mixed)
     yield from _of_each_token(kernels, sizes, dtype, device)
+    yield from _sampling(*sizes.sampled, device)
 
 
 def _attention(
@@ -242,6 +258,36 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
         ),
         rival=lambda: plain.gated_silu(gate_up, gate_bias),
     )
+
+
+def _sampling(rows: int, vocab: int, device: torch.device) -> Iterator[Operation]:
+    """Tokens of float32 logits; the rival of the first draws from the same distribution, with other numbers."""
+    logits = 2.5 * torch.randn(rows, vocab, device=device)
+    lines, indices = (torch.arange(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64))
+    tokens, logprobs = torch.zeros_like(indices), torch.zeros(rows, device=device)
+    for name, temperature, top_p in (("temperature", 0.8, 1.0), ("greedy", 0.0, 1.0), ("top-p", 0.8, 0.95)):
+        state = SamplingLines(rows, vocab, device)
+        for line in range(rows):
+            state.put(line, LineSettings(temperature=temperature, top_p=top_p, seed=line))
+
+        def call(state: SamplingLines = state) -> Tensor:
+            sample(logits, lines, indices, state, tokens, logprobs)
+            return tokens
+
+        def check(state: SamplingLines = state, call: Callable[[], Tensor] = call) -> float:
+            expected = sample_reference(logits, lines, indices, state)
+            drawn = zip(expected, call().tolist(), strict=True)
+            if not all(one is not None and one.allows(token, _SHARE_MARGIN) for one, token in drawn):
+                return float("inf")
+            return _roundings(logprobs, logits.double().log_softmax(1).gather(1, tokens[:, None])[:, 0].float())
+
+        yield Operation(
+            name=f"sampling of {rows} x {vocab}, {name}",
+            call=call,
+            bytes=logits.numel() * logits.element_size(),
+            check=check,
+            rival=(lambda: torch.multinomial((logits / 0.8).softmax(1), 1)) if name == "temperature" else None,
+        )
 
 
 def _roundings(one: Tensor, other: Tensor) -> float:
