@@ -154,3 +154,18 @@ def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
     assert kernels.activated(x, Activation.GELU).shape == (0, 6)
     assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
+
+
+def test_kernels_of_cpus_take_in_biases_when_they_run_together() -> None:
+    """What one adds is not there yet when the next one is called."""
+
+    def layer(x: Tensor) -> Tensor:
+        normed = CPU.add_normalise(x, added, RowNorm(bias, 1e-5), bias)
+        return CPU.gated_silu(CPU.activated(normed, Activation.GELU, bias, out=normed), bias)
+
+    bias, added = (some(*shape, dtype=torch.float32, seed=1) for shape in ((64,), (9, 64)))
+    one, other = (some(9, 64, dtype=torch.float32) for _ in range(2))
+    with CPU.together():
+        together = layer(one)
+    assert torch.equal(together, layer(other))
+    assert torch.equal(one, other)

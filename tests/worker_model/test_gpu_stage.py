@@ -156,3 +156,10 @@ def test_logits_are_those_of_plain_kernels(ours: Run, folder: Path, tensor: int)
 def test_what_steps_launch_is_compiled_before(ours: Run) -> None:
     assert ours.meanwhile
     assert ours.meanwhile <= ours.before
+
+
+def test_devices_other_than_the_cpu_get_the_layout_of_gpus(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    assert {type(linear) for linear in load_stage(folder, device="meta").linears} == {GpuLinear}
+    assert {type(linear) for linear in load_stage(folder, device="meta", packs=False).linears} == {Linear}
+    assert GpuLinear not in {type(linear) for linear in load_stage(folder).linears}

@@ -26,12 +26,11 @@ class TritonKernels(PlainKernels):
     """For tensors of float32, bfloat16 and float16. What PyTorch does in one kernel of its own stays with it."""
 
     def prepare(self, sizes: ModelSizes) -> None:
-        """Launches what the layers of such a model launch, each with one token. A minute where nothing was ever
-        compiled, and some tenths of a second where all was; a step that compiled might last longer than a rank may be
-        silent.
+        """Launches what the layers of such a model launch, each with one token: seconds where these kernels were never
+        compiled. In a step that would be time in which a rank is silent.
 
-        Compiled is for what is divided by 16: sizes, and addresses. Memory that begins elsewhere, as a view may, is
-        compiled for when it is met.
+        Triton compiles for what 16 divides, sizes and addresses. What begins elsewhere, as some views do, it compiles
+        for when it meets it: no layer makes any.
         """
         _Model(sizes).launch(self)
 
