@@ -20,9 +20,9 @@ from orca.cli.bench.gpu.steps import BatchSteps
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.core.errors import SettingError
-from orca.core.step import Sampled
 from orca.kernels.bench.clock import Clock
 from orca.kernels.bench.engine import Asked, EngineRow, engine_figures
+from orca.worker.drawing import HostDrawn
 from orca.worker.stage import Plan, Stage
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)

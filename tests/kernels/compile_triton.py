@@ -19,10 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from orca.kernels import triton_keep, triton_norms, triton_sampling
+from orca.kernels import triton_inputs, triton_keep, triton_norms, triton_sampling
 from orca.kernels.activation import Activation
 from orca.kernels.triton_activations import RUN, activate_rows, gate_rows
-from orca.kernels.triton_attention import constants_of, shape_of
+from orca.kernels.triton_attention import SPLIT, constants_of, shape_of
 from orca.kernels.triton_attention_item import attend
 from orca.kernels.triton_norms import WIDTH_MAX
 
@@ -78,7 +78,20 @@ def variants() -> Iterator[Variant]:
         for activation in Activation:
             name = f"activated {NAMES[dtype]} {activation.name}"
             yield Variant(name, activate_rows, signature, constants | {"activation": int(activation)}, {})
+    yield from _inputs()
     yield from _sampling()
+
+
+def _inputs() -> Iterator[Variant]:
+    """Of recorded steps."""
+    signature = {"said": "*i64", "tables": "*i32", "columns": "i32", "fed": "*i64", "prompts": "*i64", "ids": "*i64"}
+    signature |= {"positions": "*i64", "slots": "*i64", "lines": "*i32", "indices": "*i64", "rows": "i32"}
+    constants = {"block_tokens": BLOCK_TOKENS, "block": triton_inputs.ROWS_A_PROGRAM}
+    yield Variant("make rows", triton_inputs.lay_out_rows, signature, constants, {})
+    signature = {"said": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
+    shape = shape_of(torch.bfloat16, 128)
+    constants = {"positions": shape.positions, "split": SPLIT, "block": triton_inputs.ROWS_MAX}
+    yield Variant("make items", triton_inputs.lay_out_items, signature, constants, {})
 
 
 def _sampling() -> Iterator[Variant]:

@@ -43,7 +43,7 @@ def test_the_usual_model_on_a_hopper_gpu() -> None:
     assert [kernel["has_wgmma"] for kernel in kernels if kernel["kernel"] == "attend bf16 128 mixed"] == [True]
 
 
-@pytest.mark.parametrize("kernel", ["keep bf16", "normalise", "activated bf16", "gated_silu bf16"])
+@pytest.mark.parametrize("kernel", ["keep bf16", "normalise", "activated bf16", "gated_silu bf16", "make"])
 def test_what_is_done_with_each_token(kernel: str) -> None:
     require_fit(compiled("--sm", "90", "--like", kernel))
 

@@ -9,8 +9,7 @@ from stream_programs import are_equal, clones, random_order, run_in_order, value
 from tiny_models import tiny_checkpoint
 from torch import Tensor
 
-from orca.kernels import numba_kernels
-from orca.kernels.device import kernels_of
+from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.streams.assignment import Edge
@@ -18,12 +17,10 @@ from orca.worker.streams.graph import TaskGraph, trace
 
 
 @pytest.fixture(autouse=True)
-def _plain_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What devices have that there are no kernels for: only those can be traced that PyTorch calls."""
-    monkeypatch.setattr(numba_kernels, "CpuKernels", PlainKernels)
-    kernels_of.cache_clear()
-    yield
-    kernels_of.cache_clear()
+def _plain_kernels() -> Iterator[None]:
+    """Of kernels that run on a CPU, only those can be traced that PyTorch calls."""
+    with use_kernels("cpu", PlainKernels()):
+        yield
 
 
 class InAnyOrder:

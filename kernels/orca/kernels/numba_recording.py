@@ -27,7 +27,10 @@ class CpuRecorder:
         del slots
         return CpuInputs(rows, lines, block_tokens)
 
-    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+    def record(
+        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
+    ) -> tuple[Made, Callable[[], None]]:
+        assert captured is None
         with recorded() as recording:
             made = compute()
         return made, recording.run

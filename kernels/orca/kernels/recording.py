@@ -81,10 +81,14 @@ class Recorder(Protocol):
         """Args: slots: of the KV cache."""
         ...
 
-    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+    def record(
+        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
+    ) -> tuple[Made, Callable[[], None]]:
         """Record what `compute` calls; on some devices it runs as well. It reads and writes memory that lives as long
         as the recording, and each kernel in it may only be given whole tensors that kernels made, no views of them.
 
+        Args:
+            captured: what a device captures instead: the same, in a form that runs nowhere else.
         Returns: what `compute` returned, whose tensors hold what the last run wrote; and how to run it.
         """
         ...

@@ -17,11 +17,14 @@ A count has its lower 15 bits, where it stays at 32,767; the sign says that the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from orca.kernels.transfer import to_device
 
 COUNT_MAX = (1 << 15) - 1
 IN_PROMPT = -1 << 15
@@ -74,6 +77,17 @@ class LineSettings:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
+class Tables(NamedTuple):
+    """What kernels read of the lines."""
+
+    numbers: Tensor
+    integers: Tensor
+    bias_tokens: Tensor
+    bias: Tensor
+    masked: Tensor
+    counts: Tensor
+
+
 class SamplingLines:
     """The lines of a device. The host writes in the order of its stream and waits for nothing.
 
@@ -123,6 +137,10 @@ class SamplingLines:
         if masked:
             self.masked[line, :masked].copy_(self._sent(np.array(settings.masked, np.int32)), non_blocking=True)
 
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.numbers, self.integers, self.bias_tokens, self.bias, self.masked, self.counts)
+
     def drop(self, line: int) -> None:
         """Give back what a line has of `counts`. It need not be called before `put`."""
         row = self._count_row_of.pop(line, None)
@@ -160,8 +178,4 @@ class SamplingLines:
         return longer
 
     def _sent(self, values: NDArray[np.generic]) -> Tensor:
-        """On the device. From memory that is not pinned, a copy would wait for all that the device has to do."""
-        there = torch.from_numpy(values)
-        if self.numbers.device.type == "cuda":
-            there = there.pin_memory()
-        return there.to(self.numbers.device, non_blocking=True)
+        return to_device(values, self.fed.device)

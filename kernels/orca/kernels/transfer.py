@@ -1,4 +1,10 @@
-"""The way of small tables from the host to a device, for which the host never waits."""
+"""The ways of small tables from the host to a device, for which the host never waits, and back, for which the device
+does not wait.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,3 +22,45 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return there
     return there.pin_memory().to(device, non_blocking=True)
+
+
+class ToHost:
+    """Tensors on their way to the host, on a stream of their own: the device goes on with its work meanwhile.
+
+    Args:
+        tensors: of one device, at least one, which nobody overwrites.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._there = list(tensors)
+        self._copied: Any = None
+        device = tensors[0].device
+        if device.type == "cpu":
+            return
+        cuda: Any = torch.cuda  # untyped in parts
+        made, self._copied = cuda.Event(), cuda.Event()
+        made.record()
+        stream = _reading(device)
+        with cuda.stream(stream):
+            stream.wait_event(made)
+            self._there = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+            for to, of in zip(self._there, tensors, strict=True):
+                to.copy_(of, non_blocking=True)
+                of.record_stream(stream)
+            self._copied.record()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `read` waits for nothing."""
+        return self._copied is None or bool(self._copied.query())
+
+    def read(self) -> list[Tensor]:
+        """The tensors in the host's memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._there
+
+
+@cache
+def _reading(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -11,13 +11,12 @@ KV head side by side in one tile, so that keys and values are read once for them
   2023). The partial sums of a tile are added up by whichever program finishes last, in the order of positions. Where a
   context is cut depends on nothing but positions, and not on what else is in the batch.
 
-The grid is a fixed one whose programs take items in turn; how many there are is read from memory, so that one captured
-launch could serve steps of any lengths (the buffers here are a step's own, so none does yet). Softmax is in base 2, in
+The grid is a fixed one whose programs take items in turn; how many there are is read from memory, so one captured
+launch serves steps of any lengths, whose items are made on the device (triton_inputs.py). Softmax is in base 2, in
 float32, with a running maximum and sum; the division comes last.
 
 A token gets the same bits alone and among others that are computed in items of the same size; a launch with wide items
-has more warps, and may sum in another order than one without. No stage uses this yet: it compiles when it first meets a
-model's sizes, which belongs into loading, and it has not run on a GPU.
+has more warps, and may sum in another order than one without.
 
     qkv       [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache     [blocks, 2 x kv heads, block_tokens, head_dim]   read once per item: 2 x positions x kv heads x head_dim

@@ -18,8 +18,8 @@ from orca.kernels.triton_operator import operator
 _ITEM_COLUMNS = tl.constexpr(len(Item._fields))
 _SAID_COLUMNS = tl.constexpr(4)
 _PARTS_AT_ONCE = tl.constexpr(64)
-_ROWS_A_PROGRAM = 128
-_ROWS_MAX = 512
+ROWS_A_PROGRAM = 128
+ROWS_MAX = 512
 """Of a batch, as a rule: larger ones have a kernel of their own."""
 
 
@@ -38,7 +38,7 @@ def make_rows(
 ) -> None:
     """What each row is. Args: as above; fed, prompts: [lines] int64 (recording.py)."""
     rows, columns = len(said), tables.shape[1]
-    lay_out_rows[(triton.cdiv(rows, _ROWS_A_PROGRAM),)](
+    lay_out_rows[(triton.cdiv(rows, ROWS_A_PROGRAM),)](
         said,
         tables,
         columns,
@@ -51,7 +51,7 @@ def make_rows(
         indices,
         rows,
         block_tokens=block_tokens,
-        block=_ROWS_A_PROGRAM,
+        block=ROWS_A_PROGRAM,
     )
 
 
@@ -73,7 +73,7 @@ def make_items(said: Tensor, items: Tensor, columns: int, window: int, positions
         window,
         positions=positions,
         split=split,
-        block=max(_ROWS_MAX, triton.next_power_of_2(rows)),
+        block=max(ROWS_MAX, triton.next_power_of_2(rows)),
     )
 
 

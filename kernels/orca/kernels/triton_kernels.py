@@ -4,6 +4,8 @@ triton_attention.py     ragged paged attention
 triton_keep.py          bias, head norm, rotation, and keys and values into the cache
 triton_norms.py         norms, and an addition with the norm behind it
 triton_activations.py   activations and gates, and the bias before them
+triton_recording.py     recorded steps, with triton_inputs.py: what they read is made on the device
+triton_sampling.py      tokens out of logits
 """
 
 from collections.abc import Sequence

@@ -47,7 +47,9 @@ class GraphRecorder:
     def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
         return GraphInputs(rows, lines, slots, block_tokens, self._scratch_of)
 
-    def record(self, compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+    def record(
+        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
+    ) -> tuple[Made, Callable[[], None]]:
         if self._device.type != "cuda":
             return _repeated(compute)
         # Kernels are compiled and libraries set up outside the capture, on a stream of its own as PyTorch wants it.
@@ -58,7 +60,7 @@ class GraphRecorder:
         torch.cuda.current_stream().wait_stream(apart)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            made = compute()
+            made = (captured or compute)()
         return made, graph.replay
 
     def _scratch_of(self, seen: Sight, parts: int, tiles: int) -> Scratch:

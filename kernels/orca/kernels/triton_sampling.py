@@ -33,7 +33,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orca.kernels.sampling_lines import SamplingLines
+from orca.kernels.sampling_lines import SamplingLines, Tables
+from orca.kernels.triton_operator import operator
 from orca.kernels.triton_sampling_floor import cut_rows
 from orca.kernels.triton_sampling_row import (
     COUNT_ROW,
@@ -66,12 +67,31 @@ def sample(
         tokens: [rows] int64, written.
         logprobs: [rows] float32, written: log_softmax of the raw logits at the token.
     """
+    _sample(logits, lines, indices, *state.tables, state.fed, tokens, logprobs)
+
+
+@operator("counts", "fed", "tokens", "logprobs")
+def _sample(
+    logits: Tensor,
+    lines: Tensor,
+    indices: Tensor,
+    numbers: Tensor,
+    integers: Tensor,
+    bias_tokens: Tensor,
+    bias: Tensor,
+    masked: Tensor,
+    counts: Tensor,
+    fed: Tensor,
+    tokens: Tensor,
+    logprobs: Tensor,
+) -> None:
     assert tokens.shape == logprobs.shape == lines.shape
-    parts, floors = weighed(logits, lines, indices, state)
-    _launch("draw", logits, lines, indices, state, parts, floors, tokens, logprobs, state.fed)
+    tables = Tables(numbers, integers, bias_tokens, bias, masked, counts)
+    parts, floors = weighed(logits, lines, indices, tables)
+    _launch("draw", logits, lines, indices, tables, parts, floors, tokens, logprobs, fed)
 
 
-def weighed(logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines) -> tuple[Tensor, Tensor]:
+def weighed(logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
     """What tokens are drawn by. Args: as of `sample`.
 
     Returns: [rows, PARTS, splits] float32 (triton_sampling_row.py), and [rows] float32: the floor under the changed
@@ -79,23 +99,22 @@ def weighed(logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines
     """
     assert logits.is_contiguous()
     rows, vocab = logits.shape
-    assert vocab == state.vocab
+    assert vocab == tables.counts.shape[1]
     assert lines.shape == indices.shape == (rows,)
     parts = logits.new_empty(rows, PARTS.value, triton.cdiv(vocab, SPLIT), dtype=torch.float32)
     floors = logits.new_empty(rows, dtype=torch.float32)
-    _launch("weigh", logits, lines, indices, state, parts)
-    _launch("cut", logits, lines, indices, state, parts, floors)
+    _launch("weigh", logits, lines, indices, tables, parts)
+    _launch("cut", logits, lines, indices, tables, parts, floors)
     return parts, floors
 
 
-def _launch(name: str, logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines, *own: Tensor) -> None:
+def _launch(name: str, logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables, *own: Tensor) -> None:
     """Args: own: what only this kernel has, between the tables and the sizes."""
     rows, vocab = logits.shape
     if not rows:
         return
     launch = LAUNCHES[name]
-    tables = (state.numbers, state.integers, state.bias_tokens, state.bias, state.masked, state.counts)
-    sizes = (vocab, state.bias.shape[1], state.masked.shape[1])
+    sizes = (vocab, tables.bias.shape[1], tables.masked.shape[1])
     grid = (rows,) if launch.walks_splits else (rows, triton.cdiv(vocab, SPLIT))
     launch.kernel[grid](logits, lines, indices, *tables, *own, *sizes, **launch.constants(vocab), **launch.options)
 

@@ -16,7 +16,7 @@ from orca.core.request import Logprob, SamplingParams, Token
 from orca.core.step import NewRequest, Sampled
 from orca.kernels.device import Sampler, kernels_of
 from orca.kernels.sampling_lines import LineSettings
-from orca.kernels.transfer import to_device
+from orca.kernels.transfer import ToHost, to_device
 from orca.worker.models.build import StageModel
 from orca.worker.recorded_steps import Ran
 from orca.worker.sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
@@ -118,33 +118,27 @@ class DeviceDrawn:
     def __init__(self, asked: Sequence[Asked], logits: Tensor, tokens: Tensor) -> None:
         self._asked = asked
         self.tokens = tokens.clone()
-        self._scores: Scores | None = None
-        asking = _asking(asked)
-        if asking:
-            rows = to_device(np.array(asking), logits.device)
-            self._scores = scores_of(logits[rows], self.tokens[rows], _tops(asked, asking))
-        is_apart = tokens.device.type == "cuda"
-        self._there = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=is_apart)
-        self._there.copy_(self.tokens, non_blocking=True)
-        self._copied: torch.cuda.Event | None = None
-        if is_apart:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        self._asking = _asking(asked)
+        scores: Sequence[Tensor] = ()
+        if self._asking:
+            rows = to_device(np.array(self._asking), logits.device)
+            scores = scores_of(logits[rows], self.tokens[rows], max(_tops(asked, self._asking)))
+        self._on_the_way = ToHost((self.tokens, *scores))
 
     @property
     def is_there(self) -> bool:
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return self._on_the_way.is_there
 
     def read(self) -> list[Sampled]:
-        if self._copied is not None:
-            self._copied.synchronize()
+        tokens, *scores = self._on_the_way.read()
         reported: list[Logprob | None] = [None] * len(self._asked)
-        if self._scores is not None:
-            for row, logprob in zip(_asking(self._asked), self._scores.read(), strict=True):
+        if self._asking:
+            told = Scores(*scores).read(_tops(self._asked, self._asking))
+            for row, logprob in zip(self._asking, told, strict=True):
                 reported[row] = logprob
         return [
             Sampled(each.handle, each.index, Token(token, logprob, each.told))
-            for each, token, logprob in zip(self._asked, self._there.tolist(), reported, strict=True)
+            for each, token, logprob in zip(self._asked, tokens.tolist(), reported, strict=True)
         ]
 
 

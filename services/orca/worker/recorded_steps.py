@@ -2,13 +2,16 @@
 once for each number of rows, and run again on other numbers (kernels/recording.py). It takes the Python out of most
 steps.
 
-On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording.
+On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording. On a GPU
+a step may be captured on several streams, as Nimble does (streams/): with fused kernels there is little to run side by
+side (the items of attention are made beside the first products), so it is the bench that asks for it.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.shard import SingleRank
 from orca.worker.step_context import StepContexts
+
+log = logging.getLogger(__name__)
 
 
 class Ran(NamedTuple):
@@ -50,18 +55,32 @@ class RecordedSteps:
     """Of a rank that is alone in its stage."""
 
     def __init__(
-        self, model: StageModel, cache: KVCache, recorder: Recorder, kernels: Kernels, sampler: Sampler | None
+        self,
+        model: StageModel,
+        cache: KVCache,
+        recorder: Recorder,
+        kernels: Kernels,
+        sampler: Sampler | None,
+        *,
+        on_streams: bool,
     ) -> None:
         self._model, self._cache, self._recorder, self._kernels = model, cache, recorder, kernels
-        self._sampler = sampler
+        self._sampler, self._on_streams = sampler, on_streams
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
         self._read: tuple[object, ...] = ()  # memory that recordings read, of what is kept of the requests
         self._recordings: OrderedDict[int, _Recording] = OrderedDict()
 
     @classmethod
-    def of(cls, model: StageModel, cache: KVCache, sampler: Sampler | None = None) -> "RecordedSteps | None":
-        """None where this rank's steps cannot be recorded. Args: sampler: where the device draws, on the last stage."""
+    def of(
+        cls, model: StageModel, cache: KVCache, sampler: Sampler | None = None, *, on_streams: bool = False
+    ) -> "RecordedSteps | None":
+        """None where this rank's steps cannot be recorded.
+
+        Args:
+            sampler: where the device draws, on the last stage.
+            on_streams: capture on several streams, where a device has them.
+        """
         kernels = kernels_of(model.device)
         recorder = kernels.recorder(model.device)
         if recorder is None or not isinstance(model.group, SingleRank):
@@ -69,7 +88,7 @@ class RecordedSteps:
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
         if not all(_is_recordable(part, recorder) for part in parts):
             return None
-        return cls(model, cache, recorder, kernels, sampler)
+        return cls(model, cache, recorder, kernels, sampler, on_streams=on_streams)
 
     def __call__(self, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> Ran:
         """Run a step.
@@ -147,8 +166,38 @@ class RecordedSteps:
                 return Ran(logits, largest=kernels.largest(logits))
             return Ran(logits, drawn=self._sampler.sample(logits, *inputs.sampled))
 
-        ran, run = self._recorder.record(compute)
+        captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
+        ran, run = self._recorder.record(compute, captured)
         return _Recording(inputs, given, turns, context, ran, run, compute)
+
+
+def on_streams(compute: Callable[[], Ran]) -> Callable[[], Ran]:
+    """The same computation with its tasks on the streams that Nimble's algorithm gives them, to be called in a capture.
+
+    Nothing is computed here.
+    """
+    # What traces takes a second to import, which other stages need not wait for.
+    from orca.worker.streams.assignment import assign_streams
+    from orca.worker.streams.capture import CudaStreams, run_on_streams
+    from orca.worker.streams.graph import trace
+
+    names: list[str] = []
+
+    def tensors() -> tuple[Tensor, ...]:
+        made = {name: each for name, each in compute()._asdict().items() if each is not None}
+        names[:] = made
+        return tuple(made.values())
+
+    graph = trace(tensors)
+    assignment = assign_streams(len(graph.tasks), graph.edges)
+    sizes = (len(graph.tasks), assignment.stream_count, len(assignment.syncs))
+    log.info("a step of %d tasks is captured on %d streams with %d synchronisations", *sizes)
+
+    def captured() -> Ran:
+        made = cast("tuple[Tensor, ...]", run_on_streams(graph, assignment, (), CudaStreams()))
+        return Ran(**dict(zip(names, made, strict=True)))
+
+    return captured
 
 
 def _is_recordable(part: Part, recorder: Recorder) -> bool:

@@ -14,6 +14,7 @@ report them).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -134,29 +135,28 @@ def sample(logits: Tensor, draws: Sequence[Draw], largest: Tensor | None = None)
     return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """Log probabilities of some rows' tokens, and of the most likely alternatives, where the logits are."""
 
     tokens: Tensor  # [rows] int64
     chosen: Tensor  # [rows]
     top_tokens: Tensor  # [rows, most]
     top: Tensor  # [rows, most]
-    tops: Sequence[int]  # how many alternatives are told of each row
 
-    def read(self) -> list[Logprob]:
-        parts = (each.tolist() for each in (self.tokens, self.chosen, self.top_tokens, self.top))
+    def read(self, tops: Sequence[int]) -> list[Logprob]:
+        """Args: tops: how many alternatives are told of each row."""
+        parts = (each.tolist() for each in self)
         return [
             Logprob(token, score, tuple(zip(ids[:top], values[:top], strict=True)))
-            for token, score, ids, values, top in zip(*parts, self.tops, strict=True)
+            for token, score, ids, values, top in zip(*parts, tops, strict=True)
         ]
 
 
-def scores_of(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Scores:
-    """Args: as of `logprobs`; tokens: [rows] int64."""
+def scores_of(logits: Tensor, tokens: Tensor, most: int) -> Scores:
+    """Args: as of `logprobs`; tokens: [rows] int64; most: alternatives of any row."""
     scores = logits.log_softmax(dim=-1)
-    top, top_tokens = scores.topk(min(max(tops), logits.shape[1]), dim=-1)
-    return Scores(tokens, scores.gather(1, tokens[:, None])[:, 0], top_tokens, top, tops)
+    top, top_tokens = scores.topk(min(most, logits.shape[1]), dim=-1)
+    return Scores(tokens, scores.gather(1, tokens[:, None])[:, 0], top_tokens, top)
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
@@ -167,7 +167,7 @@ def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list
         tokens: the chosen (or given) token of each row.
         tops: how many alternatives to report for each row.
     """
-    return scores_of(logits, torch.tensor(tokens, device=logits.device), tops).read()
+    return scores_of(logits, torch.tensor(tokens, device=logits.device), max(tops)).read(tops)
 
 
 def _apply_bias(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:

@@ -83,6 +83,7 @@ class Stage:
         feeds_tokens: whether rows may leave their input token to `feed`.
         prompt_logits_bytes: of logits that are held at a time to tell the log probabilities of prompts; the same on
             every rank of the stage.
+        on_streams: record steps on several streams of a device (recorded_steps.py).
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Stage:
         eos_token_ids: Sequence[int],
         feeds_tokens: bool,
         prompt_logits_bytes: int = _PROMPT_LOGITS_BYTES,
+        on_streams: bool = False,
     ) -> None:
         self._model = model
         self._told_rows_max = max(1, prompt_logits_bytes // (4 * model.config.vocab_size))
@@ -116,7 +118,7 @@ class Stage:
         nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
         self._lines = self._grown(Lines(self.cache.tables, fed=nothing, prompts=nothing))
         self._contexts = StepContexts(model, self.cache)
-        self._recorded = RecordedSteps.of(model, self.cache, self._sampler)
+        self._recorded = RecordedSteps.of(model, self.cache, self._sampler, on_streams=on_streams)
 
     @property
     def slots_in_use(self) -> int:

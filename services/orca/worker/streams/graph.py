@@ -70,7 +70,7 @@ def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = pytree.tree_map_only(Tensor, mode.from_tensor, inputs)
-    with torch.no_grad():
+    with mode, torch.no_grad():
         module: GraphModule = make_fx(function, tracing_mode="fake")(*shapes)
     storages = _storages(module, mode)
     accesses = {node: _access(node, storages) for node in module.graph.nodes if node.op == "call_function"}

@@ -1,6 +1,7 @@
 """The Hugging Face model with the same random weights as a stage."""
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
 
     Raises: ModuleNotFoundError without transformers.
     """
-    # It looks for faster kernels on the hub where it thinks that it can reach it; nothing is downloaded here.
-    os.environ["HF_HUB_OFFLINE"] = "1"
     transformers = quiet_library()
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
@@ -40,3 +39,16 @@ def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors.read(name, tuple(parameter.shape)))
     return endless(model)
+
+
+@contextmanager
+def without_hub() -> Iterator[None]:
+    """A block in which the library looks for nothing on the hub, as it does for kernels that may be faster."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

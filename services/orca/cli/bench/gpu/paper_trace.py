@@ -21,7 +21,7 @@ import torch
 
 from orca.cli.bench.gpu.check import Verdict, verdict
 from orca.cli.bench.gpu.device import free
-from orca.cli.bench.gpu.hugging_face import hugging_face_model
+from orca.cli.bench.gpu.hugging_face import hugging_face_model, without_hub
 from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.gpu.shapes import LLAMA_1B, SMALL, made
 from orca.cli.bench.peers.engine_peer import run
@@ -81,13 +81,19 @@ def trace_rows(asked: Asked) -> Iterator[EngineRow]:
     if not right.is_right:
         return
     try:
-        model = hugging_face_model(sizes.config, contest.tensors)
+        with without_hub():
+            yield from _rivals(sizes, contest, ours)
     except Exception as error:  # another library's: of any kind, if it is there at all
         yield EngineRow(name="trace: Hugging Face", result=f"left out: {said(error)}")
-        return
+
+
+def _rivals(sizes: TraceSizes, contest: "_Contest", ours: Answer) -> list[EngineRow]:
+    model = hugging_face_model(sizes.config, contest.tensors)
     continuous = [partial(continuous_batching, model, batch_tokens=tokens) for tokens in sizes.continuous_tokens]
-    yield _rival("static", [partial(static_batching, model)], contest, ours)
-    yield _rival("continuous", continuous, contest, ours)
+    return [
+        _rival("static", [partial(static_batching, model)], contest, ours),
+        _rival("continuous", continuous, contest, ours),
+    ]
 
 
 class _Contest:

@@ -33,6 +33,7 @@ class BatchSteps:
     Args:
         new_tokens: steps, at most.
         kv_deviation: of the random keys and values.
+        on_streams: as of Stage.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class BatchSteps:
         whole: int,
         new_tokens: int,
         kv_deviation: float,
+        on_streams: bool = False,
     ) -> None:
         self.taken = 0  # steps
         self._prompts = prompts
@@ -52,7 +54,14 @@ class BatchSteps:
         self._read: list[list[Sampled]] = []  # of each step
         self._drawn: Drawn | None = None  # of the last one, not read yet
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
-        self.stage = Stage(model, slots=slots, block_tokens=BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
+        self.stage = Stage(
+            model,
+            slots=slots,
+            block_tokens=BLOCK_TOKENS,
+            eos_token_ids=(),
+            feeds_tokens=True,
+            on_streams=on_streams,
+        )
         numbers = torch.Generator(model.device).manual_seed(1)
         for layer in self.stage.cache.layers:
             layer.normal_(0.0, kv_deviation, generator=numbers)
