@@ -325,3 +325,19 @@ def test_kv_in_use_stays_within_a_block_of_the_tokens_of_each_request(folder: Pa
     chain.run = watched  # type: ignore[method-assign]
     serve(chain, asks)
     assert stage.cache.bytes == 1024 * 3 * 2 * 2 * 10 * 4
+
+
+@pytest.mark.parametrize("tokens", [(5, VOCAB), (-1, 5)])
+def test_tokens_that_the_model_does_not_know_break_the_epoch(folder: Path, tokens: tuple[int, ...]) -> None:
+    stage = Chain(folder).stages[0][0]
+    with pytest.raises(EngineError, match="tokens that the model does not know"):
+        stage.begin(step(new=(new(tokens=tokens),)))
+
+
+def test_positions_that_the_model_has_not_learned_break_the_epoch(tmp_path: Path) -> None:
+    stage = Chain(tiny_checkpoint("gpt2", tmp_path)).stages[0][0]
+    positions = stage._model.positions
+    assert positions is not None
+    stage.begin(step(new=(new(tokens=(5,) * (positions - 5)),)))
+    with pytest.raises(EngineError, match=f"has {positions + 1} tokens, the model {positions}"):
+        stage.begin(step(2, new=(new(1, tokens=(5,) * (positions - 4)),)))

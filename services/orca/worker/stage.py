@@ -247,8 +247,7 @@ class Stage:
             self.cache.free(handle)
 
     def _take_up(self, new: NewRequest) -> None:
-        if max(new.tokens) >= self._model.config.vocab_size:
-            raise EngineError(f"request {new.handle} has a token {max(new.tokens)} that the model does not know")
+        self._require_known(new)
         line = self.cache.reserve(new.handle, new.max_total_tokens)
         if self._lines.tables is not self.cache.tables:
             self._lines = self._grown(self._lines)
@@ -256,6 +255,17 @@ class Stage:
         if self._drawing is not None:
             self._drawing.take_up(line, new)
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line)
+
+    def _require_known(self, new: NewRequest) -> None:
+        """What is looked up in tables without being looked at once more is there.
+
+        Raises: EngineError.
+        """
+        model = self._model
+        if not 0 <= min(new.tokens) <= max(new.tokens) < model.config.vocab_size:
+            raise EngineError(f"request {new.handle} has tokens that the model does not know: {max(new.tokens)}")
+        if model.positions is not None and new.max_total_tokens > model.positions:
+            raise EngineError(f"request {new.handle} has {new.max_total_tokens} tokens, the model {model.positions}")
 
     def _grown(self, lines: Lines) -> Lines:
         """As many lines as the tables have. A device that draws feeds on what it has drawn, where it is the first stage

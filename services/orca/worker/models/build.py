@@ -50,6 +50,7 @@ class StageModel:
     layers: list[Layer]
     head: Part | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
+    positions: int | None  # that the model has learned; None: any
     windows: tuple[int | None, ...]  # of the stage's layers
     linears: Sequence[Linear]  # all of them, in the order of their use
     weight_bytes: int
@@ -147,6 +148,7 @@ def build_stage(
         embed=embed,
         layers=layers,
         head=head,
+        positions=config.max_positions if isinstance(config, GPT2Config | OPTConfig) else None,
         rotary=Rotary(config.rope, config.head_dim, device) if isinstance(config, LlamaConfig) else None,
         windows=tuple(config.windows[number] for number in numbers),
         linears=weights.linears,
