@@ -49,6 +49,7 @@ def variants() -> Iterator[Variant]:
     for dtype, head_dim, has_wide in product(NAMES, HEAD_DIMS, (False, True)):
         shape, of = shape_of(dtype, head_dim), f"*{NAMES[dtype]}"
         constants = constants_of(shape, 32, 8, BLOCK_TOKENS, head_dim) | {"narrow": shape.narrow, "has_wide": has_wide}
+        constants["part_rows"] = shape.narrow
         signature = {"qkv": of, "cache": of, "items": "*i32", "tables": "*i32", "first_query": "*i32", "out": of}
         signature |= {"partials": "*fp32", "arrived": "*i32", "window": "i32", "scale": "fp32"}
         warps = shape.warps if has_wide else shape.narrow_warps

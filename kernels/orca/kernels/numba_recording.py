@@ -27,6 +27,9 @@ class CpuRecorder:
         del slots
         return CpuInputs(rows, lines, block_tokens)
 
+    def forget(self) -> None:
+        """They share nothing."""
+
     def record(
         self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
     ) -> tuple[Made, Callable[[], None]]:

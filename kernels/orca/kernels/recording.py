@@ -81,6 +81,10 @@ class Recorder(Protocol):
         """Args: slots: of the KV cache."""
         ...
 
+    def forget(self) -> None:
+        """All recordings are gone, and what they shared may go."""
+        ...
+
     def record(
         self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
     ) -> tuple[Made, Callable[[], None]]:

@@ -95,6 +95,7 @@ class ModelSizes:
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
+    block_tokens: int = 16
     vocab: int = 0  # of the head; 0 on a rank that draws no tokens
 
 

@@ -23,7 +23,7 @@ has more warps, and may sum in another order than one without.
     items     [1 + items, 10] int32                            how many there are, and wide ones; then `Item`s
     tables    [lines, blocks] int32                            blocks of the requests
     out       [tokens, query heads, head_dim]                  written once
-    partials  [parts, kv heads, rows, head_dim + 2] float32    of contexts that are cut: sums, maximum and total
+    partials  [parts, kv heads, queries, head_dim + 2] float32   of contexts that are cut: sums, maximum and total
     arrived   [cut tiles, kv heads] int32                      parts that are done; zeros before and after
 """
 
@@ -113,12 +113,14 @@ class TritonAttention:
             self._tables,
             self._sizes.first_query,
             output,
-            *self._scratch,
+            self._scratch.partials,
+            self._scratch.arrived,
             self._window,
             scale,
             self._heads,
             self._sizes.shape.narrow,
             self._has_wide,
+            self._scratch.part_rows,
         )
         return output
 
@@ -138,6 +140,7 @@ def _attend(
     heads: int,
     narrow: int,
     has_wide: bool,
+    part_rows: int,
 ) -> None:
     _, lines, block_tokens, head_dim = cache.shape
     shape = _widened(shape_of(qkv.dtype, head_dim), narrow)
@@ -155,6 +158,7 @@ def _attend(
         **constants_of(shape, heads, lines // 2, block_tokens, head_dim),
         narrow=narrow,
         has_wide=has_wide,
+        part_rows=part_rows,
         num_warps=shape.warps if has_wide else shape.narrow_warps,
         num_stages=shape.stages,
     )
@@ -185,13 +189,17 @@ class Scratch(NamedTuple):
 
     partials: Tensor
     arrived: Tensor
+    part_rows: int  # queries of a part
 
     @classmethod
-    def of(cls, seen: Sight, sizes: Sizes, parts: int, tiles: int) -> "Scratch":
-        rows = parts * seen.kv_heads * sizes.shape.narrow
+    def of(cls, seen: Sight, sizes: Sizes, parts: int, tiles: int, *, is_single: bool = False) -> "Scratch":
+        """Args: is_single: items have one token each."""
+        part_rows = triton.next_power_of_2(sizes.group) if is_single else sizes.shape.narrow
+        shape = (parts * seen.kv_heads * part_rows, seen.head_dim + 2)
         return cls(
-            torch.empty(rows, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
+            torch.empty(shape, dtype=torch.float32, device=seen.device),
             torch.zeros(tiles, seen.kv_heads, dtype=torch.int32, device=seen.device),
+            part_rows,
         )
 
 

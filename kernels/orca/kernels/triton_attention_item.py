@@ -63,10 +63,10 @@ def _nothing(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _part_at(partials, part, kv_head, row, kv_heads: tl.constexpr, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a part has the sums of each query, then its largest score, then its total."""
+def _part_at(partials, part, kv_head, row, kv_heads: tl.constexpr, head_dim: tl.constexpr, part_rows: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a part has the sums of each query, then its largest score, then its total. part_rows: queries of a part."""
     line = part.to(tl.int64) * kv_heads + kv_head
-    return partials + (line * row.shape[0] + row) * (head_dim + 2)
+    return partials + (line * part_rows + row) * (head_dim + 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -117,11 +117,21 @@ def _walk(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _leave(  # type: ignore[no-untyped-def]
-    item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr
+    item,
+    kv_head,
+    partials,
+    done_at,
+    state,
+    row,
+    is_row,
+    dim,
+    kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    part_rows: tl.constexpr,
 ):
     """Write a part down. Returns: whether all of its tile's are written now."""
     largest, total, summed = state
-    at = _part_at(partials, tl.load(item + _PART), kv_head, row, kv_heads, head_dim)
+    at = _part_at(partials, tl.load(item + _PART), kv_head, row, kv_heads, head_dim, part_rows)
     tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
     tl.store(at + head_dim, largest, mask=is_row)
     tl.store(at + head_dim + 1, total, mask=is_row)
@@ -132,7 +142,7 @@ def _leave(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_up(  # type: ignore[no-untyped-def]
-    item, kv_head, partials, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr
+    item, kv_head, partials, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr, part_rows: tl.constexpr
 ):
     """The parts of a tile as one: total [rows] and sums [rows, dims], in the order of positions.
 
@@ -142,7 +152,7 @@ def _add_up(  # type: ignore[no-untyped-def]
     largest, total, summed = _nothing(row.shape[0], dim.shape[0])
     first_part = tl.load(item + _FIRST_PART)
     for part in range(tl.load(item + _PARTS)):
-        at = _part_at(partials, first_part + part, kv_head, row, kv_heads, head_dim)
+        at = _part_at(partials, first_part + part, kv_head, row, kv_heads, head_dim, part_rows)
         its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
         its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
         its_total = tl.load(at + head_dim + 1, mask=is_row, other=0.0, cache_modifier=".cg")
@@ -176,6 +186,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
     precision: tl.constexpr,
     may_be_part: tl.constexpr,
+    part_rows: tl.constexpr,
 ):
     """One KV head of an item: its queries, or its part of their context."""
     first = tl.load(item + _FIRST).to(tl.int64)
@@ -220,17 +231,18 @@ def _attend_item(  # type: ignore[no-untyped-def]
     is_last = True
     if may_be_part and tl.load(item + _PART) >= 0:
         done_at = arrived + tl.load(item + _TILE) * kv_heads + kv_head
-        is_last = _leave(item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads, head_dim)
+        is_last = _leave(item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads, head_dim, part_rows)
         if is_last:
             tl.store(done_at, 0)
-            total, summed = _add_up(item, kv_head, partials, row, is_row, dim, kv_heads, head_dim)
+            total, summed = _add_up(item, kv_head, partials, row, is_row, dim, kv_heads, head_dim, part_rows)
     if is_last:
         # Rows of padding see nothing (triton_inputs.py): zeros.
         result = summed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# One for all windows: those that hide nothing are told as a number that has no divisors.
+@triton.jit(do_not_specialize=["window"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     qkv,
     cache,
@@ -252,6 +264,7 @@ def attend(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
     precision: tl.constexpr,
     has_wide: tl.constexpr,
+    part_rows: tl.constexpr,
 ):
     """Every program takes items in turn. has_wide: whether there may be wide ones."""
     many = tl.load(items)
@@ -262,10 +275,10 @@ def attend(  # type: ignore[no-untyped-def]
         if has_wide and number < many_wide:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
-                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, False,
+                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, False, part_rows,
             )  # fmt: skip
         else:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
-                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, True,
+                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, True, part_rows,
             )  # fmt: skip

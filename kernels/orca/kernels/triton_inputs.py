@@ -121,7 +121,7 @@ def _parts_of(position, window, positions: tl.constexpr, split: tl.constexpr):  
     return begin, position // split - begin // split + 1
 
 
-@triton.jit(do_not_specialize=["columns", "rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["columns", "rows", "window"])  # type: ignore[untyped-decorator]
 def lay_out_items(  # type: ignore[no-untyped-def]
     said, columns, items, rows, window, positions: tl.constexpr, split: tl.constexpr, block: tl.constexpr
 ):

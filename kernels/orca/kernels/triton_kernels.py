@@ -18,10 +18,8 @@ from orca.kernels.plain import PlainKernels
 from orca.kernels.recording import Lines
 from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 from orca.kernels.sampling_lines import SamplingLines
-from orca.kernels.triton_attention import TritonAttention
+from orca.kernels.triton_attention import Sizes, TritonAttention
 from orca.kernels.triton_recording import GraphRecorder
-
-_BLOCK_TOKENS = 16
 
 
 class TritonKernels(PlainKernels):
@@ -98,7 +96,7 @@ class _Model:
         turns = self._zeros(1, 1, head_dim // 2, dtype=torch.complex64) if sizes.is_turned else None
         weight = self._zeros(sizes.heads + sizes.kv_heads, head_dim)
         kept = Kept(
-            self._zeros(1, 2 * sizes.kv_heads, _BLOCK_TOKENS, head_dim),
+            self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim),
             self._zeros(1, dtype=torch.int64),
             turns,
             RowNorm(weight, 1e-5) if sizes.has_head_norm else None,
@@ -111,28 +109,29 @@ class _Model:
         sizes = self._sizes
         heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
         tables = self._zeros(1, 64, dtype=torch.int32)
-        cache = self._zeros(1, 2 * sizes.kv_heads, _BLOCK_TOKENS, head_dim)
+        cache = self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim)
         numbers = self._zeros(1, dtype=torch.int64)
-        for window in dict.fromkeys(sizes.windows):
+        for window in dict.fromkeys((*sizes.windows, None)):
             seen = Sight(
                 kv_of_query=sizes.kv_of_query,
                 kv_heads=sizes.kv_heads,
                 head_dim=head_dim,
                 tables=tables,
-                block_tokens=_BLOCK_TOKENS,
+                block_tokens=sizes.block_tokens,
                 window=window,
                 dtype=sizes.dtype,
                 device=sizes.device,
             )
             inputs = kernels.recorder(sizes.device).inputs(
-                1, Lines(tables, numbers, numbers), slots=_BLOCK_TOKENS, block_tokens=_BLOCK_TOKENS
+                1, Lines(tables, numbers, numbers), slots=sizes.block_tokens, block_tokens=sizes.block_tokens
             )
             recorded = inputs.attention(seen)
             inputs.lay_out()
             recorded(self._zeros(1, heads, head_dim), cache, 1.0)
-            kernels.attention([ContextRow(0, _BLOCK_TOKENS, 0, 0)], seen)(
-                self._zeros(_BLOCK_TOKENS, heads, head_dim), cache, 1.0
-            )
+            # A single token, and as many as make a wide item.
+            for count in (1, 1 + Sizes.of(seen).shape.narrow):
+                attention = kernels.attention([ContextRow(0, count, 0, 0)], seen)
+                attention(self._zeros(count, heads, head_dim), cache, 1.0)
 
     def _sample(self, kernels: TritonKernels) -> None:
         nobody = torch.full((1,), -1, dtype=torch.int32, device=self._sizes.device)

@@ -7,6 +7,7 @@ What is told of a step goes to the device out of pinned memory, without waiting 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from orca.kernels.triton_attention_item import Item
 from orca.kernels.triton_inputs import make_items, make_rows
 
 _PADDING = -1
-_PARTS_STEP = 512
+_ROWS_SHARED = 512
+"""Graphs of up to so many rows share the memory of contexts that are cut."""
 _TOLD = 4
 """Steps that may be told of before the first of them has been read: more than are ever under way."""
 
@@ -34,7 +36,10 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pool: Any = None
+        self._apart: Any = None  # the stream that captures
+        if device.type == "cuda":
+            self._pool, self._apart = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[object, ...], Scratch] = {}
 
     def rows_of(self, requests: int) -> int:
@@ -47,28 +52,41 @@ class GraphRecorder:
     def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
         return GraphInputs(rows, lines, slots, block_tokens, self._scratch_of)
 
+    def forget(self) -> None:
+        self._scratch.clear()
+        if self._device.type == "cuda":
+            # A pool whose last graph is gone takes no other one.
+            self._pool = torch.cuda.graph_pool_handle()
+
     def record(
         self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
     ) -> tuple[Made, Callable[[], None]]:
         if self._device.type != "cuda":
             return _repeated(compute)
-        # Kernels are compiled and libraries set up outside the capture, on a stream of its own as PyTorch wants it.
-        apart = torch.cuda.Stream()
-        apart.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(apart):
+        # Not `torch.cuda.graph`, which waits for all that the device has to do: receives among it, whose senders may
+        # wait for this step. Other threads may call the device meanwhile.
+        cuda: Any = torch.cuda  # untyped in parts
+        graph, apart, here = cuda.CUDAGraph(), self._apart, cuda.current_stream()
+        apart.wait_stream(here)
+        with cuda.stream(apart):
+            # Kernels are compiled and libraries set up outside the capture. All rows are padding now.
             compute()
-        torch.cuda.current_stream().wait_stream(apart)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            made = (captured or compute)()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                made = (captured or compute)()
+            finally:
+                graph.capture_end()
+        here.wait_stream(apart)
         return made, graph.replay
 
     def _scratch_of(self, seen: Sight, parts: int, tiles: int) -> Scratch:
-        """One for all graphs of about this size."""
-        parts = -(-parts // _PARTS_STEP) * _PARTS_STEP
-        key = (tuple(seen.kv_of_query), seen.head_dim, parts, tiles)
+        """One for all graphs but those of very many rows, which have their own."""
+        key = (tuple(seen.kv_of_query), seen.head_dim, tiles if tiles > _ROWS_SHARED else 0)
         if key not in self._scratch:
-            self._scratch[key] = Scratch.of(seen, Sizes.of(seen), parts, tiles)
+            more = 2 * max(_ROWS_SHARED - tiles, 0)
+            self._scratch[key] = Scratch.of(
+                seen, Sizes.of(seen), parts + more, max(tiles, _ROWS_SHARED), is_single=True
+            )
         return self._scratch[key]
 
 

@@ -10,7 +10,7 @@ side (the items of attention are made beside the first products), so it is the b
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -114,6 +114,7 @@ class RecordedSteps:
         read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
         if read != self._read:
             self._recordings.clear()
+            self._recorder.forget()
             self._read = read
 
     def _tell(self, recording: _Recording, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> None:
@@ -141,7 +142,8 @@ class RecordedSteps:
         return Ran(output, largest, drawn)
 
     def _record(self, rows: int, lines: Lines) -> _Recording:
-        model, kernels = self._model, self._kernels
+        # What is recorded holds no reference to this object, which would live on in a circle with all of its memory.
+        model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
         inputs = self._recorder.inputs(rows, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.of_inputs(inputs)
         given = turns = known = None
@@ -154,17 +156,17 @@ class RecordedSteps:
 
         def compute() -> Ran:
             inputs.lay_out()
-            context.turns = turns if known is None else kernels.take_rows(known, inputs.positions)
-            hidden = given if model.embed is None else model.embed(inputs.ids, context)
+            own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
+            hidden = given if model.embed is None else model.embed(inputs.ids, own)
             assert hidden is not None
             for layer in model.layers:
-                hidden = layer(hidden, context)
-            if model.head is None or not self._records_head:
+                hidden = layer(hidden, own)
+            if model.head is None or not records_head:
                 return Ran(hidden)
-            logits = model.head(hidden, context)
-            if self._sampler is None or inputs.sampled is None:
+            logits = model.head(hidden, own)
+            if sampler is None or inputs.sampled is None:
                 return Ran(logits, largest=kernels.largest(logits))
-            return Ran(logits, drawn=self._sampler.sample(logits, *inputs.sampled))
+            return Ran(logits, drawn=sampler.sample(logits, *inputs.sampled))
 
         captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
         ran, run = self._recorder.record(compute, captured)
