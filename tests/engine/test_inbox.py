@@ -1,7 +1,7 @@
 """worker.inbox: receives are posted before an earlier step computes, and orders keep their place."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ class Link:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.draws_later = False
+        self.on_send: dict[int, Callable[[], None]] = {}
 
     def receive_hidden(self, tokens: int) -> "Link":
         if tokens > 9:
@@ -49,17 +50,21 @@ class Link:
 
 
 class DrawnLater:
-    """Tokens of a device that is at work until somebody waits for it."""
+    """Tokens of a device that is at work until it was looked at some times, or waited for."""
 
     tokens: Sequence[int] = ()
     is_fed = True
 
     def __init__(self, link: Link, number: int) -> None:
         self._link, self._number = link, number
-        self.is_there = False
+        self._looks = 0
+
+    @property
+    def is_there(self) -> bool:
+        self._looks += 1
+        return self._looks > 50
 
     def read(self) -> list[Any]:
-        self.is_there = True
         self._link.calls.append(f"read {self._number}")
         return []
 
@@ -146,20 +151,42 @@ def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_ar
     steps.take(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     inbox.put((Kind.STEP, step_of(3)))
-    while steps:
-        for result in steps.run_next():
-            link.calls.append(f"send {result.number}")
-    assert [call for call in link.calls if not call.startswith("post")] == [
+    assert run_all(link, steps) == [
         *("compute 1", "compute 2", "read 1", "send 1"),
         *("compute 3", "read 2", "send 2", "read 3", "send 3"),
     ]
 
 
-def test_tokens_are_read_at_once_where_no_other_step_is_here(link: Link, steps: EpochSteps) -> None:
+def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
+    link: Link, inbox: Inbox, steps: EpochSteps
+) -> None:
+    """As behind one stage: two steps are under way, and a result brings the next one."""
+    link.draws_later = True
+    link.on_send = {1: lambda: inbox.put((Kind.STEP, step_of(3))), 2: lambda: inbox.put((Kind.STEP, step_of(4)))}
+    steps.take(step_of(1))
+    inbox.put((Kind.STEP, step_of(2)))
+    assert run_all(link, steps) == [
+        *("compute 1", "compute 2", "read 1", "send 1"),
+        *("compute 3", "read 2", "send 2"),
+        *("compute 4", "read 3", "send 3", "read 4", "send 4"),
+    ]
+
+
+def test_an_order_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     link.draws_later = True
     steps.take(step_of(1))
-    assert [result.number for result in steps.run_next()] == [1]
-    assert link.calls == ["post 1", "compute 1", "read 1"]
+    inbox.put((Kind.STOP, b""))
+    assert run_all(link, steps) == ["compute 1", "read 1", "send 1"]
+    assert inbox.next()[0] is Kind.STOP
+
+
+def run_all(link: Link, steps: EpochSteps) -> list[str]:
+    """All that was done, but for what was posted."""
+    while steps:
+        for result in steps.run_next():
+            link.calls.append(f"send {result.number}")
+            link.on_send.get(result.number, lambda: None)()
+    return [call for call in link.calls if not call.startswith("post")]
 
 
 def test_tokens_that_the_host_draws_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:

@@ -8,7 +8,7 @@ import torch
 from sampling_rows import CASES, EOS, every_case, lines_of, random_logits, settings_of
 
 from orca.core.request import SamplingParams
-from orca.kernels.sampling_lines import IN_PROMPT, LineSettings, SamplingLines
+from orca.kernels.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
 from orca.kernels.sampling_reference import Drawn, changed, sample_reference, uniform
 from orca.worker.random_numbers import uniforms
 from orca.worker.sampler import Draw, SamplingState, sample
@@ -96,11 +96,11 @@ def test_more_biases_and_masked_tokens_than_there_was_room_for_leave_the_other_l
     state.put(0, LineSettings(logit_bias=((3, 1.0),), masked=(7,)))
     generation = state.generation
     many = [(token, float(token)) for token in range(300)]
-    state.put(1, LineSettings(logit_bias=many, masked=range(20)))
+    state.put(1, LineSettings(logit_bias=many, masked=range(80)))
     assert state.generation > generation
     assert (state.bias_tokens[0, 0], state.bias[0, 0], state.masked[0, 0]) == (3, 1.0, 7)
     assert list(zip(state.bias_tokens[1, :300].tolist(), state.bias[1, :300].tolist(), strict=True)) == many
-    assert state.masked[1, :20].tolist() == list(range(20))
+    assert state.masked[1, :80].tolist() == list(range(80))
 
 
 def test_a_line_is_put_again_without_growing_anything() -> None:
@@ -111,7 +111,7 @@ def test_a_line_is_put_again_without_growing_anything() -> None:
     for turn in range(10):
         state.put(turn % 3, PENALISED if turn % 2 else LineSettings(), output=(turn,))
         state.drop(turn % 3)
-    assert (state.generation, len(state.counts)) == (generation, 4)
+    assert (state.generation, len(state.counts)) == (generation, 16)
 
 
 def test_counts_are_of_the_line_that_was_put_last() -> None:
@@ -126,3 +126,16 @@ def test_a_line_without_a_penalty_counts_nothing() -> None:
     state = SamplingLines(1, 10, CPU)
     state.put(0, settings_of(SamplingParams()), prompt=(1,), output=(2,))
     assert not state.counts.any()
+
+
+def test_more_penalised_lines_than_there_were_rows_for_keep_their_counts() -> None:
+    state = SamplingLines(40, 50, CPU)
+    generation, rows = state.generation, len(state.counts)
+    for line in range(40):
+        state.put(line, PENALISED, prompt=(line,), output=(49,))
+    assert state.generation > generation
+    assert len(state.counts) > 40 > rows
+    held = (state.integers[:, Integer.COUNT_ROW] - 1).tolist()
+    assert len(set(held)) == 40
+    for line, row in enumerate(held):
+        assert state.counts[row].nonzero().flatten().tolist() == [line, 49]

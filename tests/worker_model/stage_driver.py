@@ -121,10 +121,12 @@ class Chain:
         for ranks, ranks_plans in zip(self.stages, plans, strict=True):
             hidden = list(self._pool.map(_forward, ranks, ranks_plans, hidden))
         assert hidden[0] is not None
-        sampled = self.stages[-1][0].sample(plans[-1][0], hidden[0])
-        if self.feeds_tokens and sampled:
+        drawn = self.stages[-1][0].draw(plans[-1][0], hidden[0])
+        handles = [row.handle for row in step.rows if row.sample]
+        if self.feeds_tokens and handles and not (drawn.is_fed and len(self.stages) == 1):
             for stage in self.stages[0]:
-                stage.feed([one.handle for one in sampled], torch.tensor([one.token.id for one in sampled]))
+                stage.feed(handles, drawn.tokens)
+        sampled = drawn.read()
         for ranks in self.stages:
             for stage in ranks:
                 stage.check()

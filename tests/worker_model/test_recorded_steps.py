@@ -1,5 +1,7 @@
 """Steps recorded once for each number of requests and run again: right, and without their layers being called."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,16 @@ class PlainHead:
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor:
         return self._head(x.clone(), step)
+
+
+def test_a_stage_that_is_given_up_takes_its_cache_with_it(tmp_path: Path) -> None:
+    """Without the garbage collector: the next epoch's cache wants the memory at once."""
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
+    serve(chain, asks_of(211), max_batch_size=4)
+    cache = weakref.ref(chain.stages[0][0].cache)
+    gc.disable()
+    try:
+        chain.stages.clear()
+        assert cache() is None
+    finally:
+        gc.enable()

@@ -26,6 +26,8 @@ from torch import Tensor
 
 from orca.kernels.transfer import to_device
 
+_ROOM, _COUNT_ROWS = 64, 16
+"""At first. What grows moves, and what was captured must be captured again."""
 COUNT_MAX = (1 << 15) - 1
 IN_PROMPT = -1 << 15
 TEMPERATURE_LEAST = 1e-9
@@ -100,15 +102,15 @@ class SamplingLines:
         self.vocab = vocab
         self.numbers = torch.zeros(lines, len(Number), device=device)
         self.integers = torch.zeros(lines, len(Integer), dtype=torch.int64, device=device)
-        self.bias_tokens = torch.zeros(lines, 16, dtype=torch.int32, device=device)
-        self.bias = torch.zeros(lines, 16, device=device)
-        self.masked = torch.zeros(lines, 16, dtype=torch.int32, device=device)
-        self.counts = torch.zeros(1, vocab, dtype=torch.int16, device=device)
+        self.bias_tokens = torch.zeros(lines, _ROOM, dtype=torch.int32, device=device)
+        self.bias = torch.zeros(lines, _ROOM, device=device)
+        self.masked = torch.zeros(lines, _ROOM, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(_COUNT_ROWS, vocab, dtype=torch.int16, device=device)
         self.fed = torch.zeros(lines, dtype=torch.int64, device=device)
         self.generation = 0
         """Rises when a table has moved: what was captured before must be captured again."""
         self._count_row_of: dict[int, int] = {}
-        self._free_count_rows = [0]
+        self._free_count_rows = list(range(_COUNT_ROWS - 1, -1, -1))
 
     def put(self, line: int, settings: LineSettings, prompt: Sequence[int] = (), output: Sequence[int] = ()) -> None:
         """Have a line mean a request that begins, or begins again, with these tokens; whose it was before is forgotten.

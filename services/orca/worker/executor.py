@@ -76,8 +76,9 @@ class Ran:
     """A step on the rank that samples. Its computation may be under way."""
 
     step: Step
-    timing: StageTiming
+    timing: StageTiming  # of a device: when it was ordered; the end is its own where that was waited for
     drawn: Drawn | None
+    units: int  # of the bound that its computation has (progress.py)
 
     @property
     def is_there(self) -> bool:
@@ -142,7 +143,7 @@ class Executor:
         self._progress.end_step(step)
         if not self._samples:
             return None
-        return Ran(step, timing, drawn)
+        return Ran(step, timing, drawn, self._progress.units)
 
     def result(self, ran: Ran) -> StepResult:
         """What goes to the master, once the step's tokens are there."""
@@ -150,6 +151,7 @@ class Executor:
         if ran.drawn is None or ran.drawn.is_there:
             sampled = [] if ran.drawn is None else ran.drawn.read()
         else:
+            self._progress.units = ran.units
             self._progress.at(f"step {ran.step.number}: computes")
             sampled = ran.drawn.read()
             self._progress.end_step(ran.step)

@@ -15,6 +15,11 @@ from orca.worker import frames
 from orca.worker.executor import Executor, Ran, Task
 from orca.worker.frames import Frame, Kind
 
+_LOOK_S = 0.0002
+"""How long a step is waited for before a device is asked whether it is done."""
+_UNREAD_MAX = 2
+"""Steps that are ordered from a device and not read: one computes, one is ready to."""
+
 
 class Inbox:
     """Frames on their way from the reader thread to the main thread."""
@@ -31,13 +36,22 @@ class Inbox:
         order, self._order = self._order, None
         return self._arrived.get() if order is None else order
 
-    def steps(self) -> Iterator[bytes]:
-        """Take the steps (their payloads) that are here already, up to the first frame that is an order."""
+    @property
+    def has_order(self) -> bool:
+        """Whether an order stands in front of what has come since."""
+        return self._order is not None
+
+    def steps(self, wait_s: float = 0.0) -> Iterator[bytes]:
+        """Take the steps (their payloads) that are here already, up to the first frame that is an order.
+
+        Args: wait_s: for the first of them.
+        """
         while self._order is None:
             try:
-                kind, payload = self._arrived.get_nowait()
+                kind, payload = self._arrived.get(timeout=wait_s) if wait_s > 0 else self._arrived.get_nowait()
             except queue.Empty:
                 return
+            wait_s = 0.0
             if kind is Kind.STEP:
                 yield payload
             else:
@@ -77,11 +91,15 @@ class EpochSteps:
         ran = self._executor.run(self._tasks.popleft())
         if ran is not None:
             self._unread.append(ran)
-        if len(self._unread) == 1 and not self._unread[0].is_there:
-            self._take_arrived()
-        while self._unread and (self._unread[0].is_there or len(self._unread) > 1 or not self._tasks):
+        while self._unread:
+            if not self._unread[0].is_there:
+                # Its successor comes when the master has the result before it, which is while this one computes.
+                while not (self._tasks or self._inbox.has_order or self._unread[0].is_there):
+                    self._take_arrived(_LOOK_S)
+                if self._tasks and len(self._unread) < _UNREAD_MAX:
+                    return
             yield self._executor.result(self._unread.popleft())
 
-    def _take_arrived(self) -> None:
-        for payload in self._inbox.steps():
+    def _take_arrived(self, wait_s: float = 0.0) -> None:
+        for payload in self._inbox.steps(wait_s):
             self.take(payload)

@@ -27,6 +27,8 @@ from orca.kernels.transfer import to_device
 
 _LINES, _COLUMNS = 16, 64
 """Of the tables, at first; they are doubled when more are needed."""
+_LINES_APART = 512
+"""On other devices than the CPU, where growing tables move and recordings of all sizes must be made anew."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class KVCache:
         num_layers: layers of the stage.
         slots: a whole number of blocks.
         kv_heads: of this rank.
+        longest: positions of a request, as a rule.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        longest: int = 0,
     ) -> None:
         if slots % block_tokens:
             raise EngineError(f"{slots} slots are not a whole number of blocks of {block_tokens}")
@@ -72,7 +76,10 @@ class KVCache:
         self._host = np.zeros((0, _COLUMNS), np.int32)
         self._free_lines: list[int] = []
         self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
-        self._grow(_LINES, _COLUMNS)
+        if device.type == "cpu":
+            self._grow(_LINES, _COLUMNS)
+        else:
+            self._grow(_LINES_APART, _doubled(_COLUMNS, min(longest, slots) // block_tokens))
 
     def reserve(self, handle: int, max_total_tokens: int) -> int:
         """Promise a request the slots of its whole length, rounded up to blocks.
@@ -90,9 +97,7 @@ class KVCache:
         self._slots_reserved += needed
         lines, columns = self._host.shape
         if not self._free_lines or needed > columns * self.block_tokens:
-            wanted = columns
-            while wanted * self.block_tokens < needed:
-                wanted *= 2
+            wanted = _doubled(columns, needed // self.block_tokens)
             self._grow(lines if self._free_lines else 2 * lines, wanted)
         line = self._free_lines.pop()
         self._tables[handle] = _Table(line, needed)
@@ -174,6 +179,13 @@ class KVCache:
         self._free_lines[:0] = range(lines - 1, before.shape[0] - 1, -1)
         tables = torch.from_numpy(self._host)
         self.tables = tables if self._device.type == "cpu" else tables.to(self._device)
+
+
+def _doubled(number: int, until: int) -> int:
+    """As often as it takes."""
+    while number < until:
+        number *= 2
+    return number
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ Steps in which each request runs one token need nothing laid out but a few numbe
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -103,6 +103,8 @@ class Stage:
         is_alone = isinstance(model.group, SingleRank)
         self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
         self._requests: dict[int, _Request] = {}
+        if block_tokens != model.sizes.block_tokens:  # for which kernels were compiled while the model was loaded
+            kernels_of(model.device).prepare(replace(model.sizes, block_tokens=block_tokens))
         self.cache = KVCache(
             num_layers=len(model.layers),
             slots=slots,
@@ -111,6 +113,7 @@ class Stage:
             head_dim=model.config.head_dim,
             dtype=model.dtype,
             device=model.device,
+            longest=model.info.max_model_len,
         )
         draws = model.shard.is_last and model.shard.rank == 0
         self._drawing = drawing_of(model, tuple(eos_token_ids)) if draws else None

@@ -21,7 +21,7 @@ class Clock:
 
     @classmethod
     def of(cls, device: torch.device, runs: int) -> "Clock":
-        size = 512 << 20 if device.type == "cuda" else 1
+        size = 2 << 30 if device.type == "cuda" else 1
         return cls(device, runs, torch.empty(size, dtype=torch.int8, device=device))
 
     def seconds(self, call: Callable[[], object]) -> float:

@@ -50,6 +50,7 @@ class StageModel:
     layers: list[Layer]
     head: Part | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
+    sizes: ModelSizes
     positions: int | None  # that the model has learned; None: any
     windows: tuple[int | None, ...]  # of the stage's layers
     linears: Sequence[Linear]  # all of them, in the order of their use
@@ -120,7 +121,8 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    kernels_of(device).prepare(_sizes(config, shard, dtype, device))
+    sizes = _sizes(config, shard, dtype, device)
+    kernels_of(device).prepare(sizes)
     weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
@@ -148,6 +150,7 @@ def build_stage(
         embed=embed,
         layers=layers,
         head=head,
+        sizes=sizes,
         positions=config.max_positions if isinstance(config, GPT2Config | OPTConfig) else None,
         rotary=Rotary(config.rope, config.head_dim, device) if isinstance(config, LlamaConfig) else None,
         windows=tuple(config.windows[number] for number in numbers),
