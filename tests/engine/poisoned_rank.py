@@ -8,7 +8,7 @@ import signal
 import sys
 
 from orca.worker import rank
-from orca.worker.executor import Executor, Ran, Task
+from orca.worker.executor import Executor, Ordered, Task
 
 POISON = 77
 """First prompt token of a poisoned request."""
@@ -21,7 +21,7 @@ class PoisonedExecutor(Executor):
 
     _fatal: dict[int, int]  # handle -> positions at which it is over
 
-    def run(self, task: Task) -> Ran | None:
+    def run(self, task: Task) -> Ordered | None:
         self._fatal = getattr(self, "_fatal", {}) | {
             new.handle: new.prompt_length + FATAL_TOKENS for new in task.step.new if new.tokens[0] == POISON
         }

@@ -249,5 +249,6 @@ def test_a_count_stays_at_its_most_and_a_token_of_the_prompt_stays_one() -> None
     logits = torch.zeros(1, 10)
     logits[0, 5] = 100.0
     assert drawn(logits, [0], COUNT_MAX, state)[0].tolist() == [5]
-    [counts] = state.counts.tolist()
+    counts, *others = state.counts.tolist()
     assert counts == [0, 0, 0, IN_PROMPT, 0, IN_PROMPT + COUNT_MAX, 0, 0, 0, 0]
+    assert not any(map(any, others))

@@ -72,7 +72,7 @@ class FedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class Ordered:
     """A step on the rank that samples. Its computation may be under way."""
 
     step: Step
@@ -115,7 +115,7 @@ class Executor:
         has_input = not self._shard.is_first and step.tokens > 0
         return Task(step, received_ns, self._groups.receive_hidden(step.tokens) if has_input else None)
 
-    def run(self, task: Task) -> "Ran | None":
+    def run(self, task: Task) -> "Ordered | None":
         """Run a step, or order it from a device. Returns: what became of it on the rank that samples, else None.
 
         Raises: whatever breaks the epoch: a link's RuntimeError, or a broken invariant of the stage.
@@ -143,9 +143,9 @@ class Executor:
         self._progress.end_step(step)
         if not self._samples:
             return None
-        return Ran(step, timing, drawn, self._progress.units)
+        return Ordered(step, timing, drawn, self._progress.units)
 
-    def result(self, ran: Ran) -> StepResult:
+    def result(self, ran: Ordered) -> StepResult:
         """What goes to the master, once the step's tokens are there."""
         timing = ran.timing
         if ran.drawn is None or ran.drawn.is_there:

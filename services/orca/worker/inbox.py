@@ -12,7 +12,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.step import StepResult
 from orca.worker import frames
-from orca.worker.executor import Executor, Ran, Task
+from orca.worker.executor import Executor, Ordered, Task
 from orca.worker.frames import Frame, Kind
 
 _LOOK_S = 0.0002
@@ -66,7 +66,7 @@ class EpochSteps:
         self._executor = executor
         self._inbox = inbox
         self._tasks: deque[Task] = deque()
-        self._unread: deque[Ran] = deque()
+        self._unread: deque[Ordered] = deque()
 
     def __bool__(self) -> bool:
         """Is there one to run?"""
