@@ -100,7 +100,7 @@ def _figures(chosen: argparse.Namespace) -> dict[str, Any]:
     }
     name = torch.cuda.get_device_name() if is_real else "Triton's interpreter"
     figures: dict[str, Any] = {"device": name, "dtype": str(dtype), "torch": torch.__version__, "limits": limits}
-    _print_head(figures)
+    _print_head(figures, is_real=is_real)
     if "kernels" in parts:
         figures["operations"] = _operations(clock, dtype, limits)
     engine_dtype = getattr(torch, chosen.dtype or ("bfloat16" if is_real else "float32"))
@@ -139,11 +139,14 @@ def _measured(operation: Any, clock: "Clock", limits: dict[str, float]) -> dict[
     }
 
 
-def _print_head(figures: dict[str, Any]) -> None:
+def _print_head(figures: dict[str, Any], *, is_real: bool) -> None:
     limits = figures["limits"]
+    copied, multiplied = limits["copy_bytes_s"] / 1e9, limits["matmul_flops_s"] / 1e12
     print(f"{figures['device']}, {figures['dtype']}, torch {figures['torch']}")
     print(
-        f"copy {limits['copy_bytes_s'] / 1e9:.0f} GB/s, product of 8192 {limits['matmul_flops_s'] / 1e12:.0f} TFLOP/s"
+        f"copy {copied:.0f} GB/s, product of 8192 {multiplied:.0f} TFLOP/s"
+        if is_real
+        else "only the results count: the times of an interpreter, and what they are held beside, say nothing"
     )
     print(HEAD, flush=True)
 
