@@ -8,8 +8,9 @@ from gpu import DEVICE
 from torch import Tensor
 
 from orca.core.request import SamplingParams
-from orca.kernels.sampling_lines import LineSettings, SamplingLines
+from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_sampling import sample
+from orca.worker.drawing import settings_of
 
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -52,23 +53,6 @@ CASES: dict[str, dict[str, Any]] = {
 EOS = (1,)
 
 
-def settings_of(params: SamplingParams, eos: Sequence[int] = EOS) -> LineSettings:
-    """What a line is told of a request."""
-    return LineSettings(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
-        seed=params.seed,
-        min_tokens=params.min_tokens,
-        masked=sorted({*eos, *params.stop_token_ids}),
-    )
-
-
 def every_case(**more: Any) -> list[SamplingParams]:
     return [SamplingParams(**({"seed": seed} | case | more)) for seed, case in enumerate(CASES.values())]
 
@@ -79,7 +63,7 @@ def lines_of(
     """Line n has the n-th parameters; prompts are 3, 3, 5."""
     state = SamplingLines(len(all_params), vocab, device)
     for line, params in enumerate(all_params):
-        state.put(line, settings_of(params), (3, 3, 5), output)
+        state.put(line, settings_of(params, EOS), (3, 3, 5), output)
     return state
 
 

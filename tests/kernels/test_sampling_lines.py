@@ -5,11 +5,12 @@ import math
 
 import pytest
 import torch
-from sampling_rows import CASES, EOS, every_case, lines_of, random_logits, settings_of
+from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 from orca.core.request import SamplingParams
 from orca.kernels.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
 from orca.kernels.sampling_reference import Drawn, changed, sample_reference, uniform
+from orca.worker.drawing import settings_of
 from orca.worker.random_numbers import uniforms
 from orca.worker.sampler import Draw, SamplingState, sample
 
@@ -124,7 +125,7 @@ def test_counts_are_of_the_line_that_was_put_last() -> None:
 
 def test_a_line_without_a_penalty_counts_nothing() -> None:
     state = SamplingLines(1, 10, CPU)
-    state.put(0, settings_of(SamplingParams()), prompt=(1,), output=(2,))
+    state.put(0, settings_of(SamplingParams(), EOS), prompt=(1,), output=(2,))
     assert not state.counts.any()
 
 

@@ -150,20 +150,7 @@ class DeviceDrawing:
         self._eos_token_ids = eos_token_ids
 
     def take_up(self, line: int, new: NewRequest) -> None:
-        params = new.sampling
-        settings = LineSettings(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=params.logit_bias,
-            seed=params.seed,
-            min_tokens=params.min_tokens,
-            masked=sorted({*self._eos_token_ids, *params.stop_token_ids}),
-        )
+        settings = settings_of(new.sampling, self._eos_token_ids)
         self.sampler.lines.put(line, settings, new.tokens[: new.prompt_length], new.tokens[new.prompt_length :])
 
     def draw(self, asked: Sequence[Asked], ran: Ran) -> DeviceDrawn:
@@ -174,6 +161,23 @@ class DeviceDrawing:
             indices = to_device(np.array([each.index for each in asked], np.int64), device)
             tokens = self.sampler.sample(ran.output, lines, indices)
         return DeviceDrawn(asked, ran.output, tokens)
+
+
+def settings_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSettings:
+    """What a line is told of a request."""
+    return LineSettings(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        min_tokens=params.min_tokens,
+        masked=sorted({*eos_token_ids, *params.stop_token_ids}),
+    )
 
 
 def _asking(asked: Sequence[Asked]) -> list[int]:
