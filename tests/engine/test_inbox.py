@@ -26,6 +26,7 @@ class Link:
         self.calls: list[str] = []
         self.draws_later = False
         self.on_send: dict[int, Callable[[], None]] = {}
+        self.on_look: Callable[[], None] = lambda: None
 
     def receive_hidden(self, tokens: int) -> "Link":
         if tokens > 9:
@@ -62,6 +63,7 @@ class DrawnLater:
     @property
     def is_there(self) -> bool:
         self._looks += 1
+        self._link.on_look()
         return self._looks > 50
 
     def read(self) -> list[Any]:
@@ -80,14 +82,19 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def steps(link: Link, inbox: Inbox) -> EpochSteps:
+def progress() -> Progress:
+    return Progress()
+
+
+@pytest.fixture
+def steps(link: Link, inbox: Inbox, progress: Progress) -> EpochSteps:
     """Steps of epoch 1 on the last of two stages."""
     executor = Executor(
         Shard(stage=1, stages=2),
         link,  # type: ignore[arg-type]
         link,  # type: ignore[arg-type]
         feeds_tokens=False,
-        progress=Progress(),
+        progress=progress,
         iteration_log=None,
         delay_ms=0.0,
     )
@@ -170,6 +177,18 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
         *("compute 3", "read 2", "send 2"),
         *("compute 4", "read 3", "send 3", "read 4", "send 4"),
     ]
+
+
+def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
+    link: Link, steps: EpochSteps, progress: Progress
+) -> None:
+    link.draws_later = True
+    link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))
+    seen: list[tuple[str, bool]] = []
+    steps.take(step_of(1))
+    list(steps.run_next())
+    assert seen[-1] == ("step 1: computes", False)
+    assert (progress.doing, progress.is_waiting) == ("step 1: done", True)
 
 
 def test_an_order_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:

@@ -109,6 +109,7 @@ class Executor:
         self._progress = progress
         self._log = iteration_log
         self._delay_s = delay_ms / 1000
+        self._is_watching = False
 
     def take(self, step: Step, received_ns: int) -> Task:
         """Take up a control message: post the receive of the step's activations, whose size it tells."""
@@ -145,18 +146,23 @@ class Executor:
             return None
         return Ordered(step, timing, drawn, self._progress.units)
 
-    def result(self, ran: Ordered) -> StepResult:
+    def watch(self, ordered: Ordered) -> None:
+        """Say that a device computes a step: until its result, no progress is a hang."""
+        self._is_watching = True
+        self._progress.units = ordered.units
+        self._progress.at(f"step {ordered.step.number}: computes")
+
+    def result(self, ordered: Ordered) -> StepResult:
         """What goes to the master, once the step's tokens are there."""
-        timing = ran.timing
-        if ran.drawn is None or ran.drawn.is_there:
-            sampled = [] if ran.drawn is None else ran.drawn.read()
-        else:
-            self._progress.units = ran.units
-            self._progress.at(f"step {ran.step.number}: computes")
-            sampled = ran.drawn.read()
-            self._progress.end_step(ran.step)
+        timing = ordered.timing
+        if not ordered.is_there:
+            self.watch(ordered)
+        sampled = [] if ordered.drawn is None else ordered.drawn.read()
+        if self._is_watching:
+            self._is_watching = False
+            self._progress.end_step(ordered.step)
             timing = replace(timing, end_ns=time.monotonic_ns())
-        return StepResult(epoch=ran.step.epoch, number=ran.step.number, sampled=tuple(sampled), timing=timing)
+        return StepResult(epoch=ordered.step.epoch, number=ordered.step.number, sampled=tuple(sampled), timing=timing)
 
     def _compute(self, plan: Plan, hidden: Tensor | None) -> Drawn | None:
         output = self._stage.forward(plan, hidden)

@@ -93,6 +93,7 @@ class EpochSteps:
             self._unread.append(ran)
         while self._unread:
             if not self._unread[0].is_there:
+                self._executor.watch(self._unread[0])
                 # Its successor comes when the master has the result before it, which is while this one computes.
                 while not (self._tasks or self._inbox.has_order or self._unread[0].is_there):
                     self._take_arrived(_LOOK_S)
