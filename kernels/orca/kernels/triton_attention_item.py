@@ -28,10 +28,10 @@ def _column(name: str) -> tl.constexpr:
     return tl.constexpr(Item._fields.index(name))
 
 
-_COLUMNS = tl.constexpr(len(Item._fields))
-_FIRST, _COUNT, _POSITION, _TABLE = _column("first"), _column("count"), _column("position"), _column("table")
-_BEGIN, _END, _PART, _FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
-_PARTS, _TILE = _column("parts"), _column("tile")
+COLUMNS = tl.constexpr(len(Item._fields))
+FIRST, COUNT, POSITION, TABLE = _column("first"), _column("count"), _column("position"), _column("table")
+BEGIN, END, PART, FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
+PARTS, TILE = _column("parts"), _column("tile")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -131,13 +131,13 @@ def _leave(  # type: ignore[no-untyped-def]
 ):
     """Write a part down. Returns: whether all of its tile's are written now."""
     largest, total, summed = state
-    at = _part_at(partials, tl.load(item + _PART), kv_head, row, kv_heads, head_dim, part_rows)
+    at = _part_at(partials, tl.load(item + PART), kv_head, row, kv_heads, head_dim, part_rows)
     tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
     tl.store(at + head_dim, largest, mask=is_row)
     tl.store(at + head_dim + 1, total, mask=is_row)
     # All threads have stored before one of them says so.
     tl.debug_barrier()
-    return tl.atomic_add(done_at, 1, sem="acq_rel") == tl.load(item + _PARTS) - 1
+    return tl.atomic_add(done_at, 1, sem="acq_rel") == tl.load(item + PARTS) - 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -150,8 +150,8 @@ def _add_up(  # type: ignore[no-untyped-def]
     """
     is_mine = is_row[:, None] & (dim < head_dim)[None, :]
     largest, total, summed = _nothing(row.shape[0], dim.shape[0])
-    first_part = tl.load(item + _FIRST_PART)
-    for part in range(tl.load(item + _PARTS)):
+    first_part = tl.load(item + FIRST_PART)
+    for part in range(tl.load(item + PARTS)):
         at = _part_at(partials, first_part + part, kv_head, row, kv_heads, head_dim, part_rows)
         its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
         its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
@@ -189,12 +189,12 @@ def _attend_item(  # type: ignore[no-untyped-def]
     part_rows: tl.constexpr,
 ):
     """One KV head of an item: its queries, or its part of their context."""
-    first = tl.load(item + _FIRST).to(tl.int64)
-    count = tl.load(item + _COUNT)
-    position = tl.load(item + _POSITION)
-    table = tables + tl.load(item + _TABLE)
-    begin = tl.load(item + _BEGIN)
-    end = tl.load(item + _END)
+    first = tl.load(item + FIRST).to(tl.int64)
+    count = tl.load(item + COUNT)
+    position = tl.load(item + POSITION)
+    table = tables + tl.load(item + TABLE)
+    begin = tl.load(item + BEGIN)
+    end = tl.load(item + END)
     head = tl.load(first_query + kv_head)
     group = tl.load(first_query + kv_head + 1) - head
 
@@ -229,8 +229,8 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
     out_at = out + ((first + token) * heads + own_head)[:, None] * head_dim + dim[None, :]
     is_last = True
-    if may_be_part and tl.load(item + _PART) >= 0:
-        done_at = arrived + tl.load(item + _TILE) * kv_heads + kv_head
+    if may_be_part and tl.load(item + PART) >= 0:
+        done_at = arrived + tl.load(item + TILE) * kv_heads + kv_head
         is_last = _leave(item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads, head_dim, part_rows)
         if is_last:
             tl.store(done_at, 0)
@@ -271,7 +271,7 @@ def attend(  # type: ignore[no-untyped-def]
     many_wide = tl.load(items + 1)
     for task in range(tl.program_id(0), many * kv_heads, tl.num_programs(0)):
         number = task // kv_heads
-        item, kv_head = items + (1 + number) * _COLUMNS, task % kv_heads
+        item, kv_head = items + (1 + number) * COLUMNS, task % kv_heads
         if has_wide and number < many_wide:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,

@@ -12,11 +12,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orca.kernels.triton_attention_item import Item
+from orca.kernels import recording
+from orca.kernels.triton_attention_item import (
+    BEGIN,
+    COLUMNS,
+    COUNT,
+    END,
+    FIRST,
+    FIRST_PART,
+    PART,
+    PARTS,
+    POSITION,
+    TABLE,
+    TILE,
+)
 from orca.kernels.triton_operator import operator
 
-_ITEM_COLUMNS = tl.constexpr(len(Item._fields))
-_SAID_COLUMNS = tl.constexpr(4)
+_SAID_COLUMNS = tl.constexpr(recording.COLUMNS)
+_SAID_LINE, _SAID_POSITION = tl.constexpr(recording.LINE), tl.constexpr(recording.POSITION)
+_SAID_TOKEN, _SAID_BLOCK = tl.constexpr(recording.TOKEN), tl.constexpr(recording.BLOCK)
 _PARTS_AT_ONCE = tl.constexpr(64)
 ROWS_A_PROGRAM = 128
 ROWS_MAX = 512
@@ -98,11 +112,11 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * block + tl.arange(0, block)
     is_row = row < rows
     at = said + row.to(tl.int64) * _SAID_COLUMNS
-    line = tl.load(at, mask=is_row, other=-1)
+    line = tl.load(at + _SAID_LINE, mask=is_row, other=-1)
     is_asked = line >= 0
-    position = tl.load(at + 1, mask=is_asked, other=0)
-    token = tl.load(at + 2, mask=is_asked, other=0)
-    cache_block = tl.load(at + 3, mask=is_asked, other=0)
+    position = tl.load(at + _SAID_POSITION, mask=is_asked, other=0)
+    token = tl.load(at + _SAID_TOKEN, mask=is_asked, other=0)
+    cache_block = tl.load(at + _SAID_BLOCK, mask=is_asked, other=0)
     tl.store(tables + line * columns + position // block_tokens, cache_block.to(tl.int32), mask=is_asked)
     its_fed = tl.load(fed + line, mask=is_asked & (token < 0), other=0)
     tl.store(ids + row, tl.where(token < 0, its_fed, token), mask=is_row)
@@ -129,8 +143,9 @@ def lay_out_items(  # type: ignore[no-untyped-def]
     same is computed of it each time. block: at least `rows`."""
     own = tl.program_id(0)
     other = tl.arange(0, block)
-    line = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS, mask=other < rows, other=-1)
-    position = tl.load(said + other.to(tl.int64) * _SAID_COLUMNS + 1, mask=line >= 0, other=0)
+    at = said + other.to(tl.int64) * _SAID_COLUMNS
+    line = tl.load(at + _SAID_LINE, mask=other < rows, other=-1)
+    position = tl.load(at + _SAID_POSITION, mask=line >= 0, other=0)
     _, its_parts = _parts_of(position, window, positions, split)
     its_parts = tl.where(other < rows, its_parts, 0)
     is_cut = its_parts > 1
@@ -142,9 +157,9 @@ def lay_out_items(  # type: ignore[no-untyped-def]
         tl.store(items, tl.sum(its_parts).to(tl.int32))
         tl.store(items + 1, 0)
 
-    own_line = tl.load(said + own * _SAID_COLUMNS)
+    own_line = tl.load(said + own * _SAID_COLUMNS + _SAID_LINE)
     is_asked = own_line >= 0
-    own_position = tl.where(is_asked, tl.load(said + own * _SAID_COLUMNS + 1), 0)
+    own_position = tl.where(is_asked, tl.load(said + own * _SAID_COLUMNS + _SAID_POSITION), 0)
     end = tl.where(is_asked, own_position + 1, 0)
     table = tl.where(is_asked, own_line * columns, 0).to(tl.int32)
     begin, parts = _parts_of(own_position, window, positions, split)
@@ -152,15 +167,15 @@ def lay_out_items(  # type: ignore[no-untyped-def]
         part = start + tl.arange(0, _PARTS_AT_ONCE)
         low = tl.maximum((begin // split + part) * split, begin)
         high = tl.minimum((begin // split + part + 1) * split, end)
-        at = items + (1 + first_item + part).to(tl.int64) * _ITEM_COLUMNS
+        item = items + (1 + first_item + part).to(tl.int64) * COLUMNS
         is_mine = part < parts
-        tl.store(at, own, mask=is_mine)
-        tl.store(at + 1, 1, mask=is_mine)
-        tl.store(at + 2, own_position.to(tl.int32), mask=is_mine)
-        tl.store(at + 3, table, mask=is_mine)
-        tl.store(at + 4, low.to(tl.int32), mask=is_mine)
-        tl.store(at + 5, high.to(tl.int32), mask=is_mine)
-        tl.store(at + 6, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
-        tl.store(at + 7, first_part, mask=is_mine)
-        tl.store(at + 8, parts.to(tl.int32), mask=is_mine)
-        tl.store(at + 9, tile, mask=is_mine)
+        tl.store(item + FIRST, own, mask=is_mine)
+        tl.store(item + COUNT, 1, mask=is_mine)
+        tl.store(item + POSITION, own_position.to(tl.int32), mask=is_mine)
+        tl.store(item + TABLE, table, mask=is_mine)
+        tl.store(item + BEGIN, low.to(tl.int32), mask=is_mine)
+        tl.store(item + END, high.to(tl.int32), mask=is_mine)
+        tl.store(item + PART, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
+        tl.store(item + FIRST_PART, first_part, mask=is_mine)
+        tl.store(item + PARTS, parts.to(tl.int32), mask=is_mine)
+        tl.store(item + TILE, tile, mask=is_mine)

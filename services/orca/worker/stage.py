@@ -170,9 +170,8 @@ class Stage:
         """
         if plan.said is not None:
             assert self._recorded is not None
-            ran = self._recorded(plan.said, self._lines, hidden)
-            plan.ran = ran
-            return ran.output
+            plan.ran = self._recorded(plan.said, self._lines, hidden)
+            return plan.ran.output
         model, context = self._model, plan.context
         if context is None:
             width = model.config.vocab_size if model.shard.is_last else model.config.hidden_size
@@ -289,12 +288,11 @@ class Stage:
             request = self._requests[row.handle]
             known = self._known(plan, row, request) if self._model.shard.is_first else None
             said.append((request.line, row.start, -1 if known is None else known[0], block))
-            plan.draws.append((row, request))
+            if self._model.shard.is_last:
+                plan.draws.append((row, request))
         self.cache.publish(is_told=True)
         plan.said = np.array(said, np.int64)
         assert plan.said.shape == (plan.tokens, COLUMNS)
-        if not self._model.shard.is_last:
-            plan.draws.clear()
 
     def _lay_out(self, plan: Plan) -> None:
         """All that the forward pass of any step needs."""
