@@ -91,7 +91,7 @@ def _inputs() -> Iterator[Variant]:
     yield Variant("make rows", triton_inputs.lay_out_rows, signature, constants, {})
     signature = {"said": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
     shape = shape_of(torch.bfloat16, 128)
-    constants = {"positions": shape.positions, "split": SPLIT, "block": triton_inputs.ROWS_MAX}
+    constants = {"positions": shape.positions, "split": SPLIT, "part_lines": 32, "block": triton_inputs.ROWS_MAX}
     yield Variant("make items", triton_inputs.lay_out_items, signature, constants, {})
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from attention_steps import random_step
@@ -9,27 +10,38 @@ from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels import triton_attention
+from orca.kernels.recording import Lines
 from orca.kernels.reference import ContextRow, Sight, attend_reference
-from orca.kernels.triton_attention import SPLIT, TritonAttention
+from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, shape_of
+from orca.kernels.triton_attention_item import PARTS_MAX, Item
+from orca.kernels.triton_recording import GraphRecorder
 
-# Contexts of one part and of several, cut and not, and one that ends where a part does.
-STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1)]
+# Contexts of one part and of several, cut and not, and one that ends where a part does; a short chunk of a long one.
+STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1), (WIDE_SPLIT + 77, 19)]
 
 
 def attention(
     rows: list[ContextRow], tables: Tensor, cache: Tensor, kv_of_query: list[int], window: int | None = None
 ) -> TritonAttention:
-    seen = Sight(
+    return TritonAttention(rows, sight_of(tables, cache.shape[3], cache.dtype, kv_of_query, window))
+
+
+def sight_of(tables: Tensor, head_dim: int, dtype: torch.dtype, kv_of_query: list[int], window: int | None) -> Sight:
+    return Sight(
         kv_of_query=kv_of_query,
-        kv_heads=cache.shape[1] // 2,
-        head_dim=cache.shape[3],
+        kv_heads=max(kv_of_query) + 1,
+        head_dim=head_dim,
         tables=tables.to(DEVICE),
-        block_tokens=cache.shape[2],
+        block_tokens=16,
         window=window,
-        dtype=cache.dtype,
+        dtype=dtype,
         device=DEVICE,
     )
-    return TritonAttention(rows, seen)
+
+
+def items_of(geometry: TritonAttention) -> list[Item]:
+    many, *_ = geometry.items[0].tolist()
+    return [Item(*item) for item in geometry.items[1 : 1 + many].tolist()]
 
 
 @pytest.mark.parametrize("window", [None, SPLIT + 3])
@@ -60,3 +72,51 @@ def test_more_query_heads_to_a_kv_head_than_a_tile_has(heads: int) -> None:
     output = attention(rows, tables, cache.to(DEVICE), [0] * heads)(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
     expected = attend_reference(qkv[:, :heads], cache, rows, tables, [0] * heads, scale=0.3)
     torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+def test_a_context_has_so_many_parts_at_most() -> None:
+    longest = PARTS_MAX.value * SPLIT
+    qkv, cache, rows, tables = random_step([(longest, 1), (longest + 1, 1)], 2, 1, 16, torch.float32, 16)
+    geometry = attention(rows, tables, cache, [0, 0])
+    items = items_of(geometry)
+    assert [item.parts for item in items if item.first == 0] == [PARTS_MAX.value] * PARTS_MAX.value
+    assert {item.end - item.begin for item in items if item.first == 1} == {2 * SPLIT, 1}
+    output = geometry(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
+    expected = attend_reference(qkv[:, :2], cache, rows, tables, [0, 0], scale=0.3)
+    torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, WIDE_SPLIT])
+def test_a_chunk_is_cut_where_it_is_short_beside_what_it_sees(window: int | None) -> None:
+    end = 2 * WIDE_SPLIT + 5
+    qkv, cache, rows, tables = random_step([(end, 40)], 1, 1, 16, torch.float32, 16)
+    whole = attention([replace(rows[0], count=end, position=0)], tables, cache, [0], window)
+    assert all(item.part == -1 for item in items_of(whole))
+    geometry = attention(rows, tables, cache, [0], window)
+    first = [item for item in items_of(geometry) if item.first == 0]
+    assert len(first) == first[0].parts > 1
+    assert max(item.end - item.begin for item in first) <= WIDE_SPLIT
+    output = geometry(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
+    expected = attend_reference(qkv[:, :1], cache, rows, tables, [0], scale=0.3, window=window)
+    torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3, 5 * SPLIT + 7])
+def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None) -> None:
+    ends = [1, SPLIT, SPLIT + 1, 70, PARTS_MAX.value * SPLIT, PARTS_MAX.value * SPLIT + 1, 3 * PARTS_MAX.value * SPLIT]
+    rows = [ContextRow(place, 1, end - 1, line=place) for place, end in enumerate(ends)]
+    seen = sight_of(torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32), 16, torch.float32, [0, 0, 1, 1], window)
+    there = torch.arange(len(rows), device=DEVICE)
+    recorder = GraphRecorder(DEVICE)
+    inputs = recorder.inputs(8, Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)
+    made = inputs.attention(seen)
+    inputs.put(np.array([(row.line, row.position, 1, 0) for row in rows]))
+    inputs.lay_out()
+    expected = items_of(TritonAttention(rows, seen))
+    # Their parts have room for one token instead of a tile's, and behind them is a row of padding.
+    room = shape_of(seen.dtype, seen.head_dim).narrow // 2
+    own = [
+        Item(*item[:6]) if item.part < 0 else item._replace(part=item.part * room, first_part=item.first_part * room)
+        for item in items_of(made)[:-1]
+    ]
+    assert own == expected

@@ -6,10 +6,14 @@ kernel belong to different requests).
 The unit of work is one KV head of an item: some consecutive tokens of one request, with all query heads that read this
 KV head side by side in one tile, so that keys and values are read once for them. Items are of two sizes:
 
-- wide: a tile of many queries from the initiation phase, over all that they see;
-- narrow: a few queries, as in the increment phase, over `SPLIT` positions of their context (flash-decoding: Dao et al.,
-  2023). The partial sums of a tile are added up by whichever program finishes last, in the order of positions. Where a
-  context is cut depends on nothing but positions, and not on what else is in the batch.
+- wide: a tile of many queries from the initiation phase;
+- narrow: a few queries, as in the increment phase.
+
+A context is cut into parts, an item each, where there are few queries to fill the device with (flash-decoding: Dao et
+al., 2023): always for narrow tiles, for wide ones in chunks that are short beside what they see. A part has `SPLIT` or
+`WIDE_SPLIT` positions, or as many times that as keep to `PARTS_MAX` parts. The partial sums of a tile are added up by
+whichever program finishes last, in the order of positions. Where a context is cut depends on nothing but the row's own
+positions, and not on what else is in the batch.
 
 The grid is a fixed one whose programs take items in turn; how many there are is read from memory, so one captured
 launch serves steps of any lengths, whose items are made on the device (triton_inputs.py). Softmax is in base 2, in
@@ -23,13 +27,13 @@ has more warps, and may sum in another order than one without.
     items     [1 + items, 10] int32                            how many there are, and wide ones; then `Item`s
     tables    [lines, blocks] int32                            blocks of the requests
     out       [tokens, query heads, head_dim]                  written once
-    partials  [parts, kv heads, queries, head_dim + 2] float32   of contexts that are cut: sums, maximum and total
+    partials  [rows, head_dim + 2] float32                     of each query, KV head and part of contexts that are cut:
+                                                               sums, maximum and total
     arrived   [cut tiles, kv heads] int32                      parts that are done; zeros before and after
 """
 
 from collections.abc import Sequence
 from functools import cache as once
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -39,11 +43,16 @@ from torch import Tensor
 
 from orca.kernels.reference import ContextRow, Sight
 from orca.kernels.transfer import to_device
-from orca.kernels.triton_attention_item import Item, attend
+from orca.kernels.triton_attention_item import PARTS_MAX, Item, attend
 from orca.kernels.triton_operator import operator
 
 SPLIT = 256
-"""Positions of a narrow item. At 128 dimensions its keys and values are 128 KiB (bfloat16), its partial sums 2 KiB."""
+"""Positions of a narrow part, at least. At 128 dimensions its keys and values are 128 KiB (bfloat16), its partial sums
+2 KiB for each token and 4 heads."""
+WIDE_SPLIT = 1024
+"""Of a wide one: 512 KiB, and 65 KiB of partial sums of 128 queries."""
+_SHORT = 8
+"""A chunk is short beside what it sees where that is so many times as long."""
 _NO_WINDOW = (1 << 31) - 1
 _LOG2_E = 1.4426950408889634
 
@@ -78,12 +87,15 @@ class TritonAttention:
 
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
         sizes = Sizes.of(seen)
-        wide, narrow = _items(rows, seen, sizes)
-        head = (len(wide) + len(narrow), len(wide), *[0] * (len(Item._fields) - 2))
-        said = to_device(np.array([head, *wide, *narrow], np.int32), seen.device)
-        parts = sum(item.part >= 0 for item in narrow)
-        tiles = max((item.tile + 1 for item in narrow), default=0)
-        self._take(said, Scratch.of(seen, sizes, parts, tiles), seen, sizes, has_wide=bool(wide))
+        items = _Items(seen, sizes)
+        for row in rows:
+            items.add(row)
+        # The longest first: what begins last ends soon.
+        wide = sorted(items.wide, key=lambda item: item.begin - item.end)
+        head = (len(wide) + len(items.narrow), len(wide), *[0] * (len(Item._fields) - 2))
+        said = to_device(np.array([head, *wide, *items.narrow], np.int32), seen.device)
+        scratch = Scratch.of(seen, items.part_rows, items.tiles, sizes.shape.narrow)
+        self._take(said, scratch, seen, sizes, has_wide=bool(wide))
 
     @classmethod
     def of_items(cls, items: Tensor, scratch: "Scratch", seen: Sight) -> "TritonAttention":
@@ -95,7 +107,7 @@ class TritonAttention:
     def _take(self, items: Tensor, scratch: "Scratch", seen: Sight, sizes: "Sizes", *, has_wide: bool) -> None:
         assert seen.tables.dtype == torch.int32
         assert seen.tables.is_contiguous()
-        self._items, self._scratch, self._tables, self._sizes = items, scratch, seen.tables, sizes
+        self.items, self._scratch, self._tables, self._sizes = items, scratch, seen.tables, sizes
         self._heads, self._kv_heads = len(seen.kv_of_query), seen.kv_heads
         self._window = window_of(seen)
         self._has_wide = has_wide
@@ -109,7 +121,7 @@ class TritonAttention:
         _attend(
             qkv,
             cache,
-            self._items,
+            self.items,
             self._tables,
             self._sizes.first_query,
             output,
@@ -189,18 +201,26 @@ class Scratch(NamedTuple):
 
     partials: Tensor
     arrived: Tensor
-    part_rows: int  # queries of a part
+    part_rows: int  # queries that a narrow part has room for
 
     @classmethod
-    def of(cls, seen: Sight, sizes: Sizes, parts: int, tiles: int, *, is_single: bool = False) -> "Scratch":
-        """Args: is_single: items have one token each."""
-        part_rows = triton.next_power_of_2(sizes.group) if is_single else sizes.shape.narrow
-        shape = (parts * seen.kv_heads * part_rows, seen.head_dim + 2)
+    def of(cls, seen: Sight, rows: int, tiles: int, part_rows: int) -> "Scratch":
+        """Args: rows: of `partials`; tiles: whose contexts are cut."""
         return cls(
-            torch.empty(shape, dtype=torch.float32, device=seen.device),
+            torch.empty(rows, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
             torch.zeros(tiles, seen.kv_heads, dtype=torch.int32, device=seen.device),
             part_rows,
         )
+
+
+def split_of(length: int, least: int) -> int:
+    """Positions of a part of so many, a multiple of `least`."""
+    return triton.cdiv(length, PARTS_MAX.value * least) * least
+
+
+def parts_max(slots: int, rows: int) -> int:
+    """Narrow parts of so many rows whose contexts have so many slots of the cache together."""
+    return min(slots // SPLIT + rows, PARTS_MAX.value * rows)
 
 
 def window_of(seen: Sight) -> int:
@@ -239,33 +259,42 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int, device: torch.dev
     return torch.from_numpy(first_query).to(device), max(1, int(np.diff(first_query).max()))
 
 
-def _items(rows: Sequence[ContextRow], seen: Sight, sizes: Sizes) -> tuple[list[Item], list[Item]]:
-    """Wide items, the longest first, and narrow ones."""
-    window, shape = window_of(seen), sizes.shape
-    wide_tokens, narrow_tokens = shape.wide // sizes.group, shape.narrow // sizes.group
-    wide: list[Item] = []
-    narrow: list[Item] = []
-    parts = tiles = 0
+class _Items:
+    """The items of a step."""
 
-    def begin_of(position: int) -> int:
-        return max(position - window + 1, 0) // shape.positions * shape.positions
+    def __init__(self, seen: Sight, sizes: Sizes) -> None:
+        self.wide: list[Item] = []
+        self.narrow: list[Item] = []
+        self.part_rows = 0  # of partials
+        self.tiles = 0  # whose contexts are cut
+        self._seen, self._shape, self._window = seen, sizes.shape, window_of(seen)
+        self._wide_tokens, self._narrow_tokens = sizes.shape.wide // sizes.group, sizes.shape.narrow // sizes.group
 
-    for row in rows:
-        position, end, table = row.position, row.end, row.line * seen.tables.shape[1]
-        begin = begin_of(position)
-        if row.count > narrow_tokens:
-            for done in range(0, row.count, wide_tokens):
-                count, own = min(wide_tokens, row.count - done), position + done
-                wide.append(Item(row.first + done, count, own, table, begin_of(own), own + count))
-        elif begin // SPLIT == (end - 1) // SPLIT:
-            narrow.append(Item(row.first, row.count, position, table, begin, end))
-        else:
-            borders = [begin, *range((begin // SPLIT + 1) * SPLIT, end, SPLIT), end]
-            first_part, many = parts, len(borders) - 1
-            for low, high in pairwise(borders):
-                item = Item(row.first, row.count, position, table, low, high, parts, first_part, many, tiles)
-                narrow.append(item)
-                parts += 1
-            tiles += 1
-    wide.sort(key=lambda item: item.end - item.begin, reverse=True)
-    return wide, narrow
+    def add(self, row: ContextRow) -> None:
+        if row.count <= self._narrow_tokens:
+            self.narrow += self._cut(self._tile(row, 0, row.count), SPLIT, self._shape.narrow)
+            return
+        for done in range(0, row.count, self._wide_tokens):
+            tile = self._tile(row, done, min(self._wide_tokens, row.count - done))
+            is_short = _SHORT * row.count <= tile.end - tile.begin
+            self.wide += self._cut(tile, WIDE_SPLIT, self._shape.wide) if is_short else [tile]
+
+    def _tile(self, row: ContextRow, done: int, count: int) -> Item:
+        position, table = row.position + done, row.line * self._seen.tables.shape[1]
+        begin = max(position - self._window + 1, 0) // self._shape.positions * self._shape.positions
+        return Item(row.first + done, count, position, table, begin, position + count)
+
+    def _cut(self, tile: Item, least: int, queries: int) -> list[Item]:
+        """The parts of a tile. Args: least: positions of a part; queries: that a part has room for."""
+        split = split_of(tile.end - tile.begin, least)
+        lows = range(tile.begin, tile.end, split)
+        if len(lows) == 1:
+            return [tile]
+        first_part, lines, number = self.part_rows, self._seen.kv_heads * queries, self.tiles
+        self.part_rows += len(lows) * lines
+        self.tiles += 1
+        tile = tile._replace(first_part=first_part, parts=len(lows), tile=number)
+        return [
+            tile._replace(begin=low, end=min(low + split, tile.end), part=first_part + place * lines)
+            for place, low in enumerate(lows)
+        ]

@@ -18,8 +18,8 @@ class Item(NamedTuple):
     table: int  # where the request's blocks begin in `tables`
     begin: int  # first position that is read
     end: int  # behind the last one
-    part: int = -1  # place in `partials`; -1: the context is not cut
-    first_part: int = 0  # of the same tile
+    part: int = -1  # first row in `partials`; -1: the context is not cut
+    first_part: int = 0  # that of the tile's first part: the others follow
     parts: int = 1
     tile: int = 0  # place in `arrived`
 
@@ -28,6 +28,10 @@ def _column(name: str) -> tl.constexpr:
     return tl.constexpr(Item._fields.index(name))
 
 
+PARTS_MAX = tl.constexpr(32)
+"""Of a context. A power of two: what is added up is read at once."""
+_SUMS_AHEAD, _SUMS_SMALL = tl.constexpr(4), tl.constexpr(4096)
+"""Parts whose sums are read at a time, where a tile of them has few enough numbers for a program's registers."""
 COLUMNS = tl.constexpr(len(Item._fields))
 FIRST, COUNT, POSITION, TABLE = _column("first"), _column("count"), _column("position"), _column("table")
 BEGIN, END, PART, FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
@@ -63,10 +67,9 @@ def _nothing(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _part_at(partials, part, kv_head, row, kv_heads: tl.constexpr, head_dim: tl.constexpr, part_rows: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a part has the sums of each query, then its largest score, then its total. part_rows: queries of a part."""
-    line = part.to(tl.int64) * kv_heads + kv_head
-    return partials + (line * part_rows + row) * (head_dim + 2)
+def _at(partials, line, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a row of `partials` has a query's sums, then its largest score, then its total."""
+    return partials + line * (head_dim + 2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -116,22 +119,10 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _leave(  # type: ignore[no-untyped-def]
-    item,
-    kv_head,
-    partials,
-    done_at,
-    state,
-    row,
-    is_row,
-    dim,
-    kv_heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    part_rows: tl.constexpr,
-):
-    """Write a part down. Returns: whether all of its tile's are written now."""
+def _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a part down. own_row: behind the part's first. Returns: whether all of its tile's are written now."""
     largest, total, summed = state
-    at = _part_at(partials, tl.load(item + PART), kv_head, row, kv_heads, head_dim, part_rows)
+    at = _at(partials, tl.load(item + PART) + own_row, head_dim)
     tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
     tl.store(at + head_dim, largest, mask=is_row)
     tl.store(at + head_dim + 1, total, mask=is_row)
@@ -142,25 +133,32 @@ def _leave(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_up(  # type: ignore[no-untyped-def]
-    item, kv_head, partials, row, is_row, dim, kv_heads: tl.constexpr, head_dim: tl.constexpr, part_rows: tl.constexpr
+    item, partials, own_row, is_row, dim, part_lines: tl.constexpr, head_dim: tl.constexpr, ahead: tl.constexpr
 ):
-    """The parts of a tile as one: total [rows] and sums [rows, dims], in the order of positions.
+    """The parts of a tile as one: total [rows] and sums [rows, dims].
 
-    Other programs wrote them during this launch: they are read past the caches that only this one's processor sees.
+    Maxima first, those of all parts at once: then no part's sums wait for another's. `ahead` of them are read at a time
+    and added in the order of positions. Other programs wrote them during this launch: they are read past the caches
+    that only this one's processor sees.
+
+    part_lines: rows of `partials` from one part to the next.
     """
     is_mine = is_row[:, None] & (dim < head_dim)[None, :]
-    largest, total, summed = _nothing(row.shape[0], dim.shape[0])
-    first_part = tl.load(item + FIRST_PART)
-    for part in range(tl.load(item + PARTS)):
-        at = _part_at(partials, first_part + part, kv_head, row, kv_heads, head_dim, part_rows)
-        its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
+    first = tl.load(item + FIRST_PART) + own_row
+    parts = tl.load(item + PARTS)
+    part = tl.arange(0, PARTS_MAX)
+    is_there = (part < parts)[:, None] & is_row[None, :]
+    all_at = _at(partials, first[None, :] + part[:, None] * part_lines, head_dim)
+    largest = tl.load(all_at + head_dim, mask=is_there, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(all_at + head_dim + 1, mask=is_there, other=0.0, cache_modifier=".cg")
+    _, base = _raised(tl.max(largest, axis=0), float("-inf"))
+    total = tl.sum(totals * tl.exp2(largest - base[None, :]), axis=0)
+    summed = tl.zeros((own_row.shape[0], dim.shape[0]), tl.float32)
+    for number in tl.range(0, parts, loop_unroll_factor=ahead):
+        at = _at(partials, first + number * part_lines, head_dim)
         its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
-        its_total = tl.load(at + head_dim + 1, mask=is_row, other=0.0, cache_modifier=".cg")
-        raised, base = _raised(largest, its_largest)
-        kept, added = tl.exp2(largest - base), tl.exp2(its_largest - base)
-        total = total * kept + its_total * added
-        summed = summed * kept[:, None] + its_sums * added[:, None]
-        largest = raised
+        its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
+        summed += its_sums * tl.exp2(its_largest - base)[:, None]
     return total, summed
 
 
@@ -185,7 +183,6 @@ def _attend_item(  # type: ignore[no-untyped-def]
     block_n: tl.constexpr,
     block_d: tl.constexpr,
     precision: tl.constexpr,
-    may_be_part: tl.constexpr,
     part_rows: tl.constexpr,
 ):
     """One KV head of an item: its queries, or its part of their context."""
@@ -229,12 +226,14 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
     out_at = out + ((first + token) * heads + own_head)[:, None] * head_dim + dim[None, :]
     is_last = True
-    if may_be_part and tl.load(item + PART) >= 0:
+    if tl.load(item + PART) >= 0:
         done_at = arrived + tl.load(item + TILE) * kv_heads + kv_head
-        is_last = _leave(item, kv_head, partials, done_at, state, row, is_row, dim, kv_heads, head_dim, part_rows)
+        own_row = kv_head * part_rows + row.to(tl.int64)
+        is_last = _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim)
         if is_last:
             tl.store(done_at, 0)
-            total, summed = _add_up(item, kv_head, partials, row, is_row, dim, kv_heads, head_dim, part_rows)
+            ahead: tl.constexpr = _SUMS_AHEAD if block_m * block_d <= _SUMS_SMALL else 1
+            total, summed = _add_up(item, partials, own_row, is_row, dim, kv_heads * part_rows, head_dim, ahead)
     if is_last:
         # Rows of padding see nothing (triton_inputs.py): zeros.
         result = summed / tl.where(total > 0, total, 1.0)[:, None]
@@ -266,7 +265,10 @@ def attend(  # type: ignore[no-untyped-def]
     has_wide: tl.constexpr,
     part_rows: tl.constexpr,
 ):
-    """Every program takes items in turn. has_wide: whether there may be wide ones."""
+    """Every program takes items in turn.
+
+    has_wide: whether there may be wide ones; part_rows: queries that narrow parts have room for.
+    """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
     for task in range(tl.program_id(0), many * kv_heads, tl.num_programs(0)):
@@ -275,10 +277,10 @@ def attend(  # type: ignore[no-untyped-def]
         if has_wide and number < many_wide:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
-                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, False, part_rows,
+                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, wide,
             )  # fmt: skip
         else:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
-                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, True, part_rows,
+                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, part_rows,
             )  # fmt: skip

@@ -22,6 +22,7 @@ from orca.kernels.triton_attention_item import (
     FIRST_PART,
     PART,
     PARTS,
+    PARTS_MAX,
     POSITION,
     TABLE,
     TILE,
@@ -31,7 +32,6 @@ from orca.kernels.triton_operator import operator
 _SAID_COLUMNS = tl.constexpr(recording.COLUMNS)
 _SAID_LINE, _SAID_POSITION = tl.constexpr(recording.LINE), tl.constexpr(recording.POSITION)
 _SAID_TOKEN, _SAID_BLOCK = tl.constexpr(recording.TOKEN), tl.constexpr(recording.BLOCK)
-_PARTS_AT_ONCE = tl.constexpr(64)
 ROWS_A_PROGRAM = 128
 ROWS_MAX = 512
 """Of a batch, as a rule: larger ones have a kernel of their own."""
@@ -70,13 +70,17 @@ def make_rows(
 
 
 @operator("items")
-def make_items(said: Tensor, items: Tensor, columns: int, window: int, positions: int, split: int) -> None:
+def make_items(
+    said: Tensor, items: Tensor, columns: int, window: int, positions: int, split: int, part_lines: int
+) -> None:
     """What attention does.
 
     Args:
         columns: of the tables.
         window: positions that a token sees.
-        positions: that attention takes at once; split: of which no item has more.
+        positions: that attention takes at once.
+        split: positions of a part, at least.
+        part_lines: rows of `partials` from one part to the next.
     """
     rows = len(said)
     lay_out_items[(rows,)](
@@ -87,6 +91,7 @@ def make_items(said: Tensor, items: Tensor, columns: int, window: int, positions
         window,
         positions=positions,
         split=split,
+        part_lines=part_lines,
         block=max(ROWS_MAX, triton.next_power_of_2(rows)),
     )
 
@@ -129,29 +134,39 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _parts_of(position, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a row's context begins, and in how many parts it is cut."""
+def _cut(position, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a row's context begins, how many positions its parts have, and how many parts (triton_attention._Items)."""
     begin = tl.maximum(position - window + 1, 0) // positions * positions
-    return begin, position // split - begin // split + 1
+    length = position + 1 - begin
+    its_split = tl.cdiv(length, PARTS_MAX * split) * split
+    return begin, its_split, tl.cdiv(length, its_split)
 
 
 @triton.jit(do_not_specialize=["columns", "rows", "window"])  # type: ignore[untyped-decorator]
 def lay_out_items(  # type: ignore[no-untyped-def]
-    said, columns, items, rows, window, positions: tl.constexpr, split: tl.constexpr, block: tl.constexpr
+    said,
+    columns,
+    items,
+    rows,
+    window,
+    positions: tl.constexpr,
+    split: tl.constexpr,
+    part_lines: tl.constexpr,
+    block: tl.constexpr,
 ):
-    """The items of one row: its context, cut as triton_attention._items cuts it; of padding an empty one, so that the
+    """The items of one row: its context, cut as triton_attention._Items cuts it; of padding an empty one, so that the
     same is computed of it each time. block: at least `rows`."""
     own = tl.program_id(0)
     other = tl.arange(0, block)
     at = said + other.to(tl.int64) * _SAID_COLUMNS
     line = tl.load(at + _SAID_LINE, mask=other < rows, other=-1)
     position = tl.load(at + _SAID_POSITION, mask=line >= 0, other=0)
-    _, its_parts = _parts_of(position, window, positions, split)
+    _, _, its_parts = _cut(position, window, positions, split)
     its_parts = tl.where(other < rows, its_parts, 0)
     is_cut = its_parts > 1
     is_before = other < own
     first_item = tl.sum(tl.where(is_before, its_parts, 0)).to(tl.int32)
-    first_part = tl.sum(tl.where(is_before & is_cut, its_parts, 0)).to(tl.int32)
+    first_part = tl.sum(tl.where(is_before & is_cut, its_parts, 0)).to(tl.int32) * part_lines
     tile = tl.sum(tl.where(is_before & is_cut, 1, 0)).to(tl.int32)
     if own == 0:
         tl.store(items, tl.sum(its_parts).to(tl.int32))
@@ -162,20 +177,19 @@ def lay_out_items(  # type: ignore[no-untyped-def]
     own_position = tl.where(is_asked, tl.load(said + own * _SAID_COLUMNS + _SAID_POSITION), 0)
     end = tl.where(is_asked, own_position + 1, 0)
     table = tl.where(is_asked, own_line * columns, 0).to(tl.int32)
-    begin, parts = _parts_of(own_position, window, positions, split)
-    for start in range(0, parts.to(tl.int32), _PARTS_AT_ONCE):
-        part = start + tl.arange(0, _PARTS_AT_ONCE)
-        low = tl.maximum((begin // split + part) * split, begin)
-        high = tl.minimum((begin // split + part + 1) * split, end)
-        item = items + (1 + first_item + part).to(tl.int64) * COLUMNS
-        is_mine = part < parts
-        tl.store(item + FIRST, own, mask=is_mine)
-        tl.store(item + COUNT, 1, mask=is_mine)
-        tl.store(item + POSITION, own_position.to(tl.int32), mask=is_mine)
-        tl.store(item + TABLE, table, mask=is_mine)
-        tl.store(item + BEGIN, low.to(tl.int32), mask=is_mine)
-        tl.store(item + END, high.to(tl.int32), mask=is_mine)
-        tl.store(item + PART, tl.where(parts > 1, first_part + part, -1), mask=is_mine)
-        tl.store(item + FIRST_PART, first_part, mask=is_mine)
-        tl.store(item + PARTS, parts.to(tl.int32), mask=is_mine)
-        tl.store(item + TILE, tile, mask=is_mine)
+    begin, own_split, parts = _cut(own_position, window, positions, split)
+    part = tl.arange(0, PARTS_MAX)
+    low = begin + part * own_split
+    high = tl.minimum(low + own_split, end)
+    item = items + (1 + first_item + part).to(tl.int64) * COLUMNS
+    is_mine = part < parts
+    tl.store(item + FIRST, own, mask=is_mine)
+    tl.store(item + COUNT, 1, mask=is_mine)
+    tl.store(item + POSITION, own_position.to(tl.int32), mask=is_mine)
+    tl.store(item + TABLE, table, mask=is_mine)
+    tl.store(item + BEGIN, low.to(tl.int32), mask=is_mine)
+    tl.store(item + END, high.to(tl.int32), mask=is_mine)
+    tl.store(item + PART, tl.where(parts > 1, first_part + part * part_lines, -1), mask=is_mine)
+    tl.store(item + FIRST_PART, first_part, mask=is_mine)
+    tl.store(item + PARTS, parts.to(tl.int32), mask=is_mine)
+    tl.store(item + TILE, tile, mask=is_mine)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orca.kernels.recording import COLUMNS, LINE, Lines, Made
 from orca.kernels.reference import Sight
-from orca.kernels.triton_attention import SPLIT, Scratch, Sizes, TritonAttention, window_of
+from orca.kernels.triton_attention import SPLIT, Scratch, Sizes, TritonAttention, parts_max, window_of
 from orca.kernels.triton_attention_item import Item
 from orca.kernels.triton_inputs import make_items, make_rows
 
@@ -79,14 +79,14 @@ class GraphRecorder:
         here.wait_stream(apart)
         return made, graph.replay
 
-    def _scratch_of(self, seen: Sight, parts: int, tiles: int) -> Scratch:
+    def _scratch_of(self, seen: Sight, slots: int, rows: int) -> Scratch:
         """One for all graphs but those of very many rows, which have their own."""
-        key = (tuple(seen.kv_of_query), seen.head_dim, tiles if tiles > _ROWS_SHARED else 0)
+        rows = max(rows, _ROWS_SHARED)
+        key = (tuple(seen.kv_of_query), seen.head_dim, rows)
         if key not in self._scratch:
-            more = 2 * max(_ROWS_SHARED - tiles, 0)
-            self._scratch[key] = Scratch.of(
-                seen, Sizes.of(seen), parts + more, max(tiles, _ROWS_SHARED), is_single=True
-            )
+            part_rows = triton.next_power_of_2(Sizes.of(seen).group)  # of one token
+            lines = parts_max(slots, rows) * seen.kv_heads * part_rows
+            self._scratch[key] = Scratch.of(seen, lines, rows, part_rows)
         return self._scratch[key]
 
 
@@ -95,7 +95,7 @@ class GraphInputs:
 
     Args:
         slots: of the cache, which bound the contexts of all rows together.
-        scratch_of: memory for a geometry, a number of parts and of cut contexts.
+        scratch_of: memory for a geometry, so many slots and rows.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class GraphInputs:
             torch.empty(rows, dtype=torch.int32, device=device),
             torch.empty(rows, dtype=torch.int64, device=device),
         )
-        # Each context is cut at multiples of SPLIT, none of which need be where it begins or ends.
-        self._parts_max = slots // SPLIT + 2 * rows
-        self._items: list[tuple[int, int, Tensor]] = []  # of each window: positions of a tile, window, items
+        self._cache_slots = slots
+        # Of each window, as make_items wants them: items; window, positions of a tile, SPLIT, rows of a part.
+        self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
 
     def put(self, said: NDArray[np.int64]) -> None:
         self._told.send(said, self._said)
@@ -120,14 +120,18 @@ class GraphInputs:
     def lay_out(self) -> None:
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._said, *self._lines, *made, self._block_tokens)
-        for positions, window, items in self._items:
-            make_items(self._said, items, self._lines.tables.shape[1], window, positions, SPLIT)
+        for items, geometry in self._items:
+            make_items(self._said, items, self._lines.tables.shape[1], *geometry)
 
     def attention(self, seen: Sight) -> TritonAttention:
         assert seen.tables is self._lines.tables
-        items = torch.zeros(1 + self._parts_max, len(Item._fields), dtype=torch.int32, device=seen.device)
-        self._items.append((Sizes.of(seen).shape.positions, window_of(seen), items))
-        return TritonAttention.of_items(items, self._scratch_of(seen, self._parts_max, len(self._said)), seen)
+        rows = len(self._said)
+        scratch = self._scratch_of(seen, self._cache_slots, rows)
+        lines = 1 + parts_max(self._cache_slots, rows)
+        items = torch.zeros(lines, len(Item._fields), dtype=torch.int32, device=seen.device)
+        positions, part_lines = Sizes.of(seen).shape.positions, seen.kv_heads * scratch.part_rows
+        self._items.append((items, (window_of(seen), positions, SPLIT, part_lines)))
+        return TritonAttention.of_items(items, scratch, seen)
 
 
 class _Told:

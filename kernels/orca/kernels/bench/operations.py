@@ -48,6 +48,8 @@ class Sizes:
     tokens: int  # of a step, for what is done with each token
     decodes: tuple[tuple[int, int], ...]  # rows and their context
     prompts: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]  # of prompts: the context and the tokens that are run of it
+    mixed: tuple[int, int]  # of `decodes`, beside the first prompt
     sampled: tuple[int, int]  # rows and vocabulary
 
 
@@ -58,8 +60,10 @@ LLAMA_8B = Sizes(
     hidden=4096,
     intermediate=14336,
     tokens=8192,
-    decodes=((1, 4096), (32, 4096), (64, 1024), (256, 1024), (32, 16384)),
+    decodes=((1, 4096), (1, 32768), (32, 4096), (64, 1024), (256, 1024), (32, 16384)),
     prompts=(1024, 4096, 16384),
+    chunks=((32768, 64), (16384, 512)),
+    mixed=(32, 4096),
     sampled=(256, 128256),
 )
 SMALL = Sizes(
@@ -71,6 +75,8 @@ SMALL = Sizes(
     tokens=3,
     decodes=((2, 300), (1, 17)),
     prompts=(40,),
+    chunks=((1030, 20),),
+    mixed=(1, 17),
     sampled=(2, 100),
 )
 
@@ -81,7 +87,10 @@ def operations(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch
         yield _attention(kernels, sizes, dtype, device, f"decode {rows} x {context}", [(context, 1)] * rows)
     for tokens in sizes.prompts:
         yield _attention(kernels, sizes, dtype, device, f"prompt {tokens}", [(tokens, tokens)])
-    mixed = [(context, 1) for rows, context in sizes.decodes[1:2] for _ in range(rows)] + [(sizes.prompts[0],) * 2]
+    for context, tokens in sizes.chunks:
+        yield _attention(kernels, sizes, dtype, device, f"last {tokens} of a prompt {context}", [(context, tokens)])
+    rows, context = sizes.mixed
+    mixed = [(context, 1)] * rows + [(sizes.prompts[0],) * 2]
     yield _attention(kernels, sizes, dtype, device, "decode and a prompt", mixed)
     yield from _of_each_token(kernels, sizes, dtype, device)
     yield from _sampling(*sizes.sampled, device)
@@ -141,7 +150,7 @@ def _attention(
         + 2 * tokens * sizes.heads * sizes.head_dim * dtype.itemsize,
         flops=flops,
         check=check,
-        rival=_rival(qkv, sizes, scale) if len(shapes) == 1 and shapes[0][1] > 1 else None,
+        rival=_rival(qkv, sizes, scale) if shapes == [(tokens, tokens)] and tokens > 1 else None,
     )
 
 
