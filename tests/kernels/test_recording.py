@@ -1,5 +1,9 @@
 """What is recorded once runs on other numbers: the inputs of a step out of what a device keeps of the requests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +124,63 @@ def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
     assert sizes[:9] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
     assert all(0 <= rows - requests <= max(7, requests // 8) for requests, rows in enumerate(sizes, start=1))
     assert len(set(sizes)) < 40
+
+
+class _Cuda:
+    """What a capture calls of PyTorch, written down."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def Stream(self, _device: torch.device) -> SimpleNamespace:  # noqa: N802 - PyTorch's name
+        return SimpleNamespace(wait_stream=lambda _: self.called.append("wait for the caller's stream"))
+
+    def current_stream(self) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda _: self.called.append("the caller's stream waits"))
+
+    @contextmanager
+    def stream(self, _stream: object) -> Iterator[None]:
+        self.called.append("apart")
+        yield
+        self.called.append("back")
+
+    def CUDAGraph(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(
+            capture_begin=lambda **how: self.called.append(f"begin {how['pool']} {how['capture_error_mode']}"),
+            capture_end=lambda: self.called.append("end"),
+            replay=lambda: self.called.append("replay"),
+        )
+
+
+def test_a_step_is_captured_apart_after_it_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = _Cuda()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    recorder = GraphRecorder(torch.device("cuda"))
+
+    def compute() -> tuple[Tensor | None, ...]:
+        cuda.called.append("compute")
+        return ()
+
+    _, run = recorder.record(compute)
+    run()
+    captured = ["begin pool thread_local", "compute", "end"]
+    before, behind = ["wait for the caller's stream", "apart", "compute"], ["back", "the caller's stream waits"]
+    assert cuda.called == [*before, *captured, *behind, "replay"]
+
+
+def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = _Cuda()
+    monkeypatch.setattr(torch, "cuda", cuda)
+
+    def fail() -> tuple[Tensor | None, ...]:
+        raise RuntimeError("not to be captured")
+
+    with pytest.raises(RuntimeError, match="not to be captured"):
+        GraphRecorder(torch.device("cuda")).record(lambda: (), fail)
+    assert cuda.called[-1] == "end"
 
 
 def test_triton_kernels_record() -> None:

@@ -276,7 +276,7 @@ def _is_token_list(value: Any) -> bool:
 
 def _check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
     if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
-        raise InvalidRequest(f"{param} must be text or a list of token ids", param=param)
+        raise InvalidRequest(f"{param} must be text or a list of token ids from 0 to {vocab_size - 1}", param=param)
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise InvalidRequest(f"{param} has a token id outside 0 to {vocab_size - 1}", param=param)
 
