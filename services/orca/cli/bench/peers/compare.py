@@ -35,6 +35,7 @@ from orca.cli.bench.peers.standing import (
     OPENVINO_DEFAULT,
     OPENVINO_F32,
     ORCA,
+    ORCA_BFLOAT16,
     STATIC,
     VLLM,
     VLLM_BFLOAT16,
@@ -147,7 +148,7 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     for number in range(1, contest.rounds + 1):
         for standing in standings:
             standing.add(runs[standing.name](contest), contest.workload.new_tokens)
-            say(f"round {number}: {standing.name:<24}{_last_round(standing, contest)}")
+            say(f"round {number}: {standing.name:<25}{_last_round(standing, contest)}")
     for standing in standings:
         say(f"judging the tokens of {standing.name}")
         if standing.name in NOT_JUDGED:
@@ -176,7 +177,8 @@ def _systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
         runs[VLLM_HTTP] = _run_vllm_server
     if contest.openvino is not None or contest.vllm is not None:
         runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
-    return runs | {ENGINE: partial(_run_engine, "float32"), ORCA: _run_orca}
+        runs[ORCA_BFLOAT16] = partial(_run_orca, ORCA_BFLOAT16, ("--dtype", "bfloat16"))
+    return runs | {ENGINE: partial(_run_engine, "float32"), ORCA: partial(_run_orca, ORCA, ())}
 
 
 def _run_transformers(mode: str, contest: Contest) -> Ran:
@@ -260,17 +262,18 @@ def _run_vllm_server(contest: Contest) -> Ran:
     return asyncio.run(_serve(contest, VLLM_HTTP, system, watch, server.log))
 
 
-def _run_orca(contest: Contest) -> Ran:
+def _run_orca(name: str, more: Sequence[str], contest: Contest) -> Ran:
+    """Args: more: options for `orca up`, which go before the contest's."""
     watch = MemoryWatch()
     system = running_system(
         str(contest.model),
-        contest.up_options,
+        [*contest.up_options, *more],
         contest.folder,
         vocab_size=contest.vocab_size,
         environment=contest.environment,
         on_start=watch.follow,
     )
-    return asyncio.run(_serve(contest, ORCA, system, watch, contest.folder / "up.log"))
+    return asyncio.run(_serve(contest, name, system, watch, contest.folder / "up.log"))
 
 
 async def _serve(

@@ -13,11 +13,13 @@ from orca.cli.bench.report import Spread, spread
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"
 VLLM, VLLM_BFLOAT16, VLLM_HTTP = "vllm", "vllm bfloat16", "vllm over HTTP"
-ENGINE, ENGINE_BFLOAT16, ORCA = "orca engine", "orca engine bfloat16", "orca over HTTP"
+ENGINE, ENGINE_BFLOAT16 = "orca engine", "orca engine bfloat16"
+ORCA, ORCA_BFLOAT16 = "orca over HTTP", "orca over HTTP bfloat16"
 NOT_JUDGED = {
     OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits",
     VLLM_BFLOAT16: "lengths only: computes in bfloat16",
     ENGINE_BFLOAT16: "lengths only: computes in bfloat16",
+    ORCA_BFLOAT16: "lengths only: computes in bfloat16",
 }
 """What is no float32, and so has other tokens with good reason."""
 
