@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,30 @@ from orca.worker.settings import WorkerSettings
 BLOCK_TOKENS = 4
 
 
-@pytest.fixture
-def rank(tiny_model: Path) -> Iterator[FrameSocket]:
+@contextmanager
+def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket]:
     """The controller's end of the only rank of a group, which has loaded its weights."""
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, log.open("wb") as output:
         command = [*RANK_COMMAND, str(theirs.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stderr=output)
     link = FrameSocket(ours)
-    settings = WorkerSettings(model=str(tiny_model), threads=1)
     link.write(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=0))
-    assert said(link)[0] is Kind.LOADED
-    yield link
-    link.write(encode(Kind.STOP, b""))
-    assert process.wait(30) == 0
-    ours.close()
+    assert said(link)[0] is Kind.LOADED, log.read_text()
+    try:
+        yield link
+    finally:
+        link.write(encode(Kind.STOP, b""))
+        status = process.wait(30)
+        ours.close()
+    assert status == 0
+
+
+@pytest.fixture
+def rank(tiny_model: Path, tmp_path: Path) -> Iterator[FrameSocket]:
+    with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1), tmp_path / "rank.log") as link:
+        yield link
 
 
 def said(link: FrameSocket) -> tuple[Kind, Any]:
@@ -80,3 +89,21 @@ def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket) -> N
     run(rank, epoch=2)
     kind, result = said(rank)
     assert (kind, result.epoch.number, len(result.sampled)) == (Kind.RESULT, 2, 1)
+
+
+def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
+    kept_kernels: Path, tiny_model: Path
+) -> None:
+    logs = []
+    for life in range(2):
+        log = kept_kernels / f"{life}.log"
+        with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1, dtype="bfloat16"), log) as link:
+            join(link, 1)
+            assert [said(link)[0], said(link)[0]] == [Kind.LEFT, Kind.JOINED]
+            code = {file: file.stat().st_mtime_ns for file in kept_kernels.rglob("*.nbc")}
+            run(link, epoch=1)
+            assert said(link)[0] is Kind.RESULT
+        assert {file: file.stat().st_mtime_ns for file in kept_kernels.rglob("*.nbc")} == code != {}
+        logs.append(log.read_text())
+    assert ["begins again" in log for log in logs] == [True, False]
+    assert logs[0].count("begins again") == 1

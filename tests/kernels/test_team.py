@@ -100,7 +100,7 @@ def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: p
         sleep(0.05)
         return made(name, body)
 
-    numba_team._native_call()
+    numba_team.compile_launches()
     monkeypatch.setattr(numba_team, "compiled", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:

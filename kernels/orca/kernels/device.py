@@ -47,8 +47,11 @@ class Sampler(Protocol):
 
 
 class Kernels(Protocol):
-    def prepare(self, sizes: ModelSizes) -> None:
-        """Compile what a model needs, so that none of its steps waits for it."""
+    def prepare(self, sizes: ModelSizes) -> bool:
+        """Compile what a model needs, so that none of its steps waits for it.
+
+        Returns: whether a process that begins now, and finds all of it compiled, may round otherwise than this one.
+        """
         ...
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> RaggedAttention:

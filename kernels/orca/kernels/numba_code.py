@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import llvmlite.binding
@@ -18,6 +18,17 @@ from orca.kernels.numba_intrinsics import ARGS, FAST
 log = logging.getLogger(__name__)
 
 _compiling = Lock()
+_has_compiled = Event()
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled code that others will find kept.
+
+    They run other code than it does. Where a kernel is compiled, the functions inside it come from code of their own;
+    where it is found kept, LLVM optimises them once more as parts of their kernel, and bfloat16 may be rounded at other
+    places.
+    """
+    return _has_compiled.is_set()
 
 
 def compiled(name: str, body: Callable[[Any], None]) -> Any:
@@ -35,7 +46,10 @@ def compiled(name: str, body: Callable[[Any], None]) -> Any:
             # at a time would leave pointing to each other's code.
             config.CACHE_DIR = str(kept_in / name)
             try:
-                return cfunc(ARGS, cache=True, **FAST)(body)
+                code: Any = cfunc(ARGS, cache=True, **FAST)(body)
+                if not code.cache_hits:
+                    _has_compiled.set()
+                return code
             except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
                 log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
             finally:

@@ -4,26 +4,31 @@ from collections.abc import Sequence
 
 import torch
 
-from orca.kernels import numba_attention, numba_gates, numba_lookups, numba_recording, numba_rows
+from orca.kernels import numba_attention, numba_gates, numba_lookups, numba_product, numba_recording, numba_rows
 from orca.kernels.numba_attention import CpuAttention
+from orca.kernels.numba_code import has_compiled
 from orca.kernels.numba_recording import CpuRecorder
-from orca.kernels.numba_team import together
+from orca.kernels.numba_team import compile_launches, together
+from orca.kernels.numba_tile import tile_of
 from orca.kernels.reference import ContextRow, ModelSizes, Sight
 
 
 class CpuKernels:
     """For tensors of float32, bfloat16 and float16."""
 
-    def prepare(self, sizes: ModelSizes) -> None:
+    def prepare(self, sizes: ModelSizes) -> bool:
         """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
         for kernel in (
             numba_attention.kernel(sizes.dtype, sizes.head_dim),
+            numba_product.kernel(sizes.dtype, tile_of(sizes.dtype)),
             *numba_lookups.kernels(sizes.dtype),
             *numba_rows.kernels(sizes.dtype),
             *numba_recording.kernels(),
             numba_gates.gated_silu_kernel(sizes.dtype),
         ):
             kernel.compile()
+        compile_launches()
+        return has_compiled()
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
         return CpuAttention(rows, seen)

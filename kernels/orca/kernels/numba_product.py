@@ -16,12 +16,17 @@ from orca.kernels import numba_amx_product, numba_vector_product
 from orca.kernels.activation import Activation
 from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE
 from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
-from orca.kernels.numba_team import new_empty
+from orca.kernels.numba_team import Kernel, new_empty
 from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.reference import Kept, RowNorm
 
 _TASKS_A_THREAD = 4
 """At least, where there are rows to split: threads end at about the same time."""
+
+
+def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
+    """That of all products of a dtype."""
+    return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, tile)
 
 
 class Panels:
@@ -44,8 +49,7 @@ class Panels:
         self.weight = self._laid_out(weight, self._tile.together, self._tile.step)
         own_bias = weight.new_zeros(self.outputs) if bias is None else bias
         self._bias = self._laid_out(own_bias.float()[:, None], 1, 1).flatten()
-        is_amx = self._tile.is_amx
-        self._kernel = numba_amx_product.kernel() if is_amx else numba_vector_product.kernel(weight.dtype, self._tile)
+        self._kernel = kernel(weight.dtype, self._tile)
         self._kernel.compile()
 
     @property

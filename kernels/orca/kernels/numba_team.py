@@ -110,12 +110,18 @@ def _run(calls: Sequence[Call]) -> None:
 def _call_team(team: int, bodies: Sequence[tuple[int, int, int]]) -> None:
     """numba_threads.call_team; without helpers it needs no team."""
     order = array("q", (team, len(bodies), *chain(*bodies)))
-    _native_call()(order.buffer_info()[0])
+    _native(threads.call_team)(order.buffer_info()[0])
+
+
+def compile_launches() -> None:
+    """Compile what runs kernels."""
+    for body in (threads.call_team, threads.help_team):
+        _native(body)
 
 
 @cache
-def _native_call() -> Callable[[int], None]:
-    return _Native(threads.call_team)
+def _native(body: Callable[[Any], None]) -> "_Native":
+    return _Native(body)
 
 
 class _Native:
@@ -212,7 +218,7 @@ class Team:
         self._at = _apart(ctypes.addressof(self._memory))
         self._put(threads.SYSCALL, _address(library.syscall))
         self._put(threads.YIELD, _address(library.sched_yield))
-        self._help = _Native(threads.help_team)
+        self._help = _native(threads.help_team)
         self._is_free = Lock()
         self._helpers: list[Thread] = []
         atexit.register(self.end)

@@ -21,8 +21,9 @@ from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 class PlainKernels:
     """Kernels of any device."""
 
-    def prepare(self, sizes: ModelSizes) -> None:
+    def prepare(self, sizes: ModelSizes) -> bool:  # noqa: ARG002
         """PyTorch's operations are compiled."""
+        return False
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> "PlainAttention":
         return PlainAttention(rows, seen)

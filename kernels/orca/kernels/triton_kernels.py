@@ -25,7 +25,7 @@ from orca.kernels.triton_recording import GraphRecorder
 class TritonKernels(PlainKernels):
     """For tensors of float32, bfloat16 and float16. What PyTorch does in one kernel of its own stays with it."""
 
-    def prepare(self, sizes: ModelSizes) -> None:
+    def prepare(self, sizes: ModelSizes) -> bool:
         """Launches what the layers of such a model launch, each with one token: seconds where these kernels were never
         compiled. In a step that would be time in which a rank is silent.
 
@@ -33,6 +33,7 @@ class TritonKernels(PlainKernels):
         for when it meets it: no layer makes any.
         """
         _Model(sizes).launch(self)
+        return False
 
     def attention(self, rows: Sequence[ContextRow], seen: Sight) -> TritonAttention:  # type: ignore[override]
         return TritonAttention(rows, seen)

@@ -1,5 +1,8 @@
 """A rank process: one device's part of one stage. Started by its controller only.
 
+Where its kernels were never compiled on this machine it compiles them, and begins again as the same process: then its
+code is that of all later ones (kernels/numba_code.py, `has_compiled`).
+
 Main thread: loads its slice of the weights, then computes. A reader thread takes frames from the controller, so that an
 order to leave an epoch, or the controller's death, is seen while the main thread computes or waits for a peer. A third
 thread sends the heartbeat.
@@ -8,12 +11,13 @@ thread sends the heartbeat.
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import torch
@@ -33,7 +37,7 @@ from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.inbox import EpochSteps, Inbox
 from orca.worker.memory import slots_possible
 from orca.worker.models.blocks import Layer, StepContext
-from orca.worker.models.build import StageModel, load_stage
+from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.progress import Progress
 from orca.worker.settings import WorkerSettings
 from orca.worker.shard import Shard
@@ -42,6 +46,8 @@ from orca.worker.stage import Stage
 log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
+_START = "ORCA_RANK_START"
+"""Variable of a process that has begun again: what its controller said first."""
 
 
 class Rank:
@@ -64,8 +70,22 @@ class Rank:
         path = settings.iteration_log
         self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
 
+    def prepare(self) -> bool:
+        """Compile what is missing of the kernels, before anything of the model is read.
+
+        Returns: whether the process had better begin again (Kernels.prepare).
+        """
+        settings = self._settings
+        self._info = load_model_info(
+            Path(settings.model),
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            max_model_len=settings.max_model_len,
+        )
+        return prepare_kernels(self._info, self._shard, self._device)
+
     def run(self) -> None:
-        """Load, then obey the controller until it says stop."""
+        """Load, then obey the controller until it says stop. Behind `prepare`."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         model = self._load()
@@ -89,13 +109,7 @@ class Rank:
         settings = self._settings
         torch.set_num_threads(settings.threads_per_rank)
         torch.set_grad_enabled(False)
-        info = load_model_info(
-            Path(settings.model),
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            max_model_len=settings.max_model_len,
-        )
-        self._info = info
+        info = self._info
         self._progress.at("reads weights")
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
         kernels = kernels_of(self._device)
@@ -283,11 +297,11 @@ def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
 
 def main(argv: Sequence[str]) -> None:
     """Entry of the process. Args: argv: the number of the inherited socket."""
-    frame_socket = FrameSocket(socket.socket(fileno=int(argv[0])))
-    first = frame_socket.read()
-    if first is None or first[0] is not Kind.START:
-        os._exit(1)
-    start = orjson.loads(first[1])
+    descriptor = int(argv[0])
+    frame_socket = FrameSocket(socket.socket(fileno=descriptor))
+    again = os.environ.pop(_START, None)
+    said = _first_word(frame_socket) if again is None else again.encode()
+    start = orjson.loads(said)
     settings = WorkerSettings(**start["settings"])
     configure_logging(
         f"worker-{settings.stage}-rank-{start['rank']}",
@@ -297,7 +311,10 @@ def main(argv: Sequence[str]) -> None:
     status = 0
     progress = Progress()
     try:
-        Rank(frame_socket, settings, start["rank"], progress).run()
+        rank = Rank(frame_socket, settings, start["rank"], progress)
+        if rank.prepare() and again is None:
+            _begin_again(descriptor, said)
+        rank.run()
     except (ModelError, SettingError) as error:
         frame_socket.write(encode(Kind.REFUSED, str(error).encode()))
         status = 1
@@ -310,3 +327,18 @@ def main(argv: Sequence[str]) -> None:
     logging.shutdown()
     # Not sys.exit: Gloo's threads and sockets of a broken epoch do not survive an orderly interpreter exit.
     os._exit(status)
+
+
+def _first_word(frame_socket: FrameSocket) -> bytes:
+    first = frame_socket.read()
+    if first is None or first[0] is not Kind.START:
+        os._exit(1)
+    return first[1]
+
+
+def _begin_again(descriptor: int, start: bytes) -> NoReturn:
+    """This process anew. An order to stop that has come right behind the start may be lost: then it is killed."""
+    log.info("kernels are compiled, the process begins again and finds them kept")
+    logging.shutdown()
+    os.set_inheritable(descriptor, True)
+    os.execve(sys.executable, sys.orig_argv, os.environ | {_START: start.decode()})

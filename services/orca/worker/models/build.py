@@ -64,6 +64,16 @@ class StageModel:
         return len(self.layers) * per_layer * torch.empty(0, dtype=self.dtype).element_size()
 
 
+def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool:
+    """Compile what a rank will need, ahead of `load_stage`, which does it otherwise.
+
+    Returns: as Kernels.prepare.
+    Raises: ModelError for a config that names no model of ours.
+    """
+    config = load_config(info.folder)
+    return kernels_of(device).prepare(_sizes(config, shard, getattr(torch, info.dtype), device))
+
+
 def load_stage(
     model: ModelInfo | Path | str,
     shard: Shard | None = None,
