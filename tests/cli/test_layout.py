@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca.cli.up.layout import describe, with_layout
+from orca.cli.up.layout import LARGE_PARAMETERS, describe, describe_pace, with_layout
 from orca.cli.up.settings import UpSettings, parse_settings
 
 SMALL, MIDDLE, LARGE = 2_800_000, 63_200_000, 7_240_000_000
@@ -87,21 +87,22 @@ def test_tokens_are_committed_together_where_the_other_parts_have_no_processor_o
 
 
 @pytest.mark.parametrize(
-    ("flags", "processors", "prefetch"),
+    ("flags", "processors", "parameters", "prefetch"),
     [
-        ("", 2, 0),
-        ("", 3, 1),
-        ("--threads 3", 3, 0),
-        ("--stages 2", 2, 1),
-        ("--device cuda", 2, 1),
-        ("--prefetch 1", 2, 1),
-        ("--prefetch 0", 64, 0),
+        ("", 2, LARGE_PARAMETERS, 0),
+        ("", 2, LARGE_PARAMETERS - 1, 1),
+        ("", 3, LARGE_PARAMETERS, 1),
+        ("--threads 3", 3, LARGE_PARAMETERS, 0),
+        ("--stages 2", 2, LARGE_PARAMETERS, 1),
+        ("--device cuda", 2, LARGE_PARAMETERS, 1),
+        ("--prefetch 1", 2, LARGE_PARAMETERS, 1),
+        ("--prefetch 0", 64, 1, 0),
     ],
 )
-def test_one_batch_is_in_flight_where_a_stage_leaves_the_other_parts_no_processor(
-    flags: str, processors: int, prefetch: int
+def test_one_batch_is_in_flight_where_a_stage_of_long_steps_leaves_the_other_parts_no_processor(
+    flags: str, processors: int, parameters: int, prefetch: int
 ) -> None:
-    assert chosen(*flags.split(), processors=processors).prefetch == prefetch
+    assert chosen(*flags.split(), processors=processors, parameters=parameters).prefetch == prefetch
 
 
 @pytest.mark.parametrize(
@@ -122,3 +123,10 @@ def test_one_batch_is_in_flight_where_a_stage_leaves_the_other_parts_no_processo
 )
 def test_the_choice_is_said_with_its_reasons(flags: str, parameters: int, processors: int, said: str) -> None:
     assert describe(parse_settings(flags.split()), parameters=parameters, processors=processors) == said
+
+
+@pytest.mark.parametrize(
+    ("processors", "said"), [(2, "prefetch 1, commits every 50 ms"), (3, "prefetch 1, commits at once")]
+)
+def test_the_pace_is_said(processors: int, said: str) -> None:
+    assert describe_pace(chosen(processors=processors)) == said

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
 from attention_steps import random_step
 from gpu import DEVICE
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from orca.kernels import triton_attention
 from orca.kernels.recording import Lines
 from orca.kernels.reference import ContextRow, Sight, attend_reference
-from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, shape_of
+from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.triton_attention_item import PARTS_MAX, Item
 from orca.kernels.triton_recording import GraphRecorder
 
@@ -87,7 +88,7 @@ def test_a_context_has_so_many_parts_at_most() -> None:
 
 
 @pytest.mark.parametrize("window", [None, WIDE_SPLIT])
-def test_a_chunk_is_cut_where_it_is_short_beside_what_it_sees(window: int | None) -> None:
+def test_a_chunk_is_cut_where_there_are_few_queries_for_what_they_see(window: int | None) -> None:
     end = 2 * WIDE_SPLIT + 5
     qkv, cache, rows, tables = random_step([(end, 40)], 1, 1, 16, torch.float32, 16)
     whole = attention([replace(rows[0], count=end, position=0)], tables, cache, [0], window)
@@ -120,3 +121,12 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
         for item in items_of(made)[:-1]
     ]
     assert own == expected
+    assert items_of(made)[-1][:6] == (len(rows), 1, 0, 0, 0, 0)
+
+
+def test_there_is_room_for_all_parts_that_rows_can_have() -> None:
+    for ends in ([SPLIT + 1] * 5, [1] * 5, [PARTS_MAX.value * SPLIT + 1] * 3, [9 * PARTS_MAX.value * SPLIT] * 2):
+        parts = [triton.cdiv(end, split_of(end, SPLIT)) for end in ends]
+        assert max(parts) <= PARTS_MAX.value
+        assert sum(parts) <= parts_max(sum(ends), len(ends))
+    assert parts_max(5 * (SPLIT + 1), 5) == 10  # no more than there are

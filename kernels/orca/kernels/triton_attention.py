@@ -10,17 +10,17 @@ KV head side by side in one tile, so that keys and values are read once for them
 - narrow: a few queries, as in the increment phase.
 
 A context is cut into parts, an item each, where there are few queries to fill the device with (flash-decoding: Dao et
-al., 2023): always for narrow tiles, for wide ones in chunks that are short beside what they see. A part has `SPLIT` or
-`WIDE_SPLIT` positions, or as many times that as keep to `PARTS_MAX` parts. The partial sums of a tile are added up by
-whichever program finishes last, in the order of positions. Where a context is cut depends on nothing but the row's own
-positions, and not on what else is in the batch.
+al., 2023). A part of a narrow tile has `SPLIT` positions, one of a wide tile `WIDE_SPLIT` for every two tiles of its
+row, so that a row has some dozens of parts and a whole prompt is never cut; or as many times that as keep to
+`PARTS_MAX` parts. The partial sums of a tile are added up by whichever program finishes last, in the order of
+positions. Where a context is cut depends on nothing but the positions of its own row.
 
 The grid is a fixed one whose programs take items in turn; how many there are is read from memory, so one captured
 launch serves steps of any lengths, whose items are made on the device (triton_inputs.py). Softmax is in base 2, in
 float32, with a running maximum and sum; the division comes last.
 
-A token gets the same bits alone and among others that are computed in items of the same size; a launch with wide items
-has more warps, and may sum in another order than one without.
+A token gets the same bits alone and among others where its row is the same and the launch is of the same kind: one with
+wide items has more warps, and may sum in another order. How many tokens a chunk of a prompt has may depend on others.
 
     qkv       [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
     cache     [blocks, 2 x kv heads, block_tokens, head_dim]   read once per item: 2 x positions x kv heads x head_dim
@@ -50,9 +50,7 @@ SPLIT = 256
 """Positions of a narrow part, at least. At 128 dimensions its keys and values are 128 KiB (bfloat16), its partial sums
 2 KiB for each token and 4 heads."""
 WIDE_SPLIT = 1024
-"""Of a wide one: 512 KiB, and 65 KiB of partial sums of 128 queries."""
-_SHORT = 8
-"""A chunk is short beside what it sees where that is so many times as long."""
+"""Of a wide one, at least: 512 KiB, and 65 KiB of partial sums of 128 queries."""
 _NO_WINDOW = (1 << 31) - 1
 _LOG2_E = 1.4426950408889634
 
@@ -94,7 +92,7 @@ class TritonAttention:
         wide = sorted(items.wide, key=lambda item: item.begin - item.end)
         head = (len(wide) + len(items.narrow), len(wide), *[0] * (len(Item._fields) - 2))
         said = to_device(np.array([head, *wide, *items.narrow], np.int32), seen.device)
-        scratch = Scratch.of(seen, items.part_rows, items.tiles, sizes.shape.narrow)
+        scratch = Scratch.of(seen, items.partials, items.tiles, sizes.shape.narrow)
         self._take(said, scratch, seen, sizes, has_wide=bool(wide))
 
     @classmethod
@@ -204,10 +202,10 @@ class Scratch(NamedTuple):
     part_rows: int  # queries that a narrow part has room for
 
     @classmethod
-    def of(cls, seen: Sight, rows: int, tiles: int, part_rows: int) -> "Scratch":
-        """Args: rows: of `partials`; tiles: whose contexts are cut."""
+    def of(cls, seen: Sight, partials: int, tiles: int, part_rows: int) -> "Scratch":
+        """Args: partials: rows of these; tiles: whose contexts are cut."""
         return cls(
-            torch.empty(rows, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
+            torch.empty(partials, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
             torch.zeros(tiles, seen.kv_heads, dtype=torch.int32, device=seen.device),
             part_rows,
         )
@@ -265,7 +263,7 @@ class _Items:
     def __init__(self, seen: Sight, sizes: Sizes) -> None:
         self.wide: list[Item] = []
         self.narrow: list[Item] = []
-        self.part_rows = 0  # of partials
+        self.partials = 0  # rows of these
         self.tiles = 0  # whose contexts are cut
         self._seen, self._shape, self._window = seen, sizes.shape, window_of(seen)
         self._wide_tokens, self._narrow_tokens = sizes.shape.wide // sizes.group, sizes.shape.narrow // sizes.group
@@ -274,10 +272,10 @@ class _Items:
         if row.count <= self._narrow_tokens:
             self.narrow += self._cut(self._tile(row, 0, row.count), SPLIT, self._shape.narrow)
             return
+        least = WIDE_SPLIT * max(1, triton.cdiv(row.count, self._wide_tokens) // 2)
         for done in range(0, row.count, self._wide_tokens):
             tile = self._tile(row, done, min(self._wide_tokens, row.count - done))
-            is_short = _SHORT * row.count <= tile.end - tile.begin
-            self.wide += self._cut(tile, WIDE_SPLIT, self._shape.wide) if is_short else [tile]
+            self.wide += self._cut(tile, least, self._shape.wide)
 
     def _tile(self, row: ContextRow, done: int, count: int) -> Item:
         position, table = row.position + done, row.line * self._seen.tables.shape[1]
@@ -290,11 +288,11 @@ class _Items:
         lows = range(tile.begin, tile.end, split)
         if len(lows) == 1:
             return [tile]
-        first_part, lines, number = self.part_rows, self._seen.kv_heads * queries, self.tiles
-        self.part_rows += len(lows) * lines
+        first_part, part_lines, number = self.partials, self._seen.kv_heads * queries, self.tiles
+        self.partials += len(lows) * part_lines
         self.tiles += 1
         tile = tile._replace(first_part=first_part, parts=len(lows), tile=number)
         return [
-            tile._replace(begin=low, end=min(low + split, tile.end), part=first_part + place * lines)
+            tile._replace(begin=low, end=min(low + split, tile.end), part=first_part + place * part_lines)
             for place, low in enumerate(lows)
         ]

@@ -85,8 +85,8 @@ class GraphRecorder:
         key = (tuple(seen.kv_of_query), seen.head_dim, rows)
         if key not in self._scratch:
             part_rows = triton.next_power_of_2(Sizes.of(seen).group)  # of one token
-            lines = parts_max(slots, rows) * seen.kv_heads * part_rows
-            self._scratch[key] = Scratch.of(seen, lines, rows, part_rows)
+            partials = parts_max(slots, rows) * seen.kv_heads * part_rows
+            self._scratch[key] = Scratch.of(seen, partials, rows, part_rows)
         return self._scratch[key]
 
 
@@ -127,8 +127,9 @@ class GraphInputs:
         assert seen.tables is self._lines.tables
         rows = len(self._said)
         scratch = self._scratch_of(seen, self._cache_slots, rows)
-        lines = 1 + parts_max(self._cache_slots, rows)
-        items = torch.zeros(lines, len(Item._fields), dtype=torch.int32, device=seen.device)
+        items = torch.zeros(
+            1 + parts_max(self._cache_slots, rows), len(Item._fields), dtype=torch.int32, device=seen.device
+        )
         positions, part_lines = Sizes.of(seen).shape.positions, seen.kv_heads * scratch.part_rows
         self._items.append((items, (window_of(seen), positions, SPLIT, part_lines)))
         return TritonAttention.of_items(items, scratch, seen)

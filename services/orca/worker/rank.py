@@ -46,7 +46,7 @@ from orca.worker.stage import Stage
 log = logging.getLogger(__name__)
 
 _BEAT_S = 0.5
-_START = "ORCA_RANK_START"
+_START = b"ORCA_RANK_START"
 """Variable of a process that has begun again: what its controller said first."""
 
 
@@ -76,6 +76,7 @@ class Rank:
         Returns: whether the process had better begin again (Kernels.prepare).
         """
         settings = self._settings
+        self._socket.write(frames.encode_record(Kind.BEAT, Beat(doing="finds or compiles kernels")))
         self._info = load_model_info(
             Path(settings.model),
             dtype=settings.dtype,
@@ -299,8 +300,8 @@ def main(argv: Sequence[str]) -> None:
     """Entry of the process. Args: argv: the number of the inherited socket."""
     descriptor = int(argv[0])
     frame_socket = FrameSocket(socket.socket(fileno=descriptor))
-    again = os.environ.pop(_START, None)
-    said = _first_word(frame_socket) if again is None else again.encode()
+    again = os.environb.pop(_START, None)
+    said = again or _first_word(frame_socket)
     start = orjson.loads(said)
     settings = WorkerSettings(**start["settings"])
     configure_logging(
@@ -312,8 +313,12 @@ def main(argv: Sequence[str]) -> None:
     progress = Progress()
     try:
         rank = Rank(frame_socket, settings, start["rank"], progress)
-        if rank.prepare() and again is None:
-            _begin_again(descriptor, said)
+        if rank.prepare():
+            if again is None:
+                _begin_again(descriptor, said)
+            log.warning(
+                "kernels were compiled and not found again: bfloat16 may be rounded otherwise by later processes"
+            )
         rank.run()
     except (ModelError, SettingError) as error:
         frame_socket.write(encode(Kind.REFUSED, str(error).encode()))
@@ -341,4 +346,4 @@ def _begin_again(descriptor: int, start: bytes) -> NoReturn:
     log.info("kernels are compiled, the process begins again and finds them kept")
     logging.shutdown()
     os.set_inheritable(descriptor, True)
-    os.execve(sys.executable, sys.orig_argv, os.environ | {_START: start.decode()})
+    os.execve(sys.executable, sys.orig_argv, os.environb | {_START: start})

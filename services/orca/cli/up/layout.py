@@ -13,6 +13,10 @@ from orca.core.batching import max_batch_tokens
 SMALL_PARAMETERS = 12_000_000
 """A model with fewer is fastest on one thread: two would wait for each other longer than they compute (README)."""
 
+LARGE_PARAMETERS = 200_000_000
+"""Where all share the processors, a batch that waits behind the running one hides the way to the master and back, and a
+request that comes waits for one step more. At 63 M parameters the first weighs more, at 519 M the second (README)."""
+
 SHARED_COMMIT_INTERVAL_MS = 50
 """Where a commit and all that follows it take time from the engine: 20 a second are smooth for who reads (README)."""
 
@@ -35,7 +39,7 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
     shared = is_shared(settings.device, threads=settings.ranks * threads, processors=processors)
     prefetch, interval_ms = settings.prefetch, settings.commit_interval_ms
     if prefetch is None:
-        prefetch = 0 if shared and settings.stages == 1 else 1
+        prefetch = 0 if shared and settings.stages == 1 and parameters >= LARGE_PARAMETERS else 1
     if interval_ms is None:
         interval_ms = SHARED_COMMIT_INTERVAL_MS if shared else 0
     return replace(settings, threads=threads, max_batch_tokens=bound, prefetch=prefetch, commit_interval_ms=interval_ms)
@@ -43,9 +47,6 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
 
 def is_shared(device: str, *, threads: int, processors: int) -> bool:
     """Do ranks compute on all processors, so that whatever another part does takes time from them?
-
-    Then nothing is gained by a batch that waits behind the running one (prefetch): the way to the master and back is a
-    millisecond on one machine, and who comes meanwhile would wait for two steps instead of one (README).
 
     Args: threads: of all ranks.
     """
@@ -68,6 +69,12 @@ def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:
     elif processors > 2:
         reasons.append("one of them for the other parts")
     return f"{' x '.join(shape)} ({', '.join(reasons)})"
+
+
+def describe_pace(settings: UpSettings) -> str:
+    """What `with_layout` has chosen for steps and commits: `prefetch 1, commits every 50 ms`."""
+    interval_ms = settings.commit_interval_ms
+    return f"prefetch {settings.prefetch}, commits {f'every {interval_ms} ms' if interval_ms else 'at once'}"
 
 
 def _threads_per_rank(ranks: int, *, parameters: int, processors: int) -> int:

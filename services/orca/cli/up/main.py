@@ -23,7 +23,7 @@ from orca.cli.model_folder import find_model
 from orca.cli.small_model import small_model_folder
 from orca.cli.up import places
 from orca.cli.up.display import Display, access_note, examples
-from orca.cli.up.layout import describe, with_layout
+from orca.cli.up.layout import describe, describe_pace, with_layout
 from orca.cli.up.log_errors import follow_errors
 from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
 from orca.cli.up.probe import Probe
@@ -72,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
     with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
         parameters, processors = count_parameters(folder), available_processors()
-        display.tell(f"layout: {describe(settings, parameters=parameters, processors=processors)}")
+        layout = describe(settings, parameters=parameters, processors=processors)
         settings = with_layout(settings, parameters=parameters, processors=processors)
+        display.tell(f"layout: {layout}; {describe_pace(settings)}")
         data.sign(f"http://{addresses.reached[0]}")
         # Not inside the loop: it may load for long, and Ctrl-C ends that.
         own = settings.redis_url is None

@@ -55,8 +55,9 @@ class UpSettings(ScheduleSettings):
     )
     prefetch: int | None = setting(
         None,
-        "1 submits one more batch before the oldest was read, 0 is Algorithm 1; unset is 0 for one stage where the"
-        " other parts have no processor of their own (as commit_interval_ms), else 1",
+        "1 submits one more batch before the oldest was read, 0 is Algorithm 1; unset is 0 for one stage of a model of"
+        " 200 M parameters and more where the other parts have no processor of their own (as commit_interval_ms),"
+        " else 1",
         least=0,
     )
     commit_interval_ms: int | None = setting(

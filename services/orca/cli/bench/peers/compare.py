@@ -47,12 +47,11 @@ from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
 from orca.cli.bench.system import Server, running_server, running_system, tail
 from orca.cli.bench.trace import Trace
-from orca.cli.up.layout import SHARED_COMMIT_INTERVAL_MS, is_shared
 from orca.core.errors import OrcaError, SettingError
 from orca.core.leash import leashed
 from orca.core.ports import free_port
 from orca.core.request import DEFAULT_BLOCK_TOKENS
-from orca.worker.processors import available_processors, thread_variables
+from orca.worker.processors import thread_variables
 
 
 class PeerFailed(OrcaError):
@@ -119,16 +118,15 @@ def made_model(name: str, folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def up_options(batch_size: int, threads: int, more: Sequence[str]) -> list[str]:
-    """What `orca up` gets: one stage with all threads, float32 as the peers, then the caller's own."""
-    shared = is_shared("cpu", threads=threads, processors=available_processors())
+    """What `orca up` gets: one stage with all threads, float32 as the peers, then the caller's own.
+
+    The rest it chooses by itself, as for anybody.
+    """
     chosen = {
         "--stages": "1",
         "--max-batch-size": str(batch_size),
         "--threads": str(threads),
         "--dtype": "float32",
-        # What it would choose by itself; named, so that who reads the figures sees it.
-        "--prefetch": "0" if shared else "1",
-        "--commit-interval-ms": str(SHARED_COMMIT_INTERVAL_MS if shared else 0),
     }
     return [part for name, value in chosen.items() if name not in more for part in (name, value)] + list(more)
 
@@ -263,7 +261,7 @@ def _run_vllm_server(contest: Contest) -> Ran:
 
 
 def _run_orca(name: str, more: Sequence[str], contest: Contest) -> Ran:
-    """Args: more: options for `orca up`, which go before the contest's."""
+    """Args: more: options for `orca up`, which win over the contest's."""
     watch = MemoryWatch()
     system = running_system(
         str(contest.model),
