@@ -99,7 +99,8 @@ def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
 
 def test_the_layout_is_said_first(up: Up) -> None:
     said = up.output.splitlines()[0]
-    assert re.fullmatch(r"layout: 2 stages x 1 thread \(2\.8 M parameters, .*\d+ processors?\)", said)
+    layout = r"layout: 2 stages x 1 thread \(2\.8 M parameters, .*\d+ processors?\)"
+    assert re.fullmatch(layout + "; prefetch 1, commits (at once|every 50 ms)", said)
 
 
 def test_the_password_of_redis_is_in_its_file_and_nowhere_else(up: Up) -> None:

@@ -29,7 +29,7 @@ def _column(name: str) -> tl.constexpr:
 
 
 PARTS_MAX = tl.constexpr(32)
-"""Of a context. A power of two: what is added up is read at once."""
+"""Of a context. A power of two, for what lays them out side by side."""
 _SUMS_AHEAD, _SUMS_SMALL = tl.constexpr(4), tl.constexpr(4096)
 """Parts whose sums are read at a time, where a tile of them has few enough numbers for a program's registers."""
 COLUMNS = tl.constexpr(len(Item._fields))
@@ -137,28 +137,28 @@ def _add_up(  # type: ignore[no-untyped-def]
 ):
     """The parts of a tile as one: total [rows] and sums [rows, dims].
 
-    Maxima first, those of all parts at once: then no part's sums wait for another's. `ahead` of them are read at a time
-    and added in the order of positions. Other programs wrote them during this launch: they are read past the caches
-    that only this one's processor sees.
+    The largest score first: then no part's sums wait for another's. `ahead` of them are read at a time and added in the
+    order of positions. Other programs wrote them during this launch: they are read past the caches that only this one's
+    processor sees.
 
     part_lines: rows of `partials` from one part to the next.
     """
     is_mine = is_row[:, None] & (dim < head_dim)[None, :]
-    first = tl.load(item + FIRST_PART) + own_row
+    first = _at(partials, tl.load(item + FIRST_PART) + own_row, head_dim)
     parts = tl.load(item + PARTS)
-    part = tl.arange(0, PARTS_MAX)
-    is_there = (part < parts)[:, None] & is_row[None, :]
-    all_at = _at(partials, first[None, :] + part[:, None] * part_lines, head_dim)
-    largest = tl.load(all_at + head_dim, mask=is_there, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(all_at + head_dim + 1, mask=is_there, other=0.0, cache_modifier=".cg")
-    _, base = _raised(tl.max(largest, axis=0), float("-inf"))
-    total = tl.sum(totals * tl.exp2(largest - base[None, :]), axis=0)
-    summed = tl.zeros((own_row.shape[0], dim.shape[0]), tl.float32)
-    for number in tl.range(0, parts, loop_unroll_factor=ahead):
-        at = _at(partials, first + number * part_lines, head_dim)
-        its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+    largest, total, summed = _nothing(own_row.shape[0], dim.shape[0])
+    for part in tl.range(0, parts, loop_unroll_factor=ahead):
+        at = first + part * part_lines * (head_dim + 2)
+        largest = tl.maximum(largest, tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg"))
+    _, base = _raised(largest, largest)
+    for part in tl.range(0, parts, loop_unroll_factor=ahead):
+        at = first + part * part_lines * (head_dim + 2)
         its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
-        summed += its_sums * tl.exp2(its_largest - base)[:, None]
+        its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        its_total = tl.load(at + head_dim + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        weight = tl.exp2(its_largest - base)
+        total += its_total * weight
+        summed += its_sums * weight[:, None]
     return total, summed
 
 
@@ -271,7 +271,8 @@ def attend(  # type: ignore[no-untyped-def]
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
-    for task in range(tl.program_id(0), many * kv_heads, tl.num_programs(0)):
+    # Addresses that are the same for all items are made anew for each: kept, they would take the products' registers.
+    for task in tl.range(tl.program_id(0), many * kv_heads, tl.num_programs(0), disable_licm=True):
         number = task // kv_heads
         item, kv_head = items + (1 + number) * COLUMNS, task % kv_heads
         if has_wide and number < many_wide:
