@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow
+from orca.kernels.reference import ContextRow, Sight
 
 BLOCK_TOKENS = 4
 
@@ -39,6 +39,29 @@ def random_step(
         rows.append(ContextRow(first, count, context - count, line))
         first, taken = first + count, taken + used
     return qkv, cache, rows, tables
+
+
+def sight_of(
+    tables: Tensor,
+    kv_of_query: Sequence[int],
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int,
+    *,
+    kv_heads: int | None = None,
+    window: int | None = None,
+) -> Sight:
+    """Args: kv_heads: as many as queries read by default."""
+    return Sight(
+        kv_of_query=kv_of_query,
+        kv_heads=max(kv_of_query) + 1 if kv_heads is None else kv_heads,
+        head_dim=head_dim,
+        tables=tables,
+        block_tokens=block_tokens,
+        window=window,
+        dtype=dtype,
+        device=tables.device,
+    )
 
 
 STEPS = {

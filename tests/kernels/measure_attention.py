@@ -12,11 +12,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attention_steps import random_step
+from attention_steps import random_step, sight_of
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import Sight
 
 HEAD_DIM, BLOCK_TOKENS, SCALE = 64, 16, 64**-0.5
 SHAPES = [(128, 8, 8), (512, 8, 8), (1024, 8, 8), (2048, 8, 2)]
@@ -31,17 +30,7 @@ def both(
     qkv, cache, rows, tables = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
     head_map = [head * kv_heads // heads for head in range(heads)]
     cpu = torch.device("cpu")
-    seen = Sight(
-        kv_of_query=head_map,
-        kv_heads=kv_heads,
-        head_dim=HEAD_DIM,
-        tables=tables,
-        block_tokens=BLOCK_TOKENS,
-        window=None,
-        dtype=dtype,
-        device=cpu,
-    )
-    attention = kernels_of(cpu).attention(rows, seen)
+    attention = kernels_of(cpu).attention(rows, sight_of(tables, head_map, HEAD_DIM, dtype, BLOCK_TOKENS))
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
 
     def theirs() -> Tensor:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from attention_steps import HEADS, STEPS, random_step
+from attention_steps import HEADS, STEPS, random_step, sight_of
 from gpu import GpuKernels
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, Sight, attend_reference
+from orca.kernels.reference import ContextRow, attend_reference
 
 CPU = torch.device("cpu")
 
@@ -32,17 +32,8 @@ def ragged(
     cache: Tensor,
     window: int | None = None,
 ) -> Any:
-    _, lines, block_tokens, _ = cache.shape
-    seen = Sight(
-        kv_of_query=kv_of_query,
-        kv_heads=lines // 2,
-        head_dim=cache.shape[3],
-        tables=tables,
-        block_tokens=block_tokens,
-        window=window,
-        dtype=cache.dtype,
-        device=CPU,
-    )
+    _, lines, block_tokens, head_dim = cache.shape
+    seen = sight_of(tables, kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window)
     return KINDS[kind].attention(rows, seen)
 
 

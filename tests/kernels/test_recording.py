@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from attention_steps import random_step
+from attention_steps import random_step, sight_of
 from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Recorder, StepInputs
-from orca.kernels.reference import ContextRow, Sight, attend_reference
+from orca.kernels.reference import ContextRow, attend_reference
 from orca.kernels.triton_attention import SPLIT
 from orca.kernels.triton_kernels import TritonKernels
 from orca.kernels.triton_recording import GraphInputs, GraphRecorder
@@ -34,19 +34,6 @@ def there(request: pytest.FixtureRequest) -> tuple[torch.device, Recorder]:
 def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> Lines:
     numbers = torch.arange(len(tables), device=device)
     return Lines(tables.to(device), fed=100 + numbers, prompts=prompts + 0 * numbers)
-
-
-def sight(tables: Tensor, window: int | None = None) -> Sight:
-    return Sight(
-        kv_of_query=HEADS,
-        kv_heads=2,
-        head_dim=12,
-        tables=tables,
-        block_tokens=BLOCK_TOKENS,
-        window=window,
-        dtype=torch.float32,
-        device=tables.device,
-    )
 
 
 def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, int, int]]) -> None:
@@ -83,7 +70,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     lines = lines_of(tables.clone(), device)
     there_qkv, there_cache = qkv.to(device), cache.to(device)
     inputs = recorder.inputs(len(rows), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
-    attention = inputs.attention(sight(lines.tables, window))
+    attention = inputs.attention(sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
 
     def compute() -> tuple[Tensor | None, ...]:
         inputs.lay_out()

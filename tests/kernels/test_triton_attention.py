@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import triton
-from attention_steps import random_step
+from attention_steps import random_step, sight_of
 from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels import triton_attention
 from orca.kernels.recording import Lines
-from orca.kernels.reference import ContextRow, Sight, attend_reference
+from orca.kernels.reference import ContextRow, attend_reference
 from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.triton_attention_item import PARTS_MAX, Item
 from orca.kernels.triton_recording import GraphRecorder
@@ -24,20 +24,11 @@ STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1), (WIDE_
 def attention(
     rows: list[ContextRow], tables: Tensor, cache: Tensor, kv_of_query: list[int], window: int | None = None
 ) -> TritonAttention:
-    return TritonAttention(rows, sight_of(tables, cache.shape[3], cache.dtype, kv_of_query, window))
-
-
-def sight_of(tables: Tensor, head_dim: int, dtype: torch.dtype, kv_of_query: list[int], window: int | None) -> Sight:
-    return Sight(
-        kv_of_query=kv_of_query,
-        kv_heads=max(kv_of_query) + 1,
-        head_dim=head_dim,
-        tables=tables.to(DEVICE),
-        block_tokens=16,
-        window=window,
-        dtype=dtype,
-        device=DEVICE,
+    _, lines, block_tokens, head_dim = cache.shape
+    seen = sight_of(
+        tables.to(DEVICE), kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window
     )
+    return TritonAttention(rows, seen)
 
 
 def items_of(geometry: TritonAttention) -> list[Item]:
@@ -106,7 +97,8 @@ def test_a_chunk_is_cut_where_there_are_few_queries_for_what_they_see(window: in
 def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None) -> None:
     ends = [1, SPLIT, SPLIT + 1, 70, PARTS_MAX.value * SPLIT, PARTS_MAX.value * SPLIT + 1, 3 * PARTS_MAX.value * SPLIT]
     rows = [ContextRow(place, 1, end - 1, line=place) for place, end in enumerate(ends)]
-    seen = sight_of(torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32), 16, torch.float32, [0, 0, 1, 1], window)
+    tables = torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32, device=DEVICE)
+    seen = sight_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
     there = torch.arange(len(rows), device=DEVICE)
     recorder = GraphRecorder(DEVICE)
     inputs = recorder.inputs(8, Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)

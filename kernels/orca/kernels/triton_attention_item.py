@@ -119,6 +119,48 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _see(  # type: ignore[no-untyped-def]
+    item,
+    query,
+    own,
+    cache,
+    table,
+    kv_head,
+    window,
+    scale,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """All positions of an item, with a mask only where it needs one."""
+    count = tl.load(item + COUNT)
+    position = tl.load(item + POSITION)
+    begin = tl.load(item + BEGIN)
+    end = tl.load(item + END)
+    state = _nothing(block_m, block_d)
+    # Of the positions below `all_from` the window hides some from some token; those from `all_to` on are ahead of one.
+    hidden = tl.maximum(position + count - window - begin, 0)
+    all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
+    all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
+    state = _walk(
+        state, query, own, cache, table, begin, all_from, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+    state = _walk(
+        state, query, own, cache, table, all_from, all_to, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, False,
+    )  # fmt: skip
+    return _walk(
+        state, query, own, cache, table, all_to, end, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write a part down. own_row: behind the part's first. Returns: whether all of its tile's are written now."""
     largest, total, summed = state
@@ -190,8 +232,6 @@ def _attend_item(  # type: ignore[no-untyped-def]
     count = tl.load(item + COUNT)
     position = tl.load(item + POSITION)
     table = tables + tl.load(item + TABLE)
-    begin = tl.load(item + BEGIN)
-    end = tl.load(item + END)
     head = tl.load(first_query + kv_head)
     group = tl.load(first_query + kv_head + 1) - head
 
@@ -205,22 +245,9 @@ def _attend_item(  # type: ignore[no-untyped-def]
     query_line = (first + token) * (heads + 2 * kv_heads) + own_head
     query = tl.load(qkv + query_line[:, None] * head_dim + dim[None, :], mask=is_mine, other=0.0)
 
-    state = _nothing(block_m, block_d)
-    # Of the positions below `all_from` the window hides some from some token; those from `all_to` on are ahead of one.
-    hidden = tl.maximum(position + count - window - begin, 0)
-    all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
-    all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
-    state = _walk(
-        state, query, own, cache, table, begin, all_from, end, kv_head, window, scale,
-        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
-    )  # fmt: skip
-    state = _walk(
-        state, query, own, cache, table, all_from, all_to, end, kv_head, window, scale,
-        kv_heads, block_tokens, head_dim, block_n, block_d, precision, False,
-    )  # fmt: skip
-    state = _walk(
-        state, query, own, cache, table, all_to, end, end, kv_head, window, scale,
-        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    state = _see(
+        item, query, own, cache, table, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_m, block_n, block_d, precision,
     )  # fmt: skip
     _, total, summed = state
 

@@ -65,7 +65,7 @@ class StageModel:
 
 
 def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool:
-    """Compile what a rank will need, ahead of `load_stage`, which does it otherwise.
+    """Compile what a rank will need, ahead of `load_stage`, which then finds it done.
 
     Returns: as Kernels.prepare.
     Raises: ModelError for a config that names no model of ours.
