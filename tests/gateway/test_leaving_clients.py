@@ -41,7 +41,7 @@ def is_at_rest(one: Served) -> bool:
         any(pool.queues.values()),
         any(pool.own.values()),
         one.rig.scheduler.running,
-        gateway.readers._open,
+        any(gateway.readers._turns),
         gateway.drain._open,
         gateway.finishing,
         one.server.server_state.connections,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from gateway_rig import ids, until
@@ -14,6 +14,7 @@ from orca.core.request import End, FinishReason, Token
 from orca.gateway.readers import Readers
 from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.api import LogSlice
+from orca.pool.hints import Hints, LogNews
 
 LIMIT_S = 60.0
 
@@ -21,41 +22,34 @@ LIMIT_S = 60.0
 class FakeLogs:
     """The two calls that a watcher makes, over plain lists."""
 
+    reader_lease_s = 5.0
+
     def __init__(self) -> None:
         self.logs: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.lost: set[str] = set()  # records that the pool has forgotten
-        self.calls: list[str] = []
         self.is_away = False
         self.limit = 1024
         self.untold: set[str] = set()  # logs whose hints are lost
         self.read: list[set[str]] = []
-        self._news = asyncio.Event()
+        self.hints = Hints(poll_s=LIMIT_S)
 
     def add(self, request_id: str, *tokens: int, ends: bool = False) -> None:
         self.logs.setdefault(request_id, []).extend(tokens)
         if ends:
             self.ended.add(request_id)
-        self._news.set()
+        if request_id not in self.untold:
+            self.hints.tell_log(request_id, len(self.logs[request_id]) + ends)
 
-    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
-        self._called("wait")
-        if not self._parts(versions):
-            self._news.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
-        return frozenset(self._parts(versions)) - self.untold
+    def log_news(self, cursors: Mapping[str, int]) -> contextlib.AbstractContextManager[LogNews]:
+        return self.hints.log_news(cursors)
 
     async def read_many(self, starts: Mapping[str, int], *, for_all: bool) -> dict[str, LogSlice | None]:
         assert for_all, "a watcher's read waits for no client"
-        self._called("read_many")
         self.read.append(set(starts))
-        return {**self._parts(starts), **dict.fromkeys(self.lost & set(starts))}
-
-    def _called(self, name: str) -> None:
-        self.calls.append(name)
         if self.is_away:
             raise PoolUnavailable("away")
+        return {**self._parts(starts), **dict.fromkeys(self.lost & set(starts))}
 
     def _parts(self, starts: Mapping[str, int]) -> dict[str, LogSlice]:
         parts = {}
@@ -101,15 +95,14 @@ async def test_one_step_of_many_streams_costs_one_read() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:
         followers = [watcher.follow([f"r{i}"]) for i in range(200)]
-        await until(lambda: "wait" in logs.calls)
+        await until(lambda: logs.read)
         for step in range(3):
-            logs.calls.clear()
+            logs.read.clear()
             for i in range(200):
-                logs.logs.setdefault(f"r{i}", []).append(step)
-            logs.add("r0")
+                logs.add(f"r{i}", step)
             for follower in followers:
                 await asyncio.wait_for(follower.next(), LIMIT_S)
-            assert logs.calls.count("read_many") == 1
+            assert len(logs.read) == 1
 
 
 async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None:
@@ -124,6 +117,52 @@ async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None
         logs.add("running", 1)
         await asyncio.wait_for(running.next(), LIMIT_S)
         assert logs.read[0] == {"running"}
+
+
+async def test_nothing_is_read_of_new_logs_before_something_is_told_of_them() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        watcher.follow(["first"])
+        await until(lambda: logs.read)
+        logs.read.clear()
+        logs.add("told", 1)  # before its reader is known
+        told, quiet = watcher.follow(["told"], are_new=True), watcher.follow(["quiet"], are_new=True)
+        assert await asyncio.wait_for(told.next(), LIMIT_S)
+        assert logs.read == [{"told"}]
+        logs.add("quiet", 2)
+        assert await asyncio.wait_for(quiet.next(), LIMIT_S)
+
+
+async def test_what_is_told_of_one_log_costs_the_same_however_many_wait() -> None:
+    class Cursors(dict[str, int]):
+        looked = 0
+
+        def __getitem__(self, key: str) -> int:
+            self.looked += 1
+            return super().__getitem__(key)
+
+        def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+            self.looked += 1
+            return super().get(key, default)
+
+        def __iter__(self) -> Iterator[str]:
+            self.looked += len(self)
+            return super().__iter__()
+
+    logs = FakeLogs()
+    watcher = LogWatcher(logs)  # type: ignore[arg-type]
+    watcher._cursors = cursors = Cursors()
+    task = asyncio.create_task(watcher.run())
+    try:
+        running, _ = watcher.follow(["running"]), watcher.follow(f"waiting{i}" for i in range(20_000))
+        await until(lambda: len(logs.read) > 20_000 // READ_MAX)
+        cursors.looked = 0
+        for token in range(20):
+            logs.add("running", token)
+            await asyncio.wait_for(running.next(), LIMIT_S)
+        assert cursors.looked < 20 * 10 + 20_000 + READ_MAX, "at most one turn was prepared meanwhile"
+    finally:
+        task.cancel()
 
 
 async def test_however_many_wait_no_call_reads_more_than_so_many_logs() -> None:
@@ -182,7 +221,7 @@ async def test_a_follower_that_joins_while_others_wait_is_read_for_at_once() -> 
     logs.add("late", 1, ends=True)
     async with watching(logs) as watcher:
         watcher.follow(["early"])
-        await until(lambda: logs.calls == ["wait"])
+        await until(lambda: logs.read == [{"early"}])
         async with asyncio.timeout(0.5):
             assert await read_all(watcher.follow(["late"]), 1) == {"late": [1]}
 
@@ -235,13 +274,13 @@ async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() ->
     async with watching(logs) as watcher:
         follower = watcher.follow(["r"])
         waiting = asyncio.create_task(follower.next())
-        await until(lambda: "wait" in logs.calls)
+        await until(lambda: logs.read)
         follower.close()
         assert await waiting is None
         logs.add("r", 1)
         watcher.follow(["s"])
         logs.add("s", 1)
-        await until(lambda: "read_many" in logs.calls)
+        await until(lambda: {"s"} in logs.read)
         assert follower.untaken_tokens == 0
 
 
@@ -254,7 +293,8 @@ async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture
         assert await asyncio.wait_for(follower.next(), LIMIT_S)
         logs.is_away = True
         logs.add("r", 2)
-        await until(lambda: len(logs.calls) > 5)
+        before = len(logs.read)
+        await until(lambda: len(logs.read) > before + 2)
         logs.is_away = False
         logs.add("r", 3, ends=True)
         parts = await asyncio.wait_for(follower.next(), LIMIT_S)
@@ -279,9 +319,8 @@ async def test_the_followers_of_a_lost_record_fail_whether_an_outage_was_noticed
     logs = FakeLogs()
     async with watching(logs) as watcher:
         lost, kept = watcher.follow(["lost"]), watcher.follow(["kept"])
-        await until(lambda: "read_many" in logs.calls)
         logs.is_away = is_noticed
-        await until(lambda: len(logs.calls) > 3)
+        await until(lambda: len(logs.read) > 1)
         logs.lost.add("lost")
         logs.is_away = False
         with pytest.raises(UnknownRequest):
@@ -344,7 +383,7 @@ class FakeEntries:
 
 async def test_one_call_a_round_renews_all_readers_and_the_round_sweeps() -> None:
     entries = FakeEntries()
-    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     task = asyncio.create_task(readers.run())
     readers.add("a", "1")
     readers.add("b", "2")
@@ -359,7 +398,7 @@ async def test_one_call_a_round_renews_all_readers_and_the_round_sweeps() -> Non
 async def test_rounds_go_on_after_a_failure(error: Exception) -> None:
     entries = FakeEntries()
     entries.fails_with = error
-    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     task = asyncio.create_task(readers.run())
     readers.add("a", "1")
     await asyncio.sleep(0)
@@ -371,8 +410,35 @@ async def test_rounds_go_on_after_a_failure(error: Exception) -> None:
 async def test_a_detach_that_fails_is_left_to_the_lease() -> None:
     entries = FakeEntries()
     entries.fails_with = PoolUnavailable("away")
-    readers = Readers(entries, 0.01)  # type: ignore[arg-type]
+    readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     readers.add("a", "1")
     readers.remove("a", "1")
     await readers.settle()
     assert entries.detached == []
+
+
+async def test_entries_are_renewed_three_times_a_lease_each_in_rounds_of_its_own() -> None:
+    entries = FakeEntries()
+    readers = Readers(entries, 0.001, lease_s=0.012)  # type: ignore[arg-type]
+    task = asyncio.create_task(readers.run())
+    for number in range(40):
+        readers.add(str(number), "1")
+        await asyncio.sleep(0.0005)
+    entries.renewed.clear()
+    await until(lambda: len(entries.renewed) > 12)
+    task.cancel()
+    each = [entry for renewed in entries.renewed[:12] for entry in renewed]
+    assert sorted(each) == sorted(3 * [(str(number), "1") for number in range(40)])
+
+
+async def test_the_entry_of_an_ended_call_is_left_to_lapse() -> None:
+    entries = FakeEntries()
+    readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
+    readers.add("a", "1")
+    readers.remove("a", "1", has_ended=True)
+    await readers.settle()
+    assert entries.detached == []
+    task = asyncio.create_task(readers.run())
+    await until(lambda: entries.sweeps > 2)
+    task.cancel()
+    assert entries.renewed == []

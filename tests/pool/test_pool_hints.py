@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, entry, started, submission, with_settings
@@ -11,7 +12,8 @@ from waiting import until
 
 from orca.core.request import FinishReason
 from orca.pool.embedded import EmbeddedRedis
-from orca.pool.hints import Hints, Subscription
+from orca.pool.hints import Hints, LogNews
+from orca.pool.subscription import Subscription
 
 LONG_S = 60.0
 
@@ -30,17 +32,26 @@ async def listening(bed: Bed) -> None:
     if isinstance(bed, RedisBed) and not bed.is_listening:
         bed.is_listening = True
         async with asyncio.timeout(10):
-            await bed.pool.wait({"nobody.0": 0}, LONG_S)  # the subscription's confirmation wakes everybody
+            with begun(bed.pool.log_news({})) as news:
+                await news.wait(LONG_S)  # the subscription's confirmation wakes everybody
 
 
-async def woken_by(bed: Bed, request_id: str, seen: int, event: Callable[[], object]) -> frozenset[str]:
+@contextlib.contextmanager
+def begun(opened: contextlib.AbstractContextManager[LogNews]) -> Iterator[LogNews]:
+    """News of a reader that has read all logs once."""
+    with opened as news:
+        news._is_missing = False
+        yield news
+
+
+async def woken_by(bed: Bed, request_id: str, seen: int, event: Callable[[], object]) -> frozenset[str] | None:
     await listening(bed)
-    waiter = asyncio.create_task(bed.pool.wait({request_id: seen}, LONG_S))
-    await asyncio.sleep(0)
-    await event()  # type: ignore[misc]
-    async with asyncio.timeout(10):
-        names: frozenset[str] = await waiter
-        return names
+    with begun(bed.pool.log_news({request_id: seen})) as news:
+        waiter = asyncio.create_task(news.wait(LONG_S))
+        await asyncio.sleep(0)
+        await event()  # type: ignore[misc]
+        async with asyncio.timeout(10):
+            return await waiter
 
 
 async def test_a_commit_wakes_those_who_wait_for_its_log(bed: Bed) -> None:
@@ -59,17 +70,24 @@ async def test_an_end_wakes_whoever_brought_it(bed: Bed) -> None:
 
 
 async def test_news_from_before_the_wait_return_at_once(bed: Bed) -> None:
+    """And for as long as they were not read."""
     _, owned = await started(bed, "a")
-    await woken_by(bed, "a.0", 0, lambda: bed.pool.commit([entry(owned["a.0"], 0, 5)]))
-    async with asyncio.timeout(10):
-        assert await bed.pool.wait({"a.0": 0}, LONG_S) == {"a.0"}
+    await listening(bed)
+    cursors = {"a.0": 0}
+    with begun(bed.pool.log_news(cursors)) as news:
+        await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+        async with asyncio.timeout(10):
+            assert [await news.wait(LONG_S) for _ in range(2)] == [{"a.0"}, {"a.0"}]
+            cursors["a.0"] = 1
+            assert await news.wait(0.0) == frozenset()
 
 
 async def test_a_wait_without_news_ends_in_time(bed: Bed) -> None:
     await started(bed, "a")
     await listening(bed)
     async with asyncio.timeout(10):
-        assert await bed.pool.wait({"a.0": 0}, 0.02) == frozenset()
+        with begun(bed.pool.log_news({"a.0": 0})) as news:
+            assert await news.wait(0.02) == frozenset()
         await bed.pool.wait_for_work(REVISION, 0.02)
 
 
@@ -89,14 +107,16 @@ async def test_a_scheduler_finds_what_woke_it(bed: Bed) -> None:
 async def test_who_waits_for_work_alone_remembers_no_logs(redis_bed: RedisBed) -> None:
     """Each token of the deployment is told of, and a scheduler reads none of them."""
     _, owned = await started(redis_bed, "a")
-    await redis_bed.pool.wait_for_work(REVISION, LONG_S)  # the subscription's confirmation wakes everybody
-    await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
-    waiter = asyncio.create_task(redis_bed.pool.wait_for_work(REVISION, LONG_S))
-    await asyncio.sleep(0)
-    await redis_bed.pool.submit(submission("b"))
-    async with asyncio.timeout(10):
-        await waiter
-    assert redis_bed.pool._hints._known == {}
+    with begun(redis_bed.pool._hints.log_news({"a.0": 0})) as news:
+        await redis_bed.pool.wait_for_work(REVISION, LONG_S)  # the subscription's confirmation wakes everybody
+        await news.wait(LONG_S)
+        await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
+        waiter = asyncio.create_task(redis_bed.pool.wait_for_work(REVISION, LONG_S))
+        await asyncio.sleep(0)
+        await redis_bed.pool.submit(submission("b"))
+        async with asyncio.timeout(10):
+            await waiter
+        assert await news.wait(0.0) == frozenset()
 
 
 async def test_a_returned_request_wakes_an_idle_scheduler(bed: Bed) -> None:
@@ -112,29 +132,33 @@ async def test_a_returned_request_wakes_an_idle_scheduler(bed: Bed) -> None:
 async def test_hundreds_of_waiters_share_one_connection(redis_bed: RedisBed) -> None:
     _, owned = await started(redis_bed, "a")
     before = len(await redis_bed.redis.client_list())
-    waiters = [asyncio.create_task(redis_bed.pool.wait({"a.0": 0}, LONG_S)) for _ in range(300)]
-    await asyncio.sleep(0)
-    await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
-    async with asyncio.timeout(10):
-        await asyncio.gather(*waiters)
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(begun(redis_bed.pool.log_news({"a.0": 0}))) for _ in range(300)]
+        waiters = [asyncio.create_task(news.wait(LONG_S)) for news in readers]
+        await asyncio.sleep(0)
+        await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
+        async with asyncio.timeout(10):
+            await asyncio.gather(*waiters)
     assert len(await redis_bed.redis.client_list()) <= before + 1
 
 
 async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisBed) -> None:
     await started(redis_bed, "a")
     await listening(redis_bed)
-    waiter = asyncio.create_task(redis_bed.pool.wait({"a.0": 0}, LONG_S))
-    await asyncio.sleep(0)
-    await redis_bed.redis.client_kill_filter(_type="pubsub")
+    with begun(redis_bed.pool.log_news({"a.0": 0})) as news:
+        waiter = asyncio.create_task(news.wait(LONG_S))
+        await asyncio.sleep(0)
+        await redis_bed.redis.client_kill_filter(_type="pubsub")
+        async with asyncio.timeout(10):
+            assert await waiter is None
     async with asyncio.timeout(10):
-        await waiter
         await woken_by(redis_bed, "a.0", 0, lambda: redis_bed.pool.cancel("a"))
 
 
 async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_once(
     own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "orca.pool.hints")
+    caplog.set_level("INFO", "orca.pool.subscription")
     hints = Hints(poll_s=LONG_S)
     async with (
         silenced_proxy(own_redis.url) as (url, silence),
@@ -143,12 +167,13 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
         asyncio.timeout(40),
     ):
         subscription = Subscription(client, "news", hints, quiet_s=1.0)
-        subscription.start(for_logs=True)
-        await hints.wait({"a.0": 0}, LONG_S)
-        silence()
-        await hints.wait({"a.0": 0}, LONG_S)  # woken by the new subscription: no news are on their way
-        await direct.publish("news", "a.0 1")
-        assert await hints.wait({"a.0": 0}, LONG_S) == {"a.0"}
+        with begun(hints.log_news({"a.0": 0})) as news:
+            subscription.start(for_logs=True)
+            assert await news.wait(LONG_S) is None
+            silence()
+            assert await news.wait(LONG_S) is None  # woken by the new subscription: no news are on their way
+            await direct.publish("news", "a.0 1")
+            assert await news.wait(LONG_S) == {"a.0"}
         await subscription.stop()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "notifications of the pool are interrupted, readers poll",
@@ -160,8 +185,9 @@ async def test_a_quiet_link_that_answers_stays_as_it_is(own_redis: EmbeddedRedis
     hints = Hints(poll_s=LONG_S)
     async with Redis.from_url(own_redis.url) as client, Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
         subscription = Subscription(client, "news", hints, quiet_s=1.0)
-        subscription.start(for_logs=True)
-        await hints.wait({"a.0": 0}, LONG_S)
+        with begun(hints.log_news({})) as news:
+            subscription.start(for_logs=True)
+            await news.wait(LONG_S)
         [before] = await direct.client_list("pubsub")
         await direct.config_resetstat()
         await until(lambda: has_pinged_twice(direct), limit_s=30)
@@ -207,24 +233,56 @@ async def silenced_proxy(unix_url: str) -> AsyncIterator[tuple[str, Callable[[],
 async def test_a_lost_hint_costs_the_poll_interval_at_most() -> None:
     hints = Hints(poll_s=0.02)
     async with asyncio.timeout(10):
-        assert await hints.wait({"a.0": 0}, LONG_S) == frozenset()
+        with begun(hints.log_news({"a.0": 0})) as news:
+            assert await news.wait(LONG_S) == frozenset()
+        await hints.work(REVISION, LONG_S)
 
 
-async def test_what_was_known_is_forgotten_when_messages_may_have_been_missed() -> None:
+async def test_who_begins_to_read_may_have_missed_anything() -> None:
+    with Hints(poll_s=LONG_S).log_news({}) as news:
+        assert await news.wait(LONG_S) is None
+
+
+async def test_what_was_told_is_forgotten_when_messages_may_have_been_missed() -> None:
     hints = Hints(poll_s=0.02)
-    hints.tell("a.0", 9)
-    assert await hints.wait({"a.0": 8}, LONG_S) == {"a.0"}
-    hints.wake_all()
-    assert await hints.wait({"a.0": 8}, LONG_S) == frozenset()
+    with begun(hints.log_news({"a.0": 8})) as news:
+        hints.tell_log("a.0", 9)
+        hints.tell_log("b.0", 1)
+        assert await news.wait(LONG_S) == {"a.0"}
+        hints.wake_all()
+        assert await news.wait(LONG_S) is None
+        assert await news.wait(LONG_S) == frozenset()
+        assert news.told_before("b.0") == 0
+
+
+async def test_what_was_told_of_a_log_just_before_its_reader_came_is_known_then() -> None:
+    hints = Hints(poll_s=LONG_S)
+    with begun(hints.log_news({})) as news:
+        for number in range(20_100):
+            hints.tell_log(f"{number}.0", 1)
+        hints.tell_log("150.0", 2)
+        assert [news.told_before(f"{number}.0") for number in (99, 150, 20_099)] == [0, 2, 1]
+
+
+async def test_a_wait_that_is_ended_before_it_begins_returns_at_once_and_once() -> None:
+    with begun(Hints(poll_s=0.05).log_news({})) as news:
+        news.end_wait()
+        assert await news.wait(LONG_S) == frozenset()
+        start = time.monotonic()
+        assert await news.wait(LONG_S) == frozenset()
+        assert time.monotonic() - start > 0.04
 
 
 async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
     hints = Hints(poll_s=LONG_S)
-    waiter = asyncio.create_task(hints.wait({"a.0": 0}, LONG_S))
+    waiter = asyncio.create_task(hints.work(REVISION, LONG_S))
     await asyncio.sleep(0)
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
-    assert hints._waiters == {}
+    assert hints._for_work == {}
+    with hints.log_news({}):
+        pass
+    assert hints._news == []
     assert SETTINGS.hint_poll_ms <= 1000
 
 

@@ -319,7 +319,7 @@ async def test_with_replicas_only_what_they_hold_is_accepted_and_shown(
 
 async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own_bed: RedisBed) -> None:
     pool = RedisPool(own_redis.url, "other", SETTINGS)
-    await pool.wait({"x.0": 0}, 0.05)
+    await pool.wait_for_work(REVISION, 0.05)
     await pool.stats()
     await pool.close()
 

@@ -48,7 +48,7 @@ def settings_with(authority: Authority, own: Certificate | None) -> PoolSettings
 async def test_calls_and_notifications_are_encrypted(url: str, authority: Authority) -> None:
     pool = await open_redis_pool(url, "d", settings_with(authority, authority.issue("client")))
     assert await pool.set_revision(REVISION, 1) == REVISION
-    await pool.wait({"x.0": 0}, 0.05)
+    await pool.wait_for_work(REVISION, 0.05)
     await pool.close()
 
 

@@ -67,7 +67,7 @@ def create_app(
         metrics=Metrics(models.newest.info.name),
         tracing=tracing or Tracing.from_environment(),
         watcher=LogWatcher(pool),
-        readers=Readers(pool, settings.round_seconds),
+        readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),
         keys=keys,
         overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
         intake=Intake(settings.bodies_bytes_max),

@@ -44,7 +44,7 @@ class Accepted:
     rendering: Rendering
     follower: Follower
     timing: Timing
-    leave: Callable[[], None]  # takes out the reader entry
+    leave: Callable[[bool], None]  # takes out the reader entry; asks whether the client has got all ends
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
     is_resumed: bool = False  # the call itself was made by an earlier connection
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
@@ -79,7 +79,7 @@ class Delivery(Response):
             gone.cancel()
             self._drain.remove(accepted.follower.close)
             accepted.follower.close()
-            accepted.leave()
+            accepted.leave(self._has_ended())
             self._metrics.open_connections.dec()
             self._record()
 
@@ -109,8 +109,11 @@ class Delivery(Response):
                     # Here and not behind the last end, which a client that leaves never sees.
                     self._metrics.count_end(part.end.reason)
                     self._metrics.generation_tokens.observe(part.end.count)
-        if len(self._ends) == len(self._accepted.requests):
+        if self._has_ended():
             timing.ended = now
+
+    def _has_ended(self) -> bool:
+        return len(self._ends) == len(self._accepted.requests)
 
     def _in_order(self) -> list[End]:
         return [self._ends[request.id] for request in self._accepted.requests]
@@ -119,7 +122,7 @@ class Delivery(Response):
         """Count and log how the call ended for its client."""
         accepted = self._accepted
         accepted.closed(accepted, self._ends)
-        if len(self._ends) < len(accepted.requests):
+        if not self._has_ended():
             self._metrics.disconnects.inc()
             log.info(
                 "cut" if self._drain.is_cut else "client left",

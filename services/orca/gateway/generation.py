@@ -169,12 +169,14 @@ async def _accept(
         gateway.tracing.finish(span, Timing(opened.started), {"orca.request_id": call.parent})
         return answer
     gateway.readers.add(call.parent, call.reader)
+    # Under a key of the client they may be of an earlier call.
+    follower = gateway.watcher.follow((request.id for request in requests), are_new=not wanted.digest)
     accepted = Accepted(
         requests=requests,
         rendering=replace(Rendering.from_json(stored.render), event_ids=call.event_ids),
-        follower=gateway.watcher.follow(request.id for request in requests),
+        follower=follower,
         timing=Timing(opened.started),
-        leave=lambda: gateway.readers.remove(call.parent, call.reader),
+        leave=lambda has_ended: gateway.readers.remove(call.parent, call.reader, has_ended=has_ended),
         closed=lambda done, ends: note_closed(gateway, done, ends, span),
     )
     if body.stream:

@@ -5,6 +5,7 @@ A disconnect takes out its own entry, nothing else: the pool's sweep ends a requ
 
 import asyncio
 import logging
+from collections import deque
 
 from orca.core.batches import batches
 from orca.core.errors import PoolUnavailable
@@ -16,28 +17,41 @@ RENEW_MAX = 256
 """Entries that one call renews: Redis and this process turn to others in between."""
 
 
-class Readers:
-    """The (parent, reader) entries of this process. `run` is one task of the process."""
+_RENEWALS_A_LEASE = 3
 
-    def __init__(self, pool: Pool, round_seconds: float) -> None:
+
+class Readers:
+    """The (parent, reader) entries of this process. `run` is one task of the process.
+
+    Args: lease_s: how long an entry lives that is not renewed.
+    """
+
+    def __init__(self, pool: Pool, round_seconds: float, *, lease_s: float) -> None:
         self._pool = pool
         self._round_seconds = round_seconds
-        self._open: set[tuple[str, str]] = set()
+        # Open entries, by the round that renews them: the next one's come first.
+        turns = max(1, int(lease_s / _RENEWALS_A_LEASE / round_seconds))
+        self._turns: deque[set[tuple[str, str]]] = deque(set() for _ in range(turns))
         self._detaching: set[asyncio.Task[None]] = set()
 
     def add(self, parent: str, reader: str) -> None:
-        """Renew an entry from now on; the pool has it already."""
-        self._open.add((parent, reader))
+        """Renew an entry from now on; the pool has it already, with a full lease."""
+        self._turns[-1].add((parent, reader))
 
-    def remove(self, parent: str, reader: str) -> None:
-        """Take an entry out of the pool, in the background. If that fails it lapses, being renewed no more."""
-        self._open.discard((parent, reader))
-        task = asyncio.create_task(self._detach(parent, reader))
-        self._detaching.add(task)
-        task.add_done_callback(self._detaching.discard)
+    def remove(self, parent: str, reader: str, *, has_ended: bool = False) -> None:
+        """Take an entry out of the pool, in the background. If that fails it lapses, being renewed no more.
+
+        Args: has_ended: so do those of ended calls, which nobody waits for: the pool keeps such calls for longer.
+        """
+        for turn in self._turns:
+            turn.discard((parent, reader))
+        if not has_ended:
+            task = asyncio.create_task(self._detach(parent, reader))
+            self._detaching.add(task)
+            task.add_done_callback(self._detaching.discard)
 
     async def run(self) -> None:
-        """Until cancelled: renew and sweep, once a round."""
+        """Until cancelled: renew those whose turn it is and sweep, once a round."""
         was_away = False
         while True:
             try:
@@ -53,7 +67,9 @@ class Readers:
             await asyncio.sleep(self._round_seconds)
 
     async def _renew(self) -> None:
-        for entries in batches(list(self._open), RENEW_MAX):
+        turn = self._turns[0]
+        self._turns.rotate(-1)
+        for entries in batches(list(turn), RENEW_MAX):
             await self._pool.renew(entries)
 
     async def settle(self) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from orca.core.batches import batches
 from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
 from orca.pool.api import LogSlice, Pool
+from orca.pool.hints import LogNews
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 1.0  # what a lost hint may cost
+WAIT_SECONDS = 1.0  # between two reads that no hint asked for; what a lost hint may cost where one call reads all logs
 OUTAGE_SECONDS = 0.2  # between two attempts while the pool is away
 UNSEEN_SECONDS = 0.01  # before tokens that were told of and could not be read are looked for again
 READ_MAX = 256  # logs that one call reads: Redis and this process turn to others in between
@@ -73,20 +74,29 @@ class LogWatcher:
         self._pool = pool
         # Per log, who reads it and the entries that each was given; several connections may read one log.
         self._reading: dict[str, dict[Follower, int]] = {}
-        # The least of these: from where each log is to be read.
+        # The least of these: from where each log is to be read. What news are told of by.
         self._cursors: dict[str, int] = {}
         self._paused: dict[Follower, dict[str, int]] = {}
-        # Logs of which there is more than was read: nobody tells of that again.
+        # Logs of these to be read at once: such as may have had something when they came, and such of which there is
+        # more than was read. Nobody tells of that again.
         self._unread: set[str] = set()
-        self._all_read = -math.inf  # when all logs were read last, on the loop's clock
-        self._waiting: asyncio.Task[frozenset[str]] | None = None
+        self._in_turn: list[str] = []  # all logs as they were, those not read since
+        self._turn_s = -math.inf  # when it was last their turn, on the loop's clock
+        self._is_all_due = False
+        self._news: LogNews | None = None  # while `run` waits there
         self._has_cursors = asyncio.Event()
 
-    def follow(self, request_ids: Iterable[str]) -> Follower:
-        """Read these logs from their start."""
+    def follow(self, request_ids: Iterable[str], *, are_new: bool = False) -> Follower:
+        """Read these logs from their start.
+
+        Args: are_new: they were empty a moment ago, and what comes is told of: nothing is read before.
+        """
         follower = Follower(self, request_ids)
+        told_before = self._news.told_before if are_new and self._news is not None else lambda _: 1
         for request_id in follower.request_ids:
             self._read_on(follower, request_id, 0)
+            if told_before(request_id):
+                self._unread.add(request_id)
         self._look_again()
         return follower
 
@@ -94,67 +104,80 @@ class LogWatcher:
         self._paused.pop(follower, None)
         for request_id in follower.request_ids:
             self._stop_reading(follower, request_id)
-            if request_id not in self._reading:
-                self._unread.discard(request_id)
 
     def resume(self, follower: Follower) -> None:
         """The follower has taken what there was: read on for it if it was paused."""
-        cursors = self._paused.pop(follower, None)
-        if cursors:
-            for request_id, cursor in cursors.items():
-                self._read_on(follower, request_id, cursor)
-            self._look_again()
+        for request_id, cursor in self._paused.pop(follower, {}).items():
+            self._read_on(follower, request_id, cursor)
+            self._unread.add(request_id)
+        self._look_again()
 
     async def run(self) -> None:
         """Until cancelled. Outages of the pool are waited out."""
         was_away = False
-        while True:
-            await self._has_cursors.wait()
-            if not self._cursors:
-                self._has_cursors.clear()
-                continue
-            try:
-                await self._look()
-                if was_away:
-                    was_away = False
-                    log.info("pool back")
-            except PoolUnavailable as error:
-                if not was_away:
-                    log.warning("pool away, streams wait: %s", error)
-                was_away = True
-                self._all_read = -math.inf
-                await asyncio.sleep(OUTAGE_SECONDS)
-            except Exception:
-                log.exception("reading logs failed")
-                await asyncio.sleep(OUTAGE_SECONDS)
+        with self._pool.log_news(self._cursors) as self._news:
+            while True:
+                await self._has_cursors.wait()
+                if not self._cursors:
+                    self._has_cursors.clear()
+                    continue
+                try:
+                    await self._look(self._news)
+                    if was_away:
+                        was_away = False
+                        log.info("pool back")
+                except PoolUnavailable as error:
+                    if not was_away:
+                        log.warning("pool away, streams wait: %s", error)
+                    was_away = self._is_all_due = True
+                    await asyncio.sleep(OUTAGE_SECONDS)
+                except Exception:
+                    log.exception("reading logs failed")
+                    self._is_all_due = True
+                    await asyncio.sleep(OUTAGE_SECONDS)
 
     def _look_again(self) -> None:
-        """Let a wait for fewer logs end."""
-        self._has_cursors.set()
-        if self._waiting is not None:
-            self._waiting.cancel()
+        """Let a wait end that knew nothing of what is to be read now."""
+        if self._cursors:
+            self._has_cursors.set()
+        if self._unread and self._news is not None:
+            self._news.end_wait()
 
-    async def _look(self) -> None:
-        """Wait for news and read what is new; every log once in a while.
+    async def _look(self, news: LogNews) -> None:
+        """Wait for news and read what is new; in turn also logs of which nobody told.
 
-        A hint may have been lost, and so may a record: a Redis that restarts fast is away from nobody's calls. However
-        often the set of logs changes, that time comes first.
+        A hint may have been lost, and so may a record: a Redis that restarts fast is away from nobody's calls, but
+        breaks the link by which it tells. So as many logs as one call reads are read once a second, however many there
+        are.
         """
-        longer = await self._wait_for_news()
-        now = asyncio.get_running_loop().time()
-        is_time_for_all = now > self._all_read + WAIT_SECONDS
-        if longer is None and not is_time_for_all:
-            return
+        longer = await news.wait(0.0 if self._unread else WAIT_SECONDS)
+        self._is_all_due = self._is_all_due or longer is None
         # What is new before what is long: a call may have no room for both.
-        news = [request_id for request_id in (*(longer or ()), *self._unread) if request_id in self._cursors]
-        starts = {request_id: self._cursors[request_id] for request_id in news}
-        if not starts or is_time_for_all:
-            starts, self._all_read = dict(self._cursors), now
-        self._unread -= starts.keys()
+        due = [*(longer or ()), *self._unread, *self._turn()]
+        starts = {request_id: self._cursors[request_id] for request_id in due}
+        if not starts:
+            return
+        self._unread.difference_update(starts)
         is_seen = await self._read(starts)
+        self._is_all_due = False
         if longer and not is_seen:
             # Told of, but not to be seen yet: replicas have not confirmed it.
             await asyncio.sleep(UNSEEN_SECONDS)
+
+    def _turn(self) -> list[str]:
+        """Logs whose turn it is to be read without any news."""
+        now = asyncio.get_running_loop().time()
+        if self._is_all_due:
+            self._turn_s = now
+            self._in_turn.clear()
+            return list(self._cursors)
+        if now <= self._turn_s + WAIT_SECONDS:
+            return []
+        self._turn_s = now
+        self._in_turn = self._in_turn or list(self._cursors)
+        taken = self._in_turn[-READ_MAX:]
+        del self._in_turn[-READ_MAX:]
+        return [request_id for request_id in taken if request_id in self._cursors]
 
     async def _read(self, starts: Mapping[str, int]) -> bool:
         """Read these logs and deliver what is new; whether anything was."""
@@ -165,25 +188,9 @@ class LogWatcher:
             is_seen = is_seen or bool(parts)
         return is_seen
 
-    async def _wait_for_news(self) -> frozenset[str] | None:
-        """Logs that are longer now, as far as known; None when the set of logs changed meanwhile.
-
-        There is no waiting while more is to be read anyway.
-        """
-        seconds = WAIT_SECONDS if self._unread.isdisjoint(self._cursors) else 0.0
-        self._waiting = asyncio.create_task(self._pool.wait(dict(self._cursors), seconds))
-        try:
-            await asyncio.wait((self._waiting,))
-            if self._waiting.cancelled():
-                return None
-            return self._waiting.result()
-        finally:
-            self._waiting.cancel()
-            self._waiting = None
-
     def _deliver(self, parts: Mapping[str, LogSlice | None]) -> None:
         for request_id, part in parts.items():
-            if part is not None and part.is_cut:
+            if part is not None and part.is_cut and request_id in self._cursors:
                 self._unread.add(request_id)
             for follower, cursor in list(self._reading.get(request_id, {}).items()):
                 if part is None:
@@ -219,6 +226,7 @@ class LogWatcher:
         else:
             self._reading.pop(request_id, None)
             self._cursors.pop(request_id, None)
+            self._unread.discard(request_id)
 
 
 def _from(cursor: int, part: LogSlice) -> LogSlice:

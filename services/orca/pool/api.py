@@ -22,6 +22,7 @@ that is over.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -29,6 +30,7 @@ from typing import Protocol
 from orca.core.request import End, Request, Token
 from orca.core.step import Claim, Epoch
 from orca.pool.counts import LargerRequests, PoolStats
+from orca.pool.hints import LogNews
 
 
 class OnDisconnect(StrEnum):
@@ -194,6 +196,11 @@ class RequestStatus:
 class Pool(Protocol):
     """All requests and their token logs."""
 
+    @property
+    def reader_lease_s(self) -> float:
+        """How long a reader entry lives that is not renewed."""
+        ...
+
     # gateway
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         """Store all requests of a parent, queued in order of arrival, and its first reader entry.
@@ -230,11 +237,11 @@ class Pool(Protocol):
         """
         ...
 
-    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
-        """Return when one of the logs has more than its number of entries (tokens and end counted), or in time.
+    def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
+        """What is told of logs from now on: one task waits there for all that it reads.
 
-        Returns: those known to have more; with none, each may have. A hint, not truth: it may return early and leave
-            some out. Asking again is always right.
+        Args: cursors: request id to the entries (tokens and end counted) that were read of its log; kept, and looked
+            at anew each time.
         """
         ...
 
@@ -260,7 +267,7 @@ class Pool(Protocol):
 
     # scheduler
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
-        """Return when a request of `revision` was queued or given back, or in time. A hint, like `wait`."""
+        """Return when a request of `revision` was queued or given back, or in time. A hint, like `log_news`."""
         ...
 
     async def enter(

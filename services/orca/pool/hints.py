@@ -1,158 +1,148 @@
-"""One subscription per process that wakes all who wait for news of the pool.
+"""Who waits for news of the pool, and what woke them.
 
 Notifications are hints: the log is the truth. A message that is lost, or a connection that breaks, costs a waiter at
-most the poll interval, since `wait` always returns by then and the caller reads the log again.
+most the poll interval, since every wait returns by then and the caller looks for itself.
+
+What a message costs does not depend on how many logs are read.
 """
 
 import asyncio
 import contextlib
-import logging
+import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping
 
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
-from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
+_OTHERS_MAX = 20_000
+"""Logs of others that are remembered: who begins to read one must not miss what was told of it just before."""
 
-from orca.pool.redis_link import heedful
 
-log = logging.getLogger(__name__)
+class LogNews:
+    """What is told of the logs that one task reads, kept until it has read them.
 
-# A reader asks for its log and then waits; a message that falls between the two must not be missed. So the last known
-# length of recently changed logs is remembered, more of them than one process can have readers.
-_KNOWN_MAX = 20_000
-_RECONNECT_S = 0.2
-# A link that carries nothing any more, without a word, looks like a pool without news. So after this time without a
-# message the server is asked to say something, and after as long again without an answer the link is given up.
-_QUIET_S = 2.0
+    Args:
+        cursors: request id to the entries (tokens and end) that were read of its log; looked at anew each time.
+    """
+
+    def __init__(self, cursors: Mapping[str, int], poll_s: float) -> None:
+        self._cursors = cursors
+        self._poll_s = poll_s
+        self._told: dict[str, int] = {}  # entries of the logs that are longer than what was read of them
+        self._others: OrderedDict[str, int] = OrderedDict()  # entries of logs that nobody reads here, the latest last
+        self._is_missing = True  # messages may have been missed
+        self._is_wait_over = False
+        self._woken: asyncio.Future[None] | None = None
+
+    async def wait(self, timeout_s: float) -> frozenset[str] | None:
+        """Return when a log is known to be longer than its cursor, when `end_wait` says so, or in time.
+
+        Returns: the logs known to be longer; None when messages may have been missed and each log may be longer. A
+            hint, not truth: it may return early and leave some out. Asking again is always right.
+        """
+        if not (self._is_missing or self._is_wait_over or self._longer()):
+            loop = asyncio.get_running_loop()
+            self._woken = loop.create_future()
+            timer = loop.call_later(min(timeout_s, self._poll_s), _wake, self._woken)
+            try:
+                await self._woken
+            finally:
+                timer.cancel()
+                self._woken = None
+        self._is_wait_over = False
+        if self._is_missing:
+            self._is_missing = False
+            return None
+        return self._longer()
+
+    def end_wait(self) -> None:
+        """Let the wait return that is under way, or the next one."""
+        self._is_wait_over = True
+        _wake(self._woken)
+
+    def tell(self, request_id: str, entries: int) -> None:
+        """A log has this many entries now."""
+        cursor = self._cursors.get(request_id)
+        if cursor is None:
+            self._others[request_id] = entries
+            self._others.move_to_end(request_id)
+            if len(self._others) > _OTHERS_MAX:
+                self._others.popitem(last=False)
+        elif cursor < entries:
+            self._told[request_id] = entries
+            _wake(self._woken)
+
+    def told_before(self, request_id: str) -> int:
+        """The entries that a log has that is read from now on, as far as is known."""
+        return self._others.pop(request_id, 0)
+
+    def miss(self) -> None:
+        """Messages may have been missed, and after a fail-over lengths may be less."""
+        self._told.clear()
+        self._others.clear()
+        self._is_missing = True
+        _wake(self._woken)
+
+    def _longer(self) -> frozenset[str]:
+        longer = frozenset(each for each, told in self._told.items() if self._cursors.get(each, math.inf) < told)
+        if len(longer) < len(self._told):
+            self._told = {each: self._told[each] for each in longer}
+        return longer
 
 
 class Hints:
-    """Waiters by name: a request id with the number of entries it has seen, or `+<revision>` for new work."""
+    """Takes what is told, for all who wait in this process.
+
+    Args: poll_s: what a lost message may cost.
+    """
 
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
-        self._known: OrderedDict[str, int] = OrderedDict()
-        # Few, with many names each: a gateway waits once for all its streams, however often.
-        self._waiters: dict[asyncio.Future[None], Mapping[str, int]] = {}
+        self._news: list[LogNews] = []  # few, with many logs each: a gateway waits once for all its streams
+        self._for_work: dict[str, set[asyncio.Future[None]]] = {}  # by revision
 
-    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
-        """Return when one of the names is known to be past its number, or after `timeout_s` or the poll interval.
+    @contextlib.contextmanager
+    def log_news(self, cursors: Mapping[str, int]) -> Iterator[LogNews]:
+        """As Pool.log_news."""
+        news = LogNews(cursors, self._poll_s)
+        self._news.append(news)
+        try:
+            yield news
+        finally:
+            self._news.remove(news)
 
-        Returns: the names known to be past their numbers.
-        """
-        if past := self._past(versions):
-            return past
+    async def work(self, revision: str, timeout_s: float) -> None:
+        """Return when `tell_work` says that there is some, in time, or after the poll interval."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(min(timeout_s, self._poll_s), _wake, woken)
-        self._waiters[woken] = versions
+        waiters = self._for_work.setdefault(revision, set())
+        waiters.add(woken)
         try:
             await woken
         finally:
             timer.cancel()
-            del self._waiters[woken]
-        return self._past(versions)
+            waiters.discard(woken)
+            if not waiters:
+                self._for_work.pop(revision, None)
 
-    def _past(self, versions: Mapping[str, int]) -> frozenset[str]:
-        return frozenset(name for name, seen in versions.items() if self._known.get(name, -1) > seen)
+    def tell_log(self, request_id: str, entries: int) -> None:
+        """A log has this many entries (tokens and end) now."""
+        for news in self._news:
+            news.tell(request_id, entries)
 
-    def tell(self, name: str, entries: int) -> None:
-        """A log has this many entries now; `+<revision>` has new work and no number worth remembering."""
-        if not name.startswith("+"):
-            self._known[name] = entries
-            self._known.move_to_end(name)
-            if len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
-        for woken, versions in self._waiters.items():
-            if name in versions:
-                _wake(woken)
-
-    def wake_all(self) -> None:
-        """Messages may have been missed, and after a fail-over lengths may be less: everybody looks for themselves."""
-        self._known.clear()
-        for woken in self._waiters:
+    def tell_work(self, revision: str) -> None:
+        """A request of this revision was queued or given back."""
+        for woken in self._for_work.get(revision, ()):
             _wake(woken)
 
-
-class Subscription:
-    """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
-
-    def __init__(self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S) -> None:
-        """Args: quiet_s: half of what a link that went silent may cost until it is noticed."""
-        self._client = client
-        self._quiet_s = quiet_s
-        self._is_away = False
-        self._channel = channel
-        self._hints = hints
-        self._heeds_logs = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, *, for_logs: bool) -> None:
-        """Begin to listen, in the running loop; harmless when already begun.
-
-        Args: for_logs: heed what is told of logs too, from now on. Schedulers wait for work alone, and each token of
-            the deployment is told of.
-        """
-        self._heeds_logs = self._heeds_logs or for_logs
-        if self._task is None:
-            self._task = asyncio.create_task(self._listen(), name="pool-news")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _listen(self) -> None:
-        while True:
-            pubsub = self._client.pubsub(ignore_subscribe_messages=False)
-            try:
-                await heedful(pubsub.subscribe(self._channel))
-                await self._take_all(pubsub)
-            except (RedisError, OSError) as error:
-                if not self._is_away:
-                    log.warning("notifications of the pool are interrupted, readers poll: %s", error)
-                self._is_away = True
-                await asyncio.sleep(_RECONNECT_S)
-            finally:
-                await _quietly(pubsub.aclose)
-
-    async def _take_all(self, pubsub: PubSub) -> None:
-        """Until the link breaks or is silent. Raises: RedisError, OSError."""
-        is_asked = False
-        while True:
-            message = await heedful(pubsub.get_message(timeout=self._quiet_s))
-            if message is None:
-                if is_asked:
-                    raise ConnectionError(f"no answer in {self._quiet_s:g} s")
-                await heedful(pubsub.ping())
-            elif message["type"] == "message":
-                self._take(message["data"])
-            elif message["type"] == "subscribe":
-                self._begin()
-            is_asked = message is None
-
-    def _begin(self) -> None:
-        """From here on messages come; there may have been some before."""
-        self._hints.wake_all()
-        if self._is_away:
-            log.info("notifications of the pool are back")
-        self._is_away = False
-
-    def _take(self, data: bytes) -> None:
-        for line in data.decode().splitlines():
-            if self._heeds_logs or line.startswith("+"):
-                name, _, entries = line.partition(" ")
-                self._hints.tell(name, int(entries or 0))
+    def wake_all(self) -> None:
+        """Messages may have been missed: everybody looks for themselves."""
+        for news in self._news:
+            news.miss()
+        for waiters in self._for_work.values():
+            for woken in waiters:
+                _wake(woken)
 
 
-def _wake(woken: "asyncio.Future[None]") -> None:
-    if not woken.done():
+def _wake(woken: "asyncio.Future[None] | None") -> None:
+    if woken is not None and not woken.done():
         woken.set_result(None)
-
-
-async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
-    # Closing a connection that is already broken has nothing to tell.
-    with contextlib.suppress(RedisError, OSError):
-        await close()

@@ -6,6 +6,7 @@ order of work inside it is that of the script of the same name.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from orca.core.request import FinishReason, Request
@@ -31,6 +32,7 @@ from orca.pool.contract import (
     stored,
 )
 from orca.pool.counts import LargerRequests, PoolStats
+from orca.pool.hints import LogNews
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 
@@ -39,6 +41,10 @@ __all__ = ["Clock", "MemoryPool"]
 
 class MemoryPool(MemoryScheduler, Pool):
     """The pool of one deployment in this process."""
+
+    @property
+    def reader_lease_s(self) -> float:
+        return self.settings.reader_lease_ms / 1000
 
     # gateway
 
@@ -94,7 +100,7 @@ class MemoryPool(MemoryScheduler, Pool):
         parent = self.parents[kept.parent] = ParentRecord(kept, len(requests), {kept.reader: lease_end})
         if kept.on_disconnect is OnDisconnect.CANCEL:
             self._watch.set(kept.parent, lease_end + self.settings.resume_grace_ms)
-        self._tell(f"+{requests[0].revision}")
+        self._hints.tell_work(requests[0].revision)
         return parent
 
     async def parent(self, parent: str) -> Parent:
@@ -127,14 +133,8 @@ class MemoryPool(MemoryScheduler, Pool):
                 found[request_id] = _slice(record, start, limit, room)
         return found
 
-    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
-        if not (longer := self._longer(versions)):
-            await self._wait_for(list(versions), timeout_s)
-            longer = self._longer(versions)
-        return longer
-
-    def _longer(self, versions: Mapping[str, int]) -> frozenset[str]:
-        return frozenset(i for i, seen in versions.items() if i in self.records and self.records[i].entries > seen)
+    def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
+        return self._hints.log_news(cursors)
 
     async def status(self, request_id: str) -> RequestStatus:
         record = self._record(request_id)
@@ -165,7 +165,6 @@ class MemoryPool(MemoryScheduler, Pool):
         for parent, reader in readers:
             if parent in self.parents and reader in self.parents[parent].readers:
                 self.parents[parent].readers[reader] = self.awake + self.settings.reader_lease_ms
-                self._watch_readers(parent, 0)
 
     async def detach(self, parent: str, reader: str) -> None:
         self._begin()

@@ -25,7 +25,7 @@ class MemoryScheduler(MemoryState):
     """The scheduler's half of the twin."""
 
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
-        await self._wait_for([f"+{revision}"], timeout_s)
+        await self._hints.work(revision, timeout_s)
 
     async def enter(
         self,
@@ -194,7 +194,7 @@ class MemoryScheduler(MemoryState):
         if entry.end is not None:
             self._end(record, entry.end)
         else:
-            self._tell(entry.request_id)
+            self._hints.tell_log(entry.request_id, record.entries)
         return CommitAnswer.APPLIED
 
     def _note_first_token(self, record: Record) -> None:

@@ -3,8 +3,8 @@
 The moves are those of `scripts/prelude.lua`: let awake time pass, TAKE BACK, END, watch the readers.
 """
 
-import asyncio
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from orca.core.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.api import Caller, RequestState, Submission
 from orca.pool.contract import WANTED_FOR_MS, verdict_error
+from orca.pool.hints import Hints
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
@@ -146,7 +147,7 @@ class MemoryState:
         self._deadlines = Schedule()  # request -> deadline in force, wall clock
         self._ended = Schedule()  # parent -> when its last request ended
         self._retired = Schedule()  # revision -> when its requests end
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._hints = Hints(poll_s=math.inf)
 
     def check(self) -> None:
         """Recount what is kept twice: state against queue and group, bytes against records, ends against parents."""
@@ -186,7 +187,7 @@ class MemoryState:
         record.is_on_trial = False
         insort(self._queue(record.request.revision), (record.request.arrival, record.request.id))
         self.queued_prompt_tokens += len(record.request.prompt)
-        self._tell(f"+{record.request.revision}")
+        self._hints.tell_work(record.request.revision)
 
     def _take_back_all(self, group: str) -> None:
         for record in list(self.own.get(group, {}).values()):
@@ -212,7 +213,7 @@ class MemoryState:
         if parent.left == 0:
             self._ended.set(record.request.parent, self.awake)
             self._watch.drop(record.request.parent)
-        self._tell(record.request.id)
+        self._hints.tell_log(record.request.id, record.entries)
 
     def _end_now(self, record: Record, reason: FinishReason) -> None:
         self._end(record, End(reason, len(record.log)))
@@ -263,23 +264,3 @@ class MemoryState:
         if parent not in self.parents:
             raise UnknownRequest(parent)
         return self.parents[parent]
-
-    def _tell(self, name: str) -> None:
-        for woken in self._waiters.get(name, ()):
-            if not woken.done():
-                woken.set_result(None)
-
-    async def _wait_for(self, names: list[str], timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(timeout_s, lambda: None if woken.done() else woken.set_result(None))
-        for name in names:
-            self._waiters.setdefault(name, []).append(woken)
-        try:
-            await woken
-        finally:
-            timer.cancel()
-            for name in names:
-                self._waiters[name].remove(woken)
-                if not self._waiters[name]:
-                    del self._waiters[name]

@@ -7,6 +7,7 @@ are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.request import Request
@@ -42,13 +43,14 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.counts import LargerRequests, PoolStats
-from orca.pool.hints import Hints, Subscription
+from orca.pool.hints import Hints, LogNews
 from orca.pool.keys import Keys
 from orca.pool.redis_link import Fault, OutOfMemory, Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
 from orca.pool.submit_words import submit_words
+from orca.pool.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,10 @@ class RedisPool(Pool):
         self._server = ServerCheck(self._link, self._keys, settings, schemas)
         self._hints = Hints(settings.hint_poll_ms / 1000)
         self._subscription = Subscription(self._link.listener, self._keys.single("news"), self._hints)
+
+    @property
+    def reader_lease_s(self) -> float:
+        return self._settings.reader_lease_ms / 1000
 
     async def check_server(self) -> None:
         """Raises: SettingError, PoolUnavailable (see `open_redis_pool`)."""
@@ -164,13 +170,13 @@ class RedisPool(Pool):
         found = dict(replies.read_slices(asked, *answers))
         return {request_id: found[request_id] for request_id in starts if request_id in found}
 
-    async def wait(self, versions: Mapping[str, int], timeout_s: float) -> frozenset[str]:
+    def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
         self._subscription.start(for_logs=True)
-        return await self._hints.wait(versions, timeout_s)
+        return self._hints.log_news(cursors)
 
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
         self._subscription.start(for_logs=False)
-        await self._hints.wait({f"+{revision}": 0}, timeout_s)
+        await self._hints.work(revision, timeout_s)
 
     async def status(self, request_id: str) -> RequestStatus:
         fields = ("state", "process", "number", "call", "arrival", "submitted_ms", *_TIMES)
@@ -203,8 +209,7 @@ class RedisPool(Pool):
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
         if readers:
             names = [name for reader in readers for name in reader]
-            times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
-            await self._link.run("renew", *times, *names, purpose=Purpose.ALL)
+            await self._link.run("renew", self._settings.reader_lease_ms, *names, purpose=Purpose.ALL)
 
     async def detach(self, parent: str, reader: str) -> None:
         await self._link.run("detach", parent, reader, self._settings.resume_grace_ms)

@@ -168,6 +168,7 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     add("--waiting", type=numbers, default=(1000,), metavar="N,M", help="requests behind them, a run each (1000)")
     add("--tokens", type=positive(int), default=100_000, metavar="N", help="of a run, at least (%(default)s)")
     add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
+    add("--waiting-streams", type=numbers, default=(0,), metavar="N,M", help="open behind them, a run each (0)")
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
     add("--schedulers", type=sizes, default=(1,), metavar="N,M", help="groups on one pool, a run each (1)")
     add("--gateways", type=sizes, default=(1,), metavar="N,M", help="processes on one pool, a run each (1)")
@@ -367,6 +368,7 @@ def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         tokens_per_s=options.rate,
         schedulers=options.schedulers,
         gateways=options.gateways,
+        waiting_streams=options.waiting_streams,
     )
     with TemporaryDirectory(prefix="orca-host-") as folder:
         figures = run.measure(plan, Path(_small_model()), Path(folder), _progress)

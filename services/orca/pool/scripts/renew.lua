@@ -1,10 +1,7 @@
--- renew: full lease again for reader entries that are still there.
--- ARGV: reader_lease_ms, grace_ms, then per entry: parent, reader.
+-- renew: full lease again for reader entries that are still there. When their parent would count as unread is not moved
+-- along: the sweep looks at the entries by then.
+-- ARGV: reader_lease_ms, then per entry: parent, reader.
 begin(false)
-for i = 3, #ARGV, 2 do
-  local parent, reader = ARGV[i], ARGV[i + 1]
-  if call('ZSCORE', readers_key(parent), reader) then
-    call('ZADD', readers_key(parent), awake + ARGV[1], reader)
-    watch_readers(parent, 0, tonumber(ARGV[2]))
-  end
+for i = 2, #ARGV, 2 do
+  call('ZADD', readers_key(ARGV[i]), 'XX', awake + ARGV[1], ARGV[i + 1])
 end

@@ -1,4 +1,5 @@
-"""How many events gateways stream, and what each costs: many streams at once, tokens at a given rate.
+"""How many events gateways stream, and what each costs: many streams at once, tokens at a given rate, and perhaps
+more streams whose requests wait behind them all the time.
 
 The client is this process, whose time is not counted. Each stream is looked at when all have ended: ids must count all
 tokens, and the text be that of what the engine drew.
@@ -39,6 +40,7 @@ class Streams:
 
     gateways: int = 1  # processes of one pool, which share the streams
     streams: int  # at a time, all from the start to the end
+    waiting: int = 0  # further streams, whose requests wait to the end
     tokens_per_s: float  # of all streams together, one of each in a step
     new_tokens: int  # of each stream
     prompt_tokens: int
@@ -59,6 +61,7 @@ class Streamed:
 
     gateways: int
     streams: int
+    waiting: int
     tokens_per_s: float  # asked for
     events: int  # of tokens
     pieces: int  # in which the client read them
@@ -109,10 +112,11 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
         for gateway in gateways:
             await until_healthy(gateway)
         await scheduler.until_seated()
-        targets = islice(cycle(gateway.target for gateway in gateways), asked.streams)
-        streams = [KeptStream(target, asked.call(target)) for target in targets]
+        targets = islice(cycle(gateway.target for gateway in gateways), asked.streams + asked.waiting)
+        opened = [KeptStream(target, asked.call(target)) for target in targets]
+        streams = opened[: asked.streams]  # the oldest run first, all at once, and no other one before their end
         try:
-            await _open(streams)
+            await _open(opened)
             pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
             start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
             scheduler.go()
@@ -120,7 +124,7 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
             seconds = perf_counter() - start_s
             used = [processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
-            for stream in streams:
+            for stream in opened:
                 stream.close()
     tokenizer = Tokenizer.from_folder(model.folder)
     for stream in streams:
@@ -129,6 +133,7 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
     return Streamed(
         gateways=asked.gateways,
         streams=asked.streams,
+        waiting=asked.waiting,
         tokens_per_s=asked.tokens_per_s,
         events=asked.streams * asked.new_tokens,
         pieces=sum(stream.pieces for stream in streams),

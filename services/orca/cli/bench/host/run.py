@@ -40,6 +40,7 @@ class Plan:
     tokens_per_s: float
     schedulers: Sequence[int] = (1,)
     gateways: Sequence[int] = (1,)
+    waiting_streams: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +78,18 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
             async with asyncio.timeout(LIMIT_S):
                 name = f"batch-{size}-waiting-{waiting}-schedulers-{schedulers}"
                 commits.append(await measure_commits(model, load, place(name)))
-        for size, gateways in product(plan.streams, plan.gateways):
+        for size, waiting, gateways in product(plan.streams, plan.waiting_streams, plan.gateways):
             asked = Streams(
                 gateways=gateways,
                 streams=size,
+                waiting=waiting,
                 tokens_per_s=plan.tokens_per_s,
                 new_tokens=(NEW_TOKENS.low + NEW_TOKENS.high) // 2,
                 prompt_tokens=PROMPT_TOKENS,
             )
             async with asyncio.timeout(LIMIT_S):
-                events.append(await measure_events(model, asked, place(f"streams-{size}-gateways-{gateways}")))
+                name = f"streams-{size}-waiting-{waiting}-gateways-{gateways}"
+                events.append(await measure_events(model, asked, place(name)))
         return Figures(commits, events)
 
     try:
@@ -123,10 +126,10 @@ def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
 def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
     if not runs:
         return []
-    head = f"{'streams':>7}{'gateways':>10}{'asked/s':>9}{'events/s':>10}{'gateway us/event':>20}{'alone/s':>9}"
-    head += f"{'Redis us/event':>16}{'scheduler':>11}{'reads/event':>13}"
+    head = f"{'streams':>7}{'waiting':>9}{'gateways':>10}{'asked/s':>9}{'events/s':>10}"
+    head += f"{'gateway us/event':>20}{'alone/s':>9}{'Redis us/event':>16}{'scheduler':>11}{'reads/event':>13}"
     rows = [
-        f"{run.streams:>7}{run.gateways:>10}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
+        f"{run.streams:>7}{run.waiting:>9}{run.gateways:>10}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
         f"{1e6 * run.gateway_s / run.events:>20.1f}{run.gateways * run.events / run.gateway_s:>9.0f}"
         f"{1e6 * run.redis_s / run.events:>16.1f}{1e6 * run.scheduler_s / run.events:>11.1f}"
         f"{run.pieces / run.events:>13.2f}"

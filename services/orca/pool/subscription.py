@@ -1,0 +1,100 @@
+"""One subscription per process to what the pool's scripts tell, for all who wait there (hints.py)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
+
+from orca.pool.hints import Hints
+from orca.pool.redis_link import heedful
+
+log = logging.getLogger(__name__)
+
+_RECONNECT_S = 0.2
+# A link that carries nothing any more, without a word, looks like a pool without news. So after this time without a
+# message the server is asked to say something, and after as long again without an answer the link is given up.
+_QUIET_S = 2.0
+
+
+class Subscription:
+    """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
+
+    def __init__(self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S) -> None:
+        """Args: quiet_s: half of what a link that went silent may cost until it is noticed."""
+        self._client = client
+        self._quiet_s = quiet_s
+        self._is_away = False
+        self._channel = channel
+        self._hints = hints
+        self._heeds_logs = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, *, for_logs: bool) -> None:
+        """Begin to listen, in the running loop; harmless when already begun.
+
+        Args: for_logs: heed what is told of logs too, from now on. Schedulers wait for work alone, and each token of
+            the deployment is told of.
+        """
+        self._heeds_logs = self._heeds_logs or for_logs
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(), name="pool-news")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _listen(self) -> None:
+        while True:
+            pubsub = self._client.pubsub(ignore_subscribe_messages=False)
+            try:
+                await heedful(pubsub.subscribe(self._channel))
+                await self._take_all(pubsub)
+            except (RedisError, OSError) as error:
+                if not self._is_away:
+                    log.warning("notifications of the pool are interrupted, readers poll: %s", error)
+                self._is_away = True
+                await asyncio.sleep(_RECONNECT_S)
+            finally:
+                await _quietly(pubsub.aclose)
+
+    async def _take_all(self, pubsub: PubSub) -> None:
+        """Until the link breaks or is silent. Raises: RedisError, OSError."""
+        is_asked = False
+        while True:
+            message = await heedful(pubsub.get_message(timeout=self._quiet_s))
+            if message is None:
+                if is_asked:
+                    raise ConnectionError(f"no answer in {self._quiet_s:g} s")
+                await heedful(pubsub.ping())
+            elif message["type"] == "message":
+                self._take(message["data"])
+            elif message["type"] == "subscribe":
+                self._begin()
+            is_asked = message is None
+
+    def _begin(self) -> None:
+        """From here on messages come; there may have been some before."""
+        self._hints.wake_all()
+        if self._is_away:
+            log.info("notifications of the pool are back")
+        self._is_away = False
+
+    def _take(self, data: bytes) -> None:
+        for line in data.decode().splitlines():
+            if line.startswith("+"):
+                self._hints.tell_work(line[1:])
+            elif self._heeds_logs:
+                name, _, entries = line.partition(" ")
+                self._hints.tell_log(name, int(entries))
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    # Closing a connection that is already broken has nothing to tell.
+    with contextlib.suppress(RedisError, OSError):
+        await close()
