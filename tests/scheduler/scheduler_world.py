@@ -250,6 +250,7 @@ class World:
             caller=Caller(group=group.name, process=f"{group.name}-p{group.processes}", revision=REVISION),
             calls=count(1),
             clock_ns=self.clock.monotonic_ns,
+            wall_ms=self.clock.wall_ms,
             observer=checks,
             eos_token_ids=self.eos,
             make_output_text=self.make_output_text,

@@ -171,6 +171,26 @@ async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out(
 
 
 @virtually
+async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_others_wait_for_a_place() -> None:
+    world = a_world(times=Times(commit_s=0.1))
+    world.choices = Choices(max_batch_size=1)
+    commits = commits_of(world)
+    group = world.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
+    world.start(group)
+    await serving(world, group)
+    await world.queue_up(a_request(name, new=new) for name, new in (("A", 200), ("B", 25), ("C", 25), ("D", 25)))
+    await world.finish()
+    firsts = {entry[0]: entry[2] for commit in commits for entry in commit if entry[1] == 0}
+    assert firsts["A.0"] == 1, "it came just now"
+    assert firsts["B.0"] > 1, "it has waited for two seconds, and others wait behind it"
+    assert firsts["D.0"] == 1, "nobody waits behind it"
+    [end] = [commit for commit in commits for entry in commit if entry[0] == "B.0" and sum(entry[1:]) == 25]
+    assert [entry[0] for entry in end] == ["B.0", "C.0"], "its end comes with what the next one has by then"
+    for request in world.submitted.values():
+        assert (await world.log_of(request.id))[0] == world.expected(request)[0]
+
+
+@virtually
 async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
     world = a_world(times=Times(commit_s=3600.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))

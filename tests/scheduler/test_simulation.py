@@ -17,6 +17,7 @@ from scheduler_world import World, a_request
 from orca.core.engine import EngineShape
 from orca.core.request import FinishReason
 from orca.core.step import Epoch, Step
+from orca.pool.poison import FAILURES_MAX
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
@@ -102,6 +103,10 @@ async def check_ends(world: World, cancelled: set[str]) -> None:
         assert end.count == len(tokens)
         if end.reason is FinishReason.CANCELLED:
             assert request.parent in cancelled
+            assert tokens == expected[: len(tokens)]
+        elif end.reason is FinishReason.ERROR:
+            # Chance hit it so often that it counts as poison: one in some thousand worlds.
+            assert world.pool.records[request_id].failures == FAILURES_MAX
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, end.reason) == (expected, reason), request_id

@@ -97,7 +97,7 @@ class Hints:
     def __init__(self, poll_s: float) -> None:
         self._poll_s = poll_s
         self._news: list[LogNews] = []  # few, with many logs each: a gateway waits once for all its streams
-        self._for_work: dict[str, set[asyncio.Future[None]]] = {}  # by revision
+        self._for_work: dict[str, list[asyncio.Future[None]]] = {}  # by revision
 
     @contextlib.contextmanager
     def log_news(self, cursors: Mapping[str, int]) -> Iterator[LogNews]:
@@ -114,13 +114,13 @@ class Hints:
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         timer = loop.call_later(min(timeout_s, self._poll_s), _wake, woken)
-        waiters = self._for_work.setdefault(revision, set())
-        waiters.add(woken)
+        waiters = self._for_work.setdefault(revision, [])
+        waiters.append(woken)
         try:
             await woken
         finally:
             timer.cancel()
-            waiters.discard(woken)
+            waiters.remove(woken)
             if not waiters:
                 self._for_work.pop(revision, None)
 

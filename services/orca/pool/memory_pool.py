@@ -1,7 +1,7 @@
 """The request pool in memory: the same contract on plain Python data, under a clock that is passed in.
 
 It is what simulations run on (virtual time, thousands of runs) and what the executable model of the protocol drives.
-Methods never wait, except `wait` and `wait_for_work`; each is a whole transition, as a script is in Redis, and the
+Methods never wait, except `wait_for_work`; each is a whole transition, as a script is in Redis, and the
 order of work inside it is that of the script of the same name.
 """
 

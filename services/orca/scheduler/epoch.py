@@ -30,6 +30,9 @@ from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
 
+_PATIENCE = 16
+"""Intervals of commits after which one more is not noticed: it is a sixteenth of what was waited for at most."""
+
 
 class EpochRun:
     """A formed epoch, from its first claim to its end. Made once for each epoch."""
@@ -39,7 +42,7 @@ class EpochRun:
         self._epoch = epoch
         self._limits = limits
         self.state = GroupState()
-        self._outbox = Outbox(holds_results=seams.policy.holds_results)
+        self._outbox = Outbox(holds_results=seams.policy.holds_results, can_wait=self._can_wait)
         self._claims = Claims(seams, limits, self.state, adopt=self._adopt)
         self._commits = Commits(seams, self._outbox, settle=self._settle, epoch=epoch.number)
         self._endings: dict[GroupRequest, Ending] = {}
@@ -190,6 +193,12 @@ class EpochRun:
         if end is not None:
             self._end(entry, end)
         self._outbox.put(entry, sampled.index, sampled.token, end)
+
+    def _can_wait(self, entry: GroupRequest) -> bool:
+        """Has its client waited so long that an interval of commits is not noticed, while others wait for a place, and
+        so for the processors that a commit takes?"""
+        waited_s = (self._seams.wall_ms() - entry.request.submitted_ms) / 1000
+        return self._claims.waiting > 0 and waited_s > _PATIENCE * self._seams.times.commit_s
 
     def _end(self, entry: GroupRequest, end: End) -> None:
         self.state.end(entry)

@@ -5,6 +5,7 @@ several steps when it does not, so the backlog stays as long as one call takes. 
 before it is over takes only what somebody waits for.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orca.core.request import End, Token
@@ -19,7 +20,7 @@ class _Written:
     index: int
     tokens: list[Token] = field(default_factory=list)
     end: End | None = None
-    is_urgent: bool = False  # a first token, an end, or the proof that a request which runs alone does no harm
+    is_urgent: bool = False
 
 
 class Outbox:
@@ -27,10 +28,12 @@ class Outbox:
 
     Args:
         holds_results: keep what a request wrote until every request of its batch has ended (request-level policy).
+        can_wait: asked at a request's first token and its end: whether nobody minds the interval between two commits.
     """
 
-    def __init__(self, *, holds_results: bool) -> None:
+    def __init__(self, *, holds_results: bool, can_wait: Callable[[GroupRequest], bool] = lambda _: False) -> None:
         self._holds_results = holds_results
+        self._can_wait = can_wait
         self._ready: dict[GroupRequest, _Written] = {}
         self._held: dict[int, dict[GroupRequest, _Written]] = {}
         self._alive: dict[int, set[GroupRequest]] = {}  # batch -> its requests that have not ended
@@ -59,7 +62,10 @@ class Outbox:
         if token is not None:
             written.tokens.append(token)
         written.end = end
-        written.is_urgent |= index == 0 or end is not None or entry.is_alone
+        if not written.is_urgent:
+            # Somebody waits for a first token and an end, and all do for the proof that who runs alone does no harm.
+            is_awaited = index == 0 or end is not None
+            written.is_urgent = entry.is_alone or (is_awaited and not self._can_wait(entry))
         if end is not None:
             self._leave_batch(entry)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +21,11 @@ SAY_AGAIN_S = 5.0
 """Between two words on one call that the pool does not answer."""
 
 
+def now_ms() -> int:
+    """The wall clock, Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """How long the loop waits for what, in seconds. The defaults suit a pool that answers in a millisecond."""
@@ -28,7 +34,7 @@ class Times:
     work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: what a lost hint costs at most
     claim_s: float = 0.05  # bound on a step's wait for a claim that is due, with prefetch 0
     head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have taken it
-    commit_s: float = 0.0  # from one commit of tokens to the next, but for first tokens and ends
+    commit_s: float = 0.0  # from one commit of tokens to the next, but for first tokens and ends that are waited for
     pool_retry_s: float = 0.1  # before a call that the pool did not answer is made again
     form_retry_s: float = 0.2  # before the next epoch after a failure; doubles up to `form_retry_max_s`
     form_retry_max_s: float = 5.0
@@ -49,6 +55,7 @@ class Seams:
     eos_token_ids: tuple[int, ...] = ()
     make_output_text: MakeOutputText | None = None
     times: Times = Times()
+    wall_ms: Callable[[], int] = now_ms  # Unix milliseconds
 
 
 async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:

@@ -34,7 +34,7 @@ from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
-from orca.scheduler.seams import Seams, Times
+from orca.scheduler.seams import Seams, Times, now_ms
 from orca.scheduler.settings import Settings, parse_settings
 
 log = logging.getLogger("orca.scheduler")
@@ -98,7 +98,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: M
 async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
-    metrics = Metrics(settings.group, wall_ms=lambda: time.time_ns() // 1_000_000)
+    metrics = Metrics(settings.group, wall_ms=now_ms)
     formation = Formation(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, formation]
     with contextlib.ExitStack() as stack:

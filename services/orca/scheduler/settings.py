@@ -102,7 +102,10 @@ class Settings(ScheduleSettings):
     prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever it brings.
     commit_interval_ms: int = setting(
-        0, "milliseconds from one commit of tokens to the next; first tokens and ends never wait", least=0
+        0,
+        "milliseconds from one commit of tokens to the next; first tokens and ends wait only where requests queue for"
+        " a place and theirs has taken sixteen times as long already",
+        least=0,
     )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
     # A stage of a small model is back in 3 s, ranks of a large one load for minutes.

@@ -70,6 +70,7 @@ class Simulation:
             caller=CALLER,
             calls=count(1),
             clock_ns=virtual_time.VirtualClock().monotonic_ns,
+            wall_ms=virtual_time.VirtualClock().wall_ms,
             observer=observer,
         )
         scheduler = Scheduler(seams, choices)

@@ -62,8 +62,9 @@ class UpSettings(ScheduleSettings):
     )
     commit_interval_ms: int | None = setting(
         None,
-        "milliseconds from one commit of tokens to the next; first tokens and ends never wait; unset is 50 on one or"
-        " two processors, and where threads compute on all of them, else 0",
+        "milliseconds from one commit of tokens to the next; first tokens and ends wait only where requests queue for"
+        " a place and theirs has taken sixteen times as long already; unset is 50 on one or two processors, and where"
+        " threads compute on all of them, else 0",
         least=0,
     )
     host: str = setting("127.0.0.1", "address of the HTTP API")
