@@ -3,7 +3,8 @@
 The fields below are the only list of them. In the script they are tables, `PARENT_WORDS` and `REQUEST_WORDS`.
 """
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from orca.core.request import Request
 from orca.pool import codec
@@ -68,9 +69,15 @@ def submit_words(submission: Submission, settings: PoolSettings) -> list[Word]:
         owner=submission.owner,
         digest=submission.digest,
     )
-    words: list[Word] = [*astuple(parent)]
+    words: list[Word] = [*_words(parent)]
     for request, body, size in zip(submission.requests, bodies, reserved, strict=True):
-        words += astuple(_request_words(request, body, size))
+        words += _words(_request_words(request, body, size))
+    return words
+
+
+def _words(named: ParentWords | RequestWords) -> tuple[Word, ...]:
+    """In their order. dataclasses.astuple copies each one deeply."""
+    words: tuple[Word, ...] = attrgetter(*(field.name for field in fields(named)))(named)
     return words
 
 
