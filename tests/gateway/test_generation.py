@@ -319,7 +319,7 @@ async def test_reader_entries_are_renewed_no_more_when_answers_are_whole() -> No
     """Nobody waits for them to go: they lapse long before the pool forgets an ended request."""
     async with rig() as one:
         await one.complete()
-        await until(lambda: not any(one.app.state.gateway.readers._turns))
+        await until(lambda: not one.app.state.gateway.readers._open)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -41,7 +41,7 @@ def is_at_rest(one: Served) -> bool:
         any(pool.queues.values()),
         any(pool.own.values()),
         one.rig.scheduler.running,
-        any(gateway.readers._turns),
+        gateway.readers._open,
         gateway.drain._open,
         gateway.finishing,
         one.server.server_state.connections,

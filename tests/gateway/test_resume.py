@@ -211,7 +211,16 @@ async def test_a_stream_that_is_still_written_is_read_on_as_it_grows() -> None:
         first.scheduler.turns_left = None
         first.scheduler.may_run.set()
         assert blocks((await reading).text) == blocks((await posting)[1])[2:]
-        await until(lambda: not any(any(one.app.state.gateway.readers._turns) for one in (first, second)))
+        await until(lambda: not any(one.app.state.gateway.readers._open for one in (first, second)))
+        await until(lambda: len(first.pool.parents[request_id].readers) == 1)
+
+
+async def test_however_often_an_ended_answer_is_read_no_entries_gather() -> None:
+    async with rig() as one:
+        request_id, _ = await posted(one)
+        for _ in range(5):
+            assert (await resumed(one, request_id)).status_code == 200
+        await until(lambda: len(one.pool.parents[request_id].readers) <= 1)
 
 
 async def test_an_unknown_request_is_not_found() -> None:

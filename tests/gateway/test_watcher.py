@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import UserDict
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -15,6 +16,7 @@ from orca.gateway.readers import Readers
 from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.api import LogSlice
 from orca.pool.hints import Hints, LogNews
+from orca.scheduler import virtual_time
 
 LIMIT_S = 60.0
 
@@ -134,16 +136,18 @@ async def test_nothing_is_read_of_new_logs_before_something_is_told_of_them() ->
 
 
 async def test_what_is_told_of_one_log_costs_the_same_however_many_wait() -> None:
-    class Cursors(dict[str, int]):
+    class Cursors(UserDict[str, int]):
+        """Counts how often it is looked at, by whichever way."""
+
         looked = 0
 
         def __getitem__(self, key: str) -> int:
             self.looked += 1
             return super().__getitem__(key)
 
-        def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+        def __contains__(self, key: object) -> bool:
             self.looked += 1
-            return super().get(key, default)
+            return super().__contains__(key)
 
         def __iter__(self) -> Iterator[str]:
             self.looked += len(self)
@@ -151,16 +155,16 @@ async def test_what_is_told_of_one_log_costs_the_same_however_many_wait() -> Non
 
     logs = FakeLogs()
     watcher = LogWatcher(logs)  # type: ignore[arg-type]
-    watcher._cursors = cursors = Cursors()
+    watcher._cursors = cursors = Cursors()  # type: ignore[assignment]
     task = asyncio.create_task(watcher.run())
     try:
         running, _ = watcher.follow(["running"]), watcher.follow(f"waiting{i}" for i in range(20_000))
         await until(lambda: len(logs.read) > 20_000 // READ_MAX)
         cursors.looked = 0
-        for token in range(20):
+        for token in range(100):
             logs.add("running", token)
             await asyncio.wait_for(running.next(), LIMIT_S)
-        assert cursors.looked < 20 * 10 + 20_000 + READ_MAX, "at most one turn was prepared meanwhile"
+        assert cursors.looked < 100 * 20 + 2 * 20_000, "at most one turn was prepared meanwhile"
     finally:
         task.cancel()
 
@@ -417,25 +421,66 @@ async def test_a_detach_that_fails_is_left_to_the_lease() -> None:
     assert entries.detached == []
 
 
-async def test_entries_are_renewed_three_times_a_lease_each_in_rounds_of_its_own() -> None:
-    entries = FakeEntries()
-    readers = Readers(entries, 0.001, lease_s=0.012)  # type: ignore[arg-type]
-    task = asyncio.create_task(readers.run())
-    for number in range(40):
-        readers.add(str(number), "1")
-        await asyncio.sleep(0.0005)
-    entries.renewed.clear()
-    await until(lambda: len(entries.renewed) > 12)
-    task.cancel()
-    each = [entry for renewed in entries.renewed[:12] for entry in renewed]
-    assert sorted(each) == sorted(3 * [(str(number), "1") for number in range(40)])
+class Calls(FakeEntries):
+    """Takes its time, and fails when it is told to."""
+
+    def __init__(self, lease_s: float) -> None:
+        super().__init__()
+        self.ends: dict[tuple[str, str], float] = {}
+        self.lease_s, self.renew_s, self.sweep_s = lease_s, 0.0, 0.0
+        self.fails = False
+        self.lapsed: set[tuple[str, str]] = set()
+
+    async def renew(self, readers: list[tuple[str, str]]) -> None:
+        await asyncio.sleep(self.renew_s)
+        if self.fails:
+            raise PoolUnavailable("away")
+        now = asyncio.get_running_loop().time()
+        for reader in readers:
+            if self.ends[reader] < now:
+                self.lapsed.add(reader)
+            self.ends[reader] = now + self.lease_s
+        await super().renew(readers)
+
+    async def sweep(self) -> None:
+        await asyncio.sleep(self.sweep_s)
+        await super().sweep()
 
 
-async def test_the_entry_of_an_ended_call_is_left_to_lapse() -> None:
+@pytest.mark.parametrize(
+    ("renew_s", "sweep_s", "fails_s"), [(0.0, 0.0, 0.0), (0.05, 4.0, 0.0), (1.0, 1.0, 0.0), (0.0, 0.0, 2.0)], ids=str
+)
+def test_no_entry_lapses_however_slow_the_pool_is(renew_s: float, sweep_s: float, fails_s: float) -> None:
+    async def lived() -> None:
+        entries = Calls(lease_s=5.0)
+        readers = Readers(entries, 0.5, lease_s=5.0)  # type: ignore[arg-type]
+        entries.renew_s, entries.sweep_s = renew_s, sweep_s
+        task = asyncio.create_task(readers.run())
+        for number in range(40):
+            readers.add(str(number), "1")
+            entries.ends[str(number), "1"] = asyncio.get_running_loop().time() + entries.lease_s
+            await asyncio.sleep(0.05)
+        for _ in range(10):
+            entries.fails = fails_s > 0
+            await asyncio.sleep(fails_s)
+            entries.fails = False
+            await asyncio.sleep(3.0)
+        task.cancel()
+        now = asyncio.get_running_loop().time()
+        assert entries.lapsed == set()
+        assert min(entries.ends.values()) > now
+        assert renew_s or fails_s or len(entries.renewed) <= 64 // 0.5, "a call a round at most"
+        calls = sum(map(len, entries.renewed)) / 40
+        assert fails_s or calls <= 32.0 / (5.0 / 3 - 0.5), "three times a lease, not each round"
+
+    virtual_time.run(lived())
+
+
+async def test_an_entry_that_is_left_to_lapse_is_neither_taken_out_nor_renewed() -> None:
     entries = FakeEntries()
     readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     readers.add("a", "1")
-    readers.remove("a", "1", has_ended=True)
+    readers.remove("a", "1", lapses=True)
     await readers.settle()
     assert entries.detached == []
     task = asyncio.create_task(readers.run())

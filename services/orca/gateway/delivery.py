@@ -44,7 +44,7 @@ class Accepted:
     rendering: Rendering
     follower: Follower
     timing: Timing
-    leave: Callable[[bool], None]  # takes out the reader entry; asks whether the client has got all ends
+    leave: Callable[[bool], None]  # ends the reader entry; is told whether all ends were read
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
     is_resumed: bool = False  # the call itself was made by an earlier connection
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back

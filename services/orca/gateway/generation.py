@@ -176,7 +176,10 @@ async def _accept(
         rendering=replace(Rendering.from_json(stored.render), event_ids=call.event_ids),
         follower=follower,
         timing=Timing(opened.started),
-        leave=lambda has_ended: gateway.readers.remove(call.parent, call.reader, has_ended=has_ended),
+        # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
+        leave=lambda has_ended: gateway.readers.remove(
+            call.parent, call.reader, lapses=has_ended and not wanted.digest
+        ),
         closed=lambda done, ends: note_closed(gateway, done, ends, span),
     )
     if body.stream:

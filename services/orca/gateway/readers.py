@@ -5,7 +5,8 @@ A disconnect takes out its own entry, nothing else: the pool's sweep ends a requ
 
 import asyncio
 import logging
-from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import takewhile
 
 from orca.core.batches import batches
 from orca.core.errors import PoolUnavailable
@@ -15,9 +16,8 @@ log = logging.getLogger(__name__)
 
 RENEW_MAX = 256
 """Entries that one call renews: Redis and this process turn to others in between."""
-
-
 _RENEWALS_A_LEASE = 3
+"""Two may fail, or come late, before a client counts as gone."""
 
 
 class Readers:
@@ -29,48 +29,55 @@ class Readers:
     def __init__(self, pool: Pool, round_seconds: float, *, lease_s: float) -> None:
         self._pool = pool
         self._round_seconds = round_seconds
-        # Open entries, by the round that renews them: the next one's come first.
-        turns = max(1, int(lease_s / _RENEWALS_A_LEASE / round_seconds))
-        self._turns: deque[set[tuple[str, str]]] = deque(set() for _ in range(turns))
+        self._rest_s = max(lease_s / _RENEWALS_A_LEASE - round_seconds, 0.0)
+        # Open entries and when they were renewed, on the loop's clock; those come first whose turn comes first.
+        self._open: dict[tuple[str, str], float] = {}
         self._detaching: set[asyncio.Task[None]] = set()
 
     def add(self, parent: str, reader: str) -> None:
         """Renew an entry from now on; the pool has it already, with a full lease."""
-        self._turns[-1].add((parent, reader))
+        self._open[parent, reader] = asyncio.get_running_loop().time()
 
-    def remove(self, parent: str, reader: str, *, has_ended: bool = False) -> None:
+    def remove(self, parent: str, reader: str, *, lapses: bool = False) -> None:
         """Take an entry out of the pool, in the background. If that fails it lapses, being renewed no more.
 
-        Args: has_ended: so do those of ended calls, which nobody waits for: the pool keeps such calls for longer.
+        Args: lapses: leave it to that.
         """
-        for turn in self._turns:
-            turn.discard((parent, reader))
-        if not has_ended:
+        self._open.pop((parent, reader), None)
+        if not lapses:
             task = asyncio.create_task(self._detach(parent, reader))
             self._detaching.add(task)
             task.add_done_callback(self._detaching.discard)
 
     async def run(self) -> None:
-        """Until cancelled: renew those whose turn it is and sweep, once a round."""
+        """Until cancelled: renew those whose turn it is, and sweep, once a round each. Neither waits for the other."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._rounds(self._renew, "renewing readers"))
+            group.create_task(self._rounds(self._pool.sweep, "sweeping"))
+
+    async def _rounds(self, work: Callable[[], Awaitable[None]], doing: str) -> None:
         was_away = False
         while True:
             try:
-                await self._renew()
-                await self._pool.sweep()
+                await work()
                 was_away = False
             except PoolUnavailable as error:
                 if not was_away:
-                    log.warning("pool away, readers are not renewed: %s", error)
+                    log.warning("pool away, no %s: %s", doing, error)
                 was_away = True
             except Exception:
-                log.exception("a round of renewing readers failed")
+                log.exception("a round of %s failed", doing)
             await asyncio.sleep(self._round_seconds)
 
     async def _renew(self) -> None:
-        turn = self._turns[0]
-        self._turns.rotate(-1)
-        for entries in batches(list(turn), RENEW_MAX):
+        """Entries whose call fails stay in front: the next round comes for them again."""
+        now = asyncio.get_running_loop().time()
+        due = list(takewhile(lambda entry: self._open[entry] <= now - self._rest_s, self._open))
+        for entries in batches(due, RENEW_MAX):
             await self._pool.renew(entries)
+            for entry in entries:
+                if self._open.pop(entry, None) is not None:  # its client may have left meanwhile
+                    self._open[entry] = now
 
     async def settle(self) -> None:
         """Wait until entries that were removed are out of the pool."""

@@ -54,7 +54,7 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
         rendering=rendering,
         follower=gateway.watcher.follow(request.id for request in parent.requests),
         timing=Timing(started),
-        leave=lambda has_ended: gateway.readers.remove(request_id, reader, has_ended=has_ended),
+        leave=lambda _has_ended: gateway.readers.remove(request_id, reader),
         cursor=cursor,
         is_resumed=True,
         ended_before=frozenset(status.request.id for status in statuses if status.end is not None),

@@ -16,7 +16,8 @@ from orca.pool.hints import LogNews
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 1.0  # between two reads that no hint asked for; what a lost hint may cost where one call reads all logs
+WAIT_SECONDS = 1.0  # between two reads that no hint asked for
+TURNS_SECONDS = 8  # in which all logs are read whatever was told of them: what a lost hint may cost
 OUTAGE_SECONDS = 0.2  # between two attempts while the pool is away
 UNSEEN_SECONDS = 0.01  # before tokens that were told of and could not be read are looked for again
 READ_MAX = 256  # logs that one call reads: Redis and this process turn to others in between
@@ -147,8 +148,7 @@ class LogWatcher:
         """Wait for news and read what is new; in turn also logs of which nobody told.
 
         A hint may have been lost, and so may a record: a Redis that restarts fast is away from nobody's calls, but
-        breaks the link by which it tells. So as many logs as one call reads are read once a second, however many there
-        are.
+        breaks the link by which it tells. So some logs are read once a second, and each within TURNS_SECONDS.
         """
         longer = await news.wait(0.0 if self._unread else WAIT_SECONDS)
         self._is_all_due = self._is_all_due or longer is None
@@ -175,8 +175,9 @@ class LogWatcher:
             return []
         self._turn_s = now
         self._in_turn = self._in_turn or list(self._cursors)
-        taken = self._in_turn[-READ_MAX:]
-        del self._in_turn[-READ_MAX:]
+        many = max(READ_MAX, math.ceil(len(self._cursors) * WAIT_SECONDS / TURNS_SECONDS))
+        taken = self._in_turn[-many:]
+        del self._in_turn[-many:]
         return [request_id for request_id in taken if request_id in self._cursors]
 
     async def _read(self, starts: Mapping[str, int]) -> bool:

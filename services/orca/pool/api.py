@@ -14,7 +14,7 @@ that is over.
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
     wait_for_work, claim, commit, give_back    scheduler    owned requests
-    cancel, attach, renew, detach, read, read_many, status, wait    gateway
+    cancel, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     set_promise, larger_requests                        operator

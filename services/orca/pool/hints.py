@@ -1,7 +1,7 @@
 """Who waits for news of the pool, and what woke them.
 
-Notifications are hints: the log is the truth. A message that is lost, or a connection that breaks, costs a waiter at
-most the poll interval, since every wait returns by then and the caller looks for itself.
+Notifications are hints: the log is the truth. A connection that breaks is told of (`wake_all`), and everybody looks.
+For a message that is lost without that, every wait returns by the poll interval, and the caller looks as it sees fit.
 
 What a message costs does not depend on how many logs are read.
 """

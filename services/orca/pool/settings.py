@@ -44,7 +44,7 @@ class PoolSettings:
     """Wall clock bound of one call to Redis. Below the seat's lease, so that a lost reply does not cost the seat."""
 
     hint_poll_ms: int = 1_000
-    """Wall clock bound of what a lost notification costs a reader."""
+    """Wall clock bound of one wait for notifications."""
 
     replicas: int = 0
     """Replicas that must hold what a gateway accepts or shows (WAIT); 0 asks for none. All that may be promoted."""

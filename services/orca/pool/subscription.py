@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Redis
@@ -15,6 +16,8 @@ from orca.pool.redis_link import heedful
 log = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
+_POLL_S = 1.0
+"""While nothing can be told, everybody looks once in so long."""
 # A link that carries nothing any more, without a word, looks like a pool without news. So after this time without a
 # message the server is asked to say something, and after as long again without an answer the link is given up.
 _QUIET_S = 2.0
@@ -28,6 +31,7 @@ class Subscription:
         self._client = client
         self._quiet_s = quiet_s
         self._is_away = False
+        self._polled_s = -math.inf
         self._channel = channel
         self._hints = hints
         self._heeds_logs = False
@@ -59,6 +63,9 @@ class Subscription:
                 if not self._is_away:
                     log.warning("notifications of the pool are interrupted, readers poll: %s", error)
                 self._is_away = True
+                if (now := asyncio.get_running_loop().time()) >= self._polled_s + _POLL_S:
+                    self._polled_s = now
+                    self._hints.wake_all()
                 await asyncio.sleep(_RECONNECT_S)
             finally:
                 await _quietly(pubsub.aclose)
@@ -91,7 +98,7 @@ class Subscription:
                 self._hints.tell_work(line[1:])
             elif self._heeds_logs:
                 name, _, entries = line.partition(" ")
-                self._hints.tell_log(name, int(entries))
+                self._hints.tell_log(name, int(entries or 0))
 
 
 async def _quietly(close: Callable[[], Awaitable[None]]) -> None:

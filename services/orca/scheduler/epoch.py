@@ -196,8 +196,11 @@ class EpochRun:
 
     def _can_wait(self, entry: GroupRequest) -> bool:
         """Has its client waited so long that an interval of commits is not noticed, while others wait for a place, and
-        so for the processors that a commit takes?"""
-        waited_s = (self._seams.wall_ms() - entry.request.submitted_ms) / 1000
+        so for the processors that a commit takes? Never where the interval might be past a deadline."""
+        request = entry.request
+        if request.deadline_ms is not None or request.first_token_deadline_ms is not None:
+            return False
+        waited_s = (self._seams.wall_ms() - request.submitted_ms) / 1000
         return self._claims.waiting > 0 and waited_s > _PATIENCE * self._seams.times.commit_s
 
     def _end(self, entry: GroupRequest, end: End) -> None:

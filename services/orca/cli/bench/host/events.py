@@ -114,14 +114,18 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
         await scheduler.until_seated()
         targets = islice(cycle(gateway.target for gateway in gateways), asked.streams + asked.waiting)
         opened = [KeptStream(target, asked.call(target)) for target in targets]
-        streams = opened[: asked.streams]  # the oldest run first, all at once, and no other one before their end
+        # The oldest run first, all at once, and no other one before their end.
+        streams, waiting = opened[: asked.streams], opened[asked.streams :]
         try:
-            await _open(opened)
+            await _open(streams)
+            await _open(waiting)
             pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
             start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
             scheduler.go()
             await asyncio.gather(*(stream.ended for stream in streams))
             seconds = perf_counter() - start_s
+            if any(stream.error is not None for stream in waiting):
+                raise HostFailed("a stream ended whose request was to wait")
             used = [processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
             for stream in opened:
