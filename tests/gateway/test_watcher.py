@@ -24,8 +24,6 @@ LIMIT_S = 60.0
 class FakeLogs:
     """The two calls that a watcher makes, over plain lists."""
 
-    reader_lease_s = 5.0
-
     def __init__(self) -> None:
         self.logs: dict[str, list[int]] = {}
         self.ended: set[str] = set()

@@ -17,11 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orca.core.errors import OrcaError, PoolUnavailable
+from orca.core.wall_clock import wall_clock_ms
 from orca.gateway import about, document, generation, requests
 from orca.gateway.auth import check_access, key_check
 from orca.gateway.behind_proxy import BehindProxy
 from orca.gateway.errors import ApiError, answer_to, response_to
-from orca.gateway.gateway import Gateway, wall_clock_ms
+from orca.gateway.gateway import Gateway
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits

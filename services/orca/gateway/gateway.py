@@ -1,7 +1,6 @@
 """What all calls of a gateway process share."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,6 @@ from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True, kw_only=True)

@@ -93,10 +93,9 @@ class LogWatcher:
         Args: are_new: they were empty a moment ago, and what comes is told of: nothing is read before.
         """
         follower = Follower(self, request_ids)
-        told_before = self._news.told_before if are_new and self._news is not None else lambda _: 1
         for request_id in follower.request_ids:
             self._read_on(follower, request_id, 0)
-            if told_before(request_id):
+            if not are_new or (self._news is not None and self._news.told_before(request_id)):
                 self._unread.add(request_id)
         self._look_again()
         return follower

@@ -39,14 +39,8 @@ class LogNews:
             hint, not truth: it may return early and leave some out. Asking again is always right.
         """
         if not (self._is_missing or self._is_wait_over or self._longer()):
-            loop = asyncio.get_running_loop()
-            self._woken = loop.create_future()
-            timer = loop.call_later(min(timeout_s, self._poll_s), _wake, self._woken)
-            try:
+            with _alarm(min(timeout_s, self._poll_s)) as self._woken:
                 await self._woken
-            finally:
-                timer.cancel()
-                self._woken = None
         self._is_wait_over = False
         if self._is_missing:
             self._is_missing = False
@@ -111,18 +105,15 @@ class Hints:
 
     async def work(self, revision: str, timeout_s: float) -> None:
         """Return when `tell_work` says that there is some, in time, or after the poll interval."""
-        loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(min(timeout_s, self._poll_s), _wake, woken)
         waiters = self._for_work.setdefault(revision, [])
-        waiters.append(woken)
-        try:
-            await woken
-        finally:
-            timer.cancel()
-            waiters.remove(woken)
-            if not waiters:
-                self._for_work.pop(revision, None)
+        with _alarm(min(timeout_s, self._poll_s)) as woken:
+            waiters.append(woken)
+            try:
+                await woken
+            finally:
+                waiters.remove(woken)
+                if not waiters:
+                    del self._for_work[revision]
 
     def tell_log(self, request_id: str, entries: int) -> None:
         """A log has this many entries (tokens and end) now."""
@@ -141,6 +132,18 @@ class Hints:
         for waiters in self._for_work.values():
             for woken in waiters:
                 _wake(woken)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator["asyncio.Future[None]"]:
+    """A wait for `_wake`, which comes by itself after some seconds."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, _wake, woken)
+    try:
+        yield woken
+    finally:
+        timer.cancel()
 
 
 def _wake(woken: "asyncio.Future[None] | None") -> None:

@@ -31,7 +31,7 @@ class Outbox:
         can_wait: asked at a request's first token and its end: whether nobody minds the interval between two commits.
     """
 
-    def __init__(self, *, holds_results: bool, can_wait: Callable[[GroupRequest], bool] = lambda _: False) -> None:
+    def __init__(self, *, holds_results: bool, can_wait: Callable[[GroupRequest], bool]) -> None:
         self._holds_results = holds_results
         self._can_wait = can_wait
         self._ready: dict[GroupRequest, _Written] = {}

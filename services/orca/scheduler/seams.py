@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from orca.core.engine import Engine
 from orca.core.errors import PoolUnavailable
+from orca.core.wall_clock import wall_clock_ms
 from orca.pool.api import Caller, Pool
 from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.observer import Observer
@@ -19,11 +19,6 @@ T = TypeVar("T")
 
 SAY_AGAIN_S = 5.0
 """Between two words on one call that the pool does not answer."""
-
-
-def now_ms() -> int:
-    """The wall clock, Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +50,7 @@ class Seams:
     eos_token_ids: tuple[int, ...] = ()
     make_output_text: MakeOutputText | None = None
     times: Times = Times()
-    wall_ms: Callable[[], int] = now_ms  # Unix milliseconds
+    wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
 
 
 async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:

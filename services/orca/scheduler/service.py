@@ -24,6 +24,7 @@ from orca.core.model import ModelInfo, load_model_info
 from orca.core.request import Request
 from orca.core.step import Epoch
 from orca.core.text import OutputText, Tokenizer
+from orca.core.wall_clock import wall_clock_ms
 from orca.pool.api import Caller, Pool, ProcessClosed
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -34,7 +35,7 @@ from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
-from orca.scheduler.seams import Seams, Times, now_ms
+from orca.scheduler.seams import Seams, Times
 from orca.scheduler.settings import Settings, parse_settings
 
 log = logging.getLogger("orca.scheduler")
@@ -98,7 +99,7 @@ async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: M
 async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
-    metrics = Metrics(settings.group, wall_ms=now_ms)
+    metrics = Metrics(settings.group, wall_ms=wall_clock_ms)
     formation = Formation(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, formation]
     with contextlib.ExitStack() as stack:

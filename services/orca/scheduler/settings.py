@@ -104,7 +104,7 @@ class Settings(ScheduleSettings):
     commit_interval_ms: int = setting(
         0,
         "milliseconds from one commit of tokens to the next; first tokens and ends wait only where requests queue for"
-        " a place and theirs was submitted sixteen times as long ago",
+        " a place and theirs, without a deadline, was submitted sixteen times as long ago",
         least=0,
     )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
