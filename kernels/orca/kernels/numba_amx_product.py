@@ -15,7 +15,7 @@ from numba import carray, njit
 from orca.kernels import numba_panel as at
 from orca.kernels.numba_amx import INPUTS, LANES, ROWS, TILE_BYTES, add_tiles, copy_lines, enter, leave
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, LINE_BYTES, elements, join, own_floats, real, take
-from orca.kernels.numba_panel import finish
+from orca.kernels.numba_panel import finish, panel_of
 from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 
@@ -44,7 +44,7 @@ def kernel() -> Kernel:
         enter()
         task = take(args)
         while task < panels * blocks:
-            block, panel = task // panels, task % panels
+            block, panel = task // panels, panel_of(task % panels, args)
             first, last = rows * block // blocks, rows * (block + 1) // blocks
             tiles = (last - first + ROWS - 1) // ROWS
             step_bytes = tiles * TILE_BYTES
@@ -52,7 +52,7 @@ def kernel() -> Kernel:
                 _pack(packed_at, row_at, args, first, last, steps, step_bytes)
                 packed_block = block
             weights = args[at.WEIGHT] + panel * steps * _PANEL_BYTES
-            upcoming = args[at.WEIGHT] + min(panel + args[at.THREADS], panels - 1) * steps * _PANEL_BYTES
+            upcoming = args[at.WEIGHT] + min(panel + 1, panels - 1) * steps * _PANEL_BYTES
             turns = (tiles + 1) // 2
             for done in range(0, steps, _STEPS):
                 some = min(_STEPS, steps - done)

@@ -191,12 +191,16 @@ LINE_BYTES = 64
 """Of the processor's cache."""
 
 
-def ask_for(builder: Any, address: Any) -> None:
-    """LLVM's prefetch of an address's cache line, into the second level: the first has too few lines in flight."""
+def ask_for(builder: Any, address: Any, *, is_written: bool = False) -> None:
+    """LLVM's prefetch of an address's cache line, into the second level: the first has too few lines in flight.
+
+    Args: is_written: the line will be, so other cores are to give it up.
+    """
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    builder.call(ask, [builder.inttoptr(address, byte), word(0), word(2), word(1)])
+    locality = 3 if is_written else 2
+    builder.call(ask, [builder.inttoptr(address, byte), word(int(is_written)), word(locality), word(1)])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -215,6 +219,17 @@ def prefetch(_typing: Any, address: Any) -> Any:
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         ask_for(builder, values[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch_to_write(_typing: Any, address: Any) -> Any:
+    """`ask_for` an address that is written soon."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        ask_for(builder, values[0], is_written=True)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

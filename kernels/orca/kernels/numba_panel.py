@@ -1,5 +1,10 @@
 """What the kernels of matrix products (numba_vector_product.py, numba_amx_product.py) share: the arguments that they
-get, and what becomes of the sums of a panel.
+get, which panel a task is, and what becomes of its sums.
+
+The outputs of neighbouring panels lie in one line of the cache, or in the pair of lines that processors fetch. So
+threads begin far apart, or each store of one would take the line away from another: with two threads on a Zen 5
+processor products of 16 to 250 rows are up to 1.2 times as fast as with the panels in their order (bfloat16; float32
+1.05), and 1.02 to 1.15 times again by asking for the lines before they are written, which the other thread has read.
 """
 
 from typing import Any
@@ -8,7 +13,16 @@ import numpy as np
 from numba import carray, literally, njit
 
 from orca.kernels.numba_activations import activate_lanes, gate_lanes
-from orca.kernels.numba_intrinsics import FAST, elements, narrow, narrow_lanes, turn_lanes, wide
+from orca.kernels.numba_intrinsics import (
+    FAST,
+    LINE_BYTES,
+    elements,
+    narrow,
+    narrow_lanes,
+    prefetch_to_write,
+    turn_lanes,
+    wide,
+)
 
 TASK_ROWS = 256
 """Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be
@@ -25,6 +39,31 @@ HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS = range(18, 25
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
+def panel_of(place: Any, args: Any) -> Any:
+    """The panel of the task that is taken at a place among those of the same rows.
+
+    There are as many runs of panels as threads, of equal sizes or nearly so, and their panels take turns: the first of
+    each run, then the second. So a thread probably takes the next panel next.
+    """
+    each, longer = args[PANELS] // args[THREADS], args[PANELS] % args[THREADS]
+    run = place % args[THREADS]
+    return run * each + min(run, longer) + place // args[THREADS]
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def ask_for_outputs(first: Any, last: Any, panel: Any, args: Any, bytes_: Any, lanes: Any) -> None:
+    """The lines of y that `finish` will write for rows [first, last) of a panel."""
+    element_bytes = 4 if args[ENDING] == WIDE else bytes_
+    pieces = args[PARTS] if args[ENDING] != GATE else 1
+    piece_bytes = literally(lanes) * element_bytes * (2 if args[PARTS] == 1 else 1)
+    for row in range(first, last):
+        for piece in range(pieces):
+            element = row * _width(args) + _column(panel, piece, args, lanes)
+            for behind in range(0, piece_bytes, LINE_BYTES):
+                prefetch_to_write(args[Y] + element * element_bytes + behind)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
 def finish(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
     """From sums [last - first, 2 x lanes] of a panel, of rows [first, last), to y, and the cache."""
     if args[ENDING] == KEEP:
@@ -37,8 +76,7 @@ def finish(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
 def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
     """To y, where the sums of a row are two pieces, or one when gated. Row by row: the pieces often share a line."""
     ending, vector_bytes = args[ENDING], literally(lanes) * 4
-    size = args[OUTPUTS] // args[PARTS]
-    width = size if ending == GATE else args[OUTPUTS]
+    size, width = args[OUTPUTS] // args[PARTS], _width(args)
     for row in range(first, last):
         numbers = sums_at + (row - first) * 2 * vector_bytes
         if ending == GATE:
@@ -46,14 +84,28 @@ def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
         elif ending >= ACTIVATE:
             activate_lanes(numbers, ending - ACTIVATE, literally(lanes))
         for piece in range(1 if ending == GATE else 2):
-            # Where it begins, and what is left of y, or of this part of it.
-            column = panel * lanes + piece * size if args[PARTS] == 2 else (2 * panel + piece) * lanes
+            column = _column(panel, piece, args, lanes)
+            # What is there of y, or of this part of it, from there on.
             left = size - panel * lanes if args[PARTS] == 2 else width - column
             sums, element = numbers + piece * vector_bytes, row * width + column
             if ending == WIDE:
                 _put(sums, args[Y] + element * 4, left, False, np.float32, lanes)
             else:
                 _put(sums, args[Y] + element * bytes_, left, ending == ADD, kind, lanes)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _width(args: Any) -> Any:
+    """Of a row of y."""
+    return args[OUTPUTS] // args[PARTS] if args[ENDING] == GATE else args[OUTPUTS]
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _column(panel: Any, piece: Any, args: Any, lanes: Any) -> Any:
+    """Of y, where a piece of a panel's outputs begins."""
+    if args[PARTS] == 2:
+        return panel * lanes + piece * (args[OUTPUTS] // 2)
+    return (2 * panel + piece) * lanes
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

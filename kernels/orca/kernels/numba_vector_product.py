@@ -1,9 +1,9 @@
 """Matrix products in panels (numba_product.py) by a processor's vectors.
 
 A task goes through the inputs once for every few rows, whose sums stay in registers meanwhile (numba_tile.py), so the
-weight is read once from memory and a row once per panel from the processor's cache. Meanwhile the panel that this
-thread probably takes next is asked for, in as many shares as there are turns: products of few rows wait for memory
-otherwise.
+weight is read once from memory and a row once per panel from the processor's cache. Meanwhile the weights that come
+next in memory are asked for, which a thread probably needs next (`panel_of`), in as many shares as there are turns:
+products of few rows wait for memory otherwise.
 
 Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008: the inner kernel. The rest is left out:
 a batch is small enough to stay in the cache as it is.
@@ -18,14 +18,18 @@ from numba import njit
 
 from orca.kernels import numba_panel as at
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, join, own_floats, real, take
-from orca.kernels.numba_panel import finish
+from orca.kernels.numba_panel import ask_for_outputs, finish, panel_of
 from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 from orca.kernels.numba_tile import Tile, add_products
 
-_DEPTH = 256
-"""Inputs (or pairs of them) that all rows of a task go through before the next: their weights, 32 KiB, stay in the
-first cache."""
+_FEW_TURNS, _FEW_DEPTH, _DEPTH = 2, 128, 512
+"""Inputs (or pairs of them) that all rows of a task go through before the next, where there are two turns and where
+there are more. Fewer of them come from memory in a steadier stream; more of them put the sums away less often. Rows
+that go through in a single turn stay in the registers to the end."""
+_AHEAD_BYTES = 8 << 10
+"""Of a single turn: how far behind what it multiplies the weights are that it asks for. A whole panel behind, 64 KiB,
+is asked for in vain more often."""
 
 
 def scratch_bytes(rows: int, inputs: int, dtype: torch.dtype, *, is_normed: bool) -> int:
@@ -48,7 +52,7 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
         normed_block = -1
         task = take(args)
         while task < panels * blocks:
-            block, panel = task // panels, task % panels
+            block, panel = task // panels, panel_of(task % panels, args)
             first, last = rows * block // blocks, rows * (block + 1) // blocks
             x = args[at.X] + first * row_bytes
             if args[at.NORM] != 0:
@@ -57,21 +61,23 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
                     normed_block = block
                 x = normed_at
             weights = args[at.WEIGHT] + panel * depth * vectors_bytes
-            upcoming = args[at.WEIGHT] + min(panel + args[at.THREADS], panels - 1) * depth * vectors_bytes
             turns = (last - first + tile_rows - 1) // tile_rows
-            for done in range(0, depth, _DEPTH):
-                some = min(_DEPTH, depth - done)
+            most = depth if turns == 1 else _FEW_DEPTH if turns == _FEW_TURNS else _DEPTH
+            for done in range(0, depth, most):
+                some, here = min(most, depth - done), weights + done * vectors_bytes
                 for turn in range(turns):
                     low, high = (last - first) * turn // turns, (last - first) * (turn + 1) // turns
                     sums = sums_at + low * sums_bytes
+                    if done + some == depth:
+                        ask_for_outputs(first + low, first + high, panel, args, kind_bytes, lanes)
                     add_products(
                         sums,
                         args[at.BIAS] + panel * sums_bytes if done == 0 else sums,
                         0 if done == 0 else sums_bytes,
                         x + low * row_bytes + done * input_bytes,
                         row_bytes,
-                        weights + done * vectors_bytes,
-                        upcoming + (done + some * turn // turns) * vectors_bytes,
+                        here,
+                        here + (_AHEAD_BYTES if turns == 1 else (some + some * turn // turns) * vectors_bytes),
                         (vectors_bytes + turns - 1) // turns,
                         some,
                         high - low,
