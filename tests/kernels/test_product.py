@@ -4,8 +4,10 @@ import os
 import platform
 import subprocess
 import sys
+from itertools import pairwise
 
 import llvmlite.binding
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from torch_threads import computing_threads
 from orca.kernels import numba_amx
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
+from orca.kernels.numba_panel import HEAD_DIM, PANELS, THREADS, panel_of
 from orca.kernels.numba_product import Panels
 from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.plain import PlainKernels
@@ -161,6 +164,19 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
             results.append(panels.product(x))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_each_panel_is_a_task_once_and_those_taken_together_lie_apart() -> None:
+    for panels in range(1, 40):
+        for threads in range(1, 6):
+            args = np.zeros(HEAD_DIM, np.int64)
+            args[PANELS], args[THREADS] = panels, threads
+            order = [panel_of(place, args) for place in range(panels)]
+            assert sorted(order) == list(range(panels))
+            for first in range(0, panels - threads + 1, threads):
+                together = order[first : first + threads]
+                apart = [low + panels // threads <= high for low, high in pairwise(together)]
+                assert all(apart), (panels, threads, together)
 
 
 def test_inputs_that_cannot_be_paired_are_refused() -> None:
