@@ -37,6 +37,7 @@ from orca.kernels.numba_code import compiled
 log = logging.getLogger(__name__)
 
 _CODE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_WORD_BYTES = 8
 
 
 class Kernel:
@@ -75,11 +76,10 @@ class Kernel:
         if self._layout is None:
             self.compile()
             self._layout = struct.Struct("qq" + "".join("d" if isinstance(each, float) else "q" for each in args))
-        # The kernel counts in its first numbers, so each call has a copy of its own.
         call = Call(self, self._layout.pack(0, 0, *args), max(min(torch.get_num_threads(), tasks) - 1, 0))
         block: Block | None = getattr(_open, "block", None)
         if block is None:
-            _run([call])
+            Program([call]).run()
         else:
             block.calls.append(call)
 
@@ -92,25 +92,33 @@ class Call(NamedTuple):
     helpers: int  # at most
 
 
-def _run(calls: Sequence[Call]) -> None:
-    """One after the other."""
-    sizes = [_apart(len(call.arguments)) for call in calls]
-    memory = ctypes.create_string_buffer(sum(sizes) + threads.APART_BYTES)
-    at = _apart(ctypes.addressof(memory))
-    places = [at + behind for behind in accumulate(sizes[:-1], initial=0)]
-    for call, place in zip(calls, places, strict=True):
-        ctypes.memmove(place, call.arguments, len(call.arguments))
-    most = max(call.helpers for call in calls)
-    team = _team() if most > 0 else None
-    bodies = [(call.kernel.address, place, call.helpers) for call, place in zip(calls, places, strict=True)]
-    if team is None or not team.run(bodies, most):
-        _call_team(0, [(address, place, 0) for address, place, _ in bodies])
+class Program:
+    """Calls as `call_team` takes them, to be run any number of times, one after the other."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        sizes = [_apart(len(call.arguments)) for call in calls]
+        start = _apart(_WORD_BYTES * (threads.ORDER_WORDS + threads.BODY_WORDS * len(calls)))
+        places = accumulate(sizes[:-1], initial=start)
+        bodies = ((call.kernel.address, place, call.helpers) for call, place in zip(calls, places, strict=True))
+        order = array("q", (0, 0, len(calls), *chain.from_iterable(bodies)))
+        arguments = (call.arguments.ljust(size, b"\0") for call, size in zip(calls, sizes, strict=True))
+        self._order = b"".join((order.tobytes().ljust(start, b"\0"), *arguments))
+        self._helpers = max(call.helpers for call in calls)
+
+    def run(self) -> None:
+        # Kernels count in their arguments, so each run has memory of its own.
+        memory = ctypes.create_string_buffer(len(self._order) + threads.APART_BYTES)
+        at = _apart(ctypes.addressof(memory))
+        ctypes.memmove(at, self._order, len(self._order))
+        team = _team() if self._helpers > 0 else None
+        if team is None or not team.run(at, self._helpers):
+            _call_team(0, at)
 
 
-def _call_team(team: int, bodies: Sequence[tuple[int, int, int]]) -> None:
-    """numba_threads.call_team; without helpers it needs no team."""
-    order = array("q", (team, len(bodies), *chain(*bodies)))
-    _native(threads.call_team)(order.buffer_info()[0])
+def _call_team(team: int, order: int) -> None:
+    """numba_threads.call_team; without helpers it needs no team. Args: order: address of a program's."""
+    (ctypes.c_int64 * 2).from_address(order)[:] = (team, order)
+    _native(threads.call_team)(order)
 
 
 def compile_launches() -> None:
@@ -180,18 +188,21 @@ def together() -> Iterator[None]:
     with _gathered() as block:
         yield
     if block.calls:
-        _run(block.calls)
+        Program(block.calls).run()
 
 
 class Recording:
     """Kernels that were called inside `recorded`, and the memory that they were given by `new_empty`."""
 
     def __init__(self, block: Block) -> None:
-        self._block = block
+        self._block = block  # its memory
+        self._program: Program | None = None
 
     def run(self) -> None:
         """All of them, in their order."""
-        _run(self._block.calls)
+        if self._program is None:
+            self._program = Program(self._block.calls)
+        self._program.run()
 
 
 @contextmanager
@@ -223,12 +234,12 @@ class Team:
         self._helpers: list[Thread] = []
         atexit.register(self.end)
 
-    def run(self, bodies: Sequence[tuple[int, int, int]], helpers: int) -> bool:
+    def run(self, order: int, helpers: int) -> bool:
         """Kernels one after the other, on this thread and on helpers.
 
         Args:
-            bodies: of each the address of its code, that of its arguments, and how many helpers it may have.
-            helpers: the most that any may have.
+            order: address of a program's.
+            helpers: the most that any of its kernels may have.
         Returns: False if the team is at work already, for another thread; nothing was run then.
         """
         if not self._is_free.acquire(blocking=False):
@@ -236,7 +247,7 @@ class Team:
         try:
             while len(self._helpers) < helpers:
                 self._grow()
-            _call_team(self._at, bodies)
+            _call_team(self._at, order)
         finally:
             self._is_free.release()
         return True

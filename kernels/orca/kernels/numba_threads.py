@@ -9,6 +9,10 @@ sees a number it has not helped with takes a place and is inside by one exchange
 has taken the places away. So the caller waits for those inside and never for one that the kernel of the operating
 system has not let run: on a busy machine a call is done by the threads that there are at the moment.
 
+Behind each call a helper lets others have its processor. Who waits for it, on a busy machine, gets it there and not in
+the middle of a task, of which the caller would have to await the end: on two processors shared with gateway, scheduler
+and Redis that waiting was 7.7 % of the caller's time and is 3.1 %, and `orca up` writes 1.045 times as many tokens.
+
 A helper looks for the next call for as long as the gap between two calls of a step is, then it sleeps, and a call that
 finds sleepers wakes as many as it has places for.
 """
@@ -47,19 +51,24 @@ FUTEX = {"Linux x86_64": 202, "Linux aarch64": 98}.get(f"{platform.system()} {pl
 """The number of the system call; 0 where we do not know it."""
 
 
+ORDER_WORDS, BODY_WORDS = 3, 3
+
+
 def call_team(args: Any) -> None:
     """Run bodies one after the other, each on this thread and on those that help.
 
-    args: address of the team; number of bodies; of each its address, that of its arguments, and places.
+    args: address of the team, or 0 where nobody helps; that of args; number of bodies; of each its address, where its
+        arguments are behind args, in bytes, and places.
     """
-    for number in range(args[1]):
-        _share(args[0], args[2 + 3 * number], args[3 + 3 * number], args[4 + 3 * number])
+    for number in range(args[2]):
+        at = ORDER_WORDS + BODY_WORDS * number
+        _share(args[0], args[at], args[1] + args[at + 1], args[at + 2])
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _share(team: Any, body: Any, arguments: Any, places: Any) -> None:
     """Run one body."""
-    if places == 0:
+    if team == 0 or places == 0:
         _run(body, arguments)
         return
     _set(team + BODY, body)
@@ -92,6 +101,7 @@ def help_team(args: Any) -> None:
                 helped, looks = state & _NUMBERS, 0
                 _run(_get(team + BODY), _get(team + ARGUMENTS))
                 _add(team + STATE, -1)
+                _call(_get(team + YIELD))
         elif looks < _LOOKS:
             looks += 1
             _pause()
