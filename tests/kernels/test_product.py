@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_threads import computing_threads
 
-from orca.kernels import numba_amx
+from orca.kernels import numba_amx, numba_intrinsics
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_panel import HEAD_DIM, PANELS, THREADS, panel_of
@@ -215,6 +215,14 @@ torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), a
 def test_a_processor_without_half_precision_rounds_by_itself() -> None:
     environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2"}
     subprocess.run([sys.executable, "-c", _ON_HASWELL], env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize(("processor", "locality"), [("znver5", 0), ("znver4", 2), ("haswell", 2)])
+def test_only_where_it_was_measured_weights_are_asked_for_as_used_once(
+    processor: str, locality: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba_intrinsics.config, "CPU_NAME", processor)
+    assert numba_intrinsics._locality.__wrapped__() == locality
 
 
 def test_only_bfloat16_is_paired() -> None:

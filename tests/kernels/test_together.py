@@ -140,6 +140,45 @@ def test_a_recording_does_not_run_by_itself() -> None:
     assert numbers.tolist() == [11]
 
 
+def _join(args: Any) -> None:
+    """One more, also while others do the same."""
+    numba_threads._add(args[2], 1)
+
+
+JOIN = Kernel("join", _join)
+
+
+def test_a_recording_may_run_on_two_threads_at_a_time() -> None:
+    begun, told, ended = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
+    numbers = torch.zeros(100, dtype=torch.int64)
+    with computing_threads(2):
+        with recorded() as recording:
+            JOIN(1, begun.data_ptr())
+            WAIT(1, told.data_ptr())
+            for _ in range(5):
+                JOIN(1, ended.data_ptr())
+        with recorded() as other:
+            append(numbers, 1)
+        callers = [Thread(target=recording.run) for _ in range(2)]
+        for caller in callers:
+            caller.start()
+        until_s = monotonic() + 30
+        while begun.item() < 2 and monotonic() < until_s:
+            sleep(0.001)
+        other.run()
+        told[0] = 1
+        for caller in callers:
+            caller.join()
+    assert (begun.item(), ended.item()) == (2, 10)
+    assert set(numbers.tolist()) == {1}
+
+
+def test_a_recording_of_nothing_does_nothing() -> None:
+    with recorded() as recording:
+        pass
+    recording.run()
+
+
 def test_a_kernel_without_tasks_changes_nothing() -> None:
     panels, some, ones, none = Panels(torch.randn(128, 64)), torch.randn(50, 64), torch.ones(50, 64), torch.ones(0, 64)
     with computing_threads(2), together():

@@ -98,25 +98,25 @@ class Program:
     def __init__(self, calls: Sequence[Call]) -> None:
         sizes = [_apart(len(call.arguments)) for call in calls]
         start = _apart(_WORD_BYTES * (threads.ORDER_WORDS + threads.BODY_WORDS * len(calls)))
-        places = accumulate(sizes[:-1], initial=start)
-        bodies = ((call.kernel.address, place, call.helpers) for call, place in zip(calls, places, strict=True))
+        offsets = list(accumulate(sizes, initial=start))[:-1]
+        bodies = ((call.kernel.address, offset, call.helpers) for call, offset in zip(calls, offsets, strict=True))
         order = array("q", (0, 0, len(calls), *chain.from_iterable(bodies)))
         arguments = (call.arguments.ljust(size, b"\0") for call, size in zip(calls, sizes, strict=True))
-        self._order = b"".join((order.tobytes().ljust(start, b"\0"), *arguments))
-        self._helpers = max(call.helpers for call in calls)
+        self._image = b"".join((order.tobytes().ljust(start, b"\0"), *arguments))
+        self._helpers = max((call.helpers for call in calls), default=0)
 
     def run(self) -> None:
         # Kernels count in their arguments, so each run has memory of its own.
-        memory = ctypes.create_string_buffer(len(self._order) + threads.APART_BYTES)
+        memory = ctypes.create_string_buffer(len(self._image) + threads.APART_BYTES)
         at = _apart(ctypes.addressof(memory))
-        ctypes.memmove(at, self._order, len(self._order))
+        ctypes.memmove(at, self._image, len(self._image))
         team = _team() if self._helpers > 0 else None
         if team is None or not team.run(at, self._helpers):
             _call_team(0, at)
 
 
 def _call_team(team: int, order: int) -> None:
-    """numba_threads.call_team; without helpers it needs no team. Args: order: address of a program's."""
+    """numba_threads.call_team; without helpers it needs no team. Args: order: address of a program's image."""
     (ctypes.c_int64 * 2).from_address(order)[:] = (team, order)
     _native(threads.call_team)(order)
 
@@ -195,13 +195,16 @@ class Recording:
     """Kernels that were called inside `recorded`, and the memory that they were given by `new_empty`."""
 
     def __init__(self, block: Block) -> None:
-        self._block = block  # its memory
+        self._block = block  # what the program has by address: memory, and the kernels' code
         self._program: Program | None = None
 
+    def end(self) -> None:
+        """Nothing more is called inside."""
+        self._program = Program(self._block.calls)
+
     def run(self) -> None:
-        """All of them, in their order."""
-        if self._program is None:
-            self._program = Program(self._block.calls)
+        """All of them, in their order. Not before `recorded` has ended."""
+        assert self._program is not None
         self._program.run()
 
 
@@ -210,7 +213,9 @@ def recorded() -> Iterator[Recording]:
     """As `together`, but what is called inside runs each time that the recording does, and never by itself. What it
     reads from outside lives as long as the recording."""
     with _gathered() as block:
-        yield Recording(block)
+        recording = Recording(block)
+        yield recording
+    recording.end()
 
 
 def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -238,7 +243,7 @@ class Team:
         """Kernels one after the other, on this thread and on helpers.
 
         Args:
-            order: address of a program's.
+            order: address of a program's image.
             helpers: the most that any of its kernels may have.
         Returns: False if the team is at work already, for another thread; nothing was run then.
         """

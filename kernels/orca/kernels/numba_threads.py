@@ -9,9 +9,10 @@ sees a number it has not helped with takes a place and is inside by one exchange
 has taken the places away. So the caller waits for those inside and never for one that the kernel of the operating
 system has not let run: on a busy machine a call is done by the threads that there are at the moment.
 
-Behind each call a helper lets others have its processor. Who waits for it, on a busy machine, gets it there and not in
-the middle of a task, of which the caller would have to await the end: on two processors shared with gateway, scheduler
-and Redis that waiting was 7.7 % of the caller's time and is 3.1 %, and `orca up` writes 1.045 times as many tokens.
+Behind each call a helper lets others have its processor (sched_yield). Who waits for it, on a busy machine, gets it
+there rather than in the middle of a task, of which the caller would have to await the end: with 63 M parameters and a
+batch of 16 on two processors shared with gateway, scheduler and Redis (Linux 6.18) that waiting was 7.7 % of the
+caller's time and is 3.1 %, and `orca up` writes 1.045 times as many tokens. Alone the engine is as fast (0.997).
 
 A helper looks for the next call for as long as the gap between two calls of a step is, then it sleeps, and a call that
 finds sleepers wakes as many as it has places for.
@@ -52,6 +53,7 @@ FUTEX = {"Linux x86_64": 202, "Linux aarch64": 98}.get(f"{platform.system()} {pl
 
 
 ORDER_WORDS, BODY_WORDS = 3, 3
+"""What `call_team` takes, in words of 64 bits: ahead of the bodies, and of each of them."""
 
 
 def call_team(args: Any) -> None:

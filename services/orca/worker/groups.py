@@ -272,12 +272,13 @@ class Groups:
     def send_fed(self, tokens: Sequence[int] | Tensor) -> None:
         """Start sending a step's sampled token ids to every other rank of the first stage; returns at once."""
         own = self._number(self._shard.stage, self._shard.rank)
-        others = [number for rank in range(self._shard.tensor) if (number := self._number(0, rank)) != own]
+        firsts = (self._number(0, rank) for rank in range(self._shard.tensor))
+        others = [number for number in firsts if number != own]
         if not others:  # a rank that is alone need not make a tensor
             return
         data = torch.as_tensor(tokens, dtype=torch.int64)
-        for number in others:
-            self._send(self._feed, data, number, _FEED_TAG)
+        for other in others:
+            self._send(self._feed, data, other, _FEED_TAG)
 
     def receive_fed(self, count: int) -> Inbound:
         """Start receiving the sampled token ids of a step that sampled `count`, in step order."""

@@ -177,9 +177,9 @@ class MklLinear(Linear):
 # cache, which the timing does not show. MKL keeps a second copy.
 _WORTH = {PanelLinear: 0.95, OneDnnLinear: 0.9, MklLinear: 0.8}
 # Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
-# the product is another launch, all launches are apart then, and the weight is not asked for before its turn, of which
-# the timing, with a weight at hand, shows nothing. A head of 24,000 x 384 in bf16 that oneDNN won by 40 us cost the
-# engine 8 to 13 %.
+# the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
+# that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took
+# oneDNN for that head.
 _APART_S = 1.5e-4
 
 Choose = Callable[[Tensor, Tensor | None], type[Linear]]
