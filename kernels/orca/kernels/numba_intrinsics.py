@@ -198,8 +198,8 @@ def _locality() -> int:
     Into the second cache: the first has too few lines in flight, and too little room for what is asked for ahead. On
     Zen 5, where it was measured, with the hint of data that is not used again: the engine is 1.04 to 1.08 times as fast
     by that at batches of 1 to 16, and as fast as without at 64 (63 M and 24 M parameters, both dtypes, two processes of
-    each by turns, five rounds, tokens equal). Presumably the last cache, which takes what the second gives up, is left
-    to what is used again: activations, and Python's code and data between two steps.
+    each by turns, five rounds, tokens of float32 equal). Presumably the last cache, which takes what the second gives
+    up, is left to what is used again: activations, and Python's code and data between two steps.
     """
     name: str = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     return 0 if name == "znver5" else 2
