@@ -12,7 +12,8 @@ from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import Lines, Recorder, StepInputs
+from orca.kernels.numba_recording import CpuRecorder
+from orca.kernels.recording import COLUMNS, Chunks, Lines, Recorder, Said, Size, StepInputs
 from orca.kernels.reference import ContextRow, attend_reference
 from orca.kernels.triton_attention import SPLIT
 from orca.kernels.triton_kernels import TritonKernels
@@ -37,7 +38,7 @@ def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> Lines:
 
 
 def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, int, int]]) -> None:
-    inputs.put(np.array(said))
+    inputs.put(Said(np.array(said)))
 
     def compute() -> tuple[Tensor | None, ...]:
         inputs.lay_out()
@@ -52,7 +53,7 @@ def test_inputs_are_made_of_what_is_told_and_kept(there: tuple[torch.device, Rec
     tables = torch.full((5, 3), -1).int()
     tables[3] = torch.tensor([7, 2, -1])
     lines = lines_of(tables, device)
-    inputs = recorder.inputs(3, lines, slots=160, block_tokens=BLOCK_TOKENS)
+    inputs = recorder.inputs(Size(3, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
     laid_out(recorder, inputs, [(3, 33, 55, 6), (0, 0, -1, 4), (4, 19, -1, 1)])
     assert inputs.ids.tolist() == [55, 100, 104]
     assert inputs.positions.tolist() == [33, 0, 19]
@@ -69,7 +70,8 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     qkv, cache, rows, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
     lines = lines_of(tables.clone(), device)
     there_qkv, there_cache = qkv.to(device), cache.to(device)
-    inputs = recorder.inputs(len(rows), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
+    size = Size(len(rows), None)
+    inputs = recorder.inputs(size, lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     attention = inputs.attention(sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
 
     def compute() -> tuple[Tensor | None, ...]:
@@ -81,7 +83,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     for order in ([0, 1, 2, 3, 4], [2, 4, 3, 0, 1]):
         chosen = [rows[place] for place in order]
         said = [(row.line, row.position, 1, tables[row.line, row.position // BLOCK_TOKENS]) for row in chosen]
-        inputs.put(np.array(said))
+        inputs.put(Said(np.array(said)))
         output.fill_(float("nan"))
         run()
         own = [ContextRow(place, 1, row.position, row.line) for place, row in enumerate(chosen)]
@@ -89,11 +91,77 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
         torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
+def chunked(step: list[tuple[int, int, int, bool]], tables: Tensor) -> tuple[Said, list[ContextRow], list[int]]:
+    """What is said of a step on a CPU. Args: step: of each request its line, position, tokens, and whether it draws.
+
+    Returns: with it the rows, and the flat rows that are wanted. Token `i` of the step is 1000 + i; of those that run
+        alone, the ones at odd positions are fed.
+    """
+    said, rows, tokens, first = [], [], [], 0
+    for line, position, count, _ in step:
+        rows.append(ContextRow(first, count, position, line))
+        token = 1000 + first if count == 1 and position % 2 == 0 else -1
+        said.append((line, position, token, int(tables[line, (position + count - 1) // BLOCK_TOKENS])))
+        if count > 1:
+            tokens.append((first, tuple(range(1000 + first, 1000 + first + count))))
+        first += count
+    wanted = np.array([place for place, each in enumerate(step) if each[3]])
+    chunks = Chunks(np.array([each[2] for each in step]), tokens, wanted)
+    return Said(np.array(said), chunks), rows, [rows[place].first + rows[place].count - 1 for place in wanted]
+
+
+@pytest.mark.parametrize("window", [None, 3, SPLIT + 5])
+def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int | None) -> None:
+    recorder = CpuRecorder()
+    contexts = [(40, 1)] * 3 + [(2 * SPLIT + 9, 1), (90, 1)]  # whose blocks the steps below use as they like
+    _, cache, _, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
+    lines = lines_of(tables.clone(), CPU)
+    inputs = recorder.inputs(Size(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
+    sight = sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window)
+    attention, of_wanted = inputs.attention(sight), inputs.attention(sight, of_wanted=True)
+    qkv = torch.zeros(200, 8, 12)
+    kernels = kernels_of(CPU)
+
+    def compute() -> tuple[Tensor | None, ...]:
+        inputs.lay_out([qkv])
+        assert inputs.wanted is not None
+        return attention(qkv, cache, 0.3), of_wanted(kernels.take_rows(qkv, inputs.wanted), cache, 0.3)
+
+    (output, behind), run = recorder.record(compute)
+    assert output is not None
+    assert behind is not None
+    steps = [
+        [(3, 100, 70, True), (0, 7, 1, True), (1, 8, 1, True), (4, 0, 90, False)],
+        [(4, 12, 5, True)],
+        [(0, 0, 33, False), (2, 35, 2, True), (3, 2 * SPLIT, 9, False), (1, 20, 1, False), (4, 88, 1, True)],
+        [(place, 10 + place, 1, place < 3) for place in range(5)],
+    ]
+    for step in steps:
+        said, rows, wanted = chunked(step, tables)
+        tokens = said.tokens
+        qkv[:tokens] = torch.randn(tokens, 8, 12)
+        inputs.put(said)
+        output[:], behind[:] = torch.nan, torch.nan
+        run()
+        expected = attend_reference(qkv[:tokens, :4], cache, rows, tables, HEADS, scale=0.3, window=window).flatten(1)
+        torch.testing.assert_close(output[:tokens], expected, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(behind[: len(wanted)], expected[wanted], atol=2e-6, rtol=2e-6)
+        assert output[tokens:].isnan().all()
+        assert behind[len(wanted) :].isnan().all()
+        own = [(row.line, row.position + done) for row in rows for done in range(row.count)]
+        assert inputs.positions[:tokens].tolist() == [place for _, place in own]
+        slots = [int(tables[line, at // BLOCK_TOKENS]) * BLOCK_TOKENS + at % BLOCK_TOKENS for line, at in own]
+        assert inputs.slots[:tokens].tolist() == slots
+        fed = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
+        assert inputs.ids[:tokens].tolist() == [fed.get(place, 1000 + place) for place in range(tokens)]
+    assert torch.equal(lines.tables, tables)
+
+
 def test_rows_of_padding_touch_no_request() -> None:
     recorder = GraphRecorder(DEVICE)
     tables = torch.arange(12).view(4, 3).int()
     lines = lines_of(tables, DEVICE, prompts=7)
-    inputs = recorder.inputs(8, lines, slots=160, block_tokens=BLOCK_TOKENS)
+    inputs = recorder.inputs(Size(8, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
     assert isinstance(inputs, GraphInputs)
     laid_out(recorder, inputs, [(place % 4, place, 3, 0) for place in range(8)])
     laid_out(recorder, inputs, [(2, 20, -1, 7), (1, 8, 5, 3)])
@@ -107,7 +175,7 @@ def test_rows_of_padding_touch_no_request() -> None:
 
 def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
     recorder = GraphRecorder(DEVICE)
-    sizes = [recorder.rows_of(requests) for requests in range(1, 513)]
+    sizes = [recorder.size_of(Said(np.zeros((requests, COLUMNS)))).tokens for requests in range(1, 513)]
     assert sizes[:9] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
     assert all(0 <= rows - requests <= max(7, requests // 8) for requests, rows in enumerate(sizes, start=1))
     assert len(set(sizes)) < 40

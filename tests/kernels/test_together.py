@@ -15,7 +15,7 @@ from orca.kernels import numba_team, numba_threads
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_intrinsics import elements, take
 from orca.kernels.numba_product import Panels
-from orca.kernels.numba_team import Kernel, new_empty, recorded, together
+from orca.kernels.numba_team import Kernel, Rows, new_empty, recorded, together, vary
 from orca.kernels.reference import RowNorm
 
 
@@ -128,6 +128,33 @@ def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then(
         other = new_empty(torch.float32, *y.shape)  # memory of the recording is given to nobody else
         other[:] = torch.nan
         assert torch.equal(y, kernels.gated_silu(panels.product(kernels.normalise(x, norm))))
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
+    kernels, norm = kernels_of(torch.device("cpu")), RowNorm(torch.randn(64), 1e-5)
+    x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), Rows(600), Rows(600)
+    panels, head = Panels(torch.randn(128, 64), is_gated=True), Panels(torch.randn(30, 64))
+    with recorded() as recording:
+        vary(rows, x)
+        vary(some, taken)
+        y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+        logits = head.wide_product(kernels.take_rows(y, taken))
+        largest = kernels.largest(logits)
+    for rows.now, some.now in ((600, 600), (1, 1), (257, 13), (14, 300)):
+        for each in (y, logits):
+            each[:] = torch.nan
+        largest[:] = -1
+        taken[: some.now] = torch.randint(rows.now, (some.now,))
+        recording.run()
+        expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.now], norm)))
+        assert torch.equal(y[: rows.now], expected)
+        of_these = head.wide_product(expected[taken[: some.now]])
+        assert torch.equal(logits[: some.now], of_these)
+        assert torch.equal(largest[: some.now], of_these.argmax(dim=1))
+        assert y[rows.now :].isnan().all()
+        assert logits[some.now :].isnan().all()
+        assert (largest[some.now :] == -1).all()
 
 
 def test_a_recording_does_not_run_by_itself() -> None:

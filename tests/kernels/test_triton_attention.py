@@ -11,7 +11,7 @@ from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels import triton_attention
-from orca.kernels.recording import Lines
+from orca.kernels.recording import Lines, Said, Size
 from orca.kernels.reference import ContextRow, attend_reference
 from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.triton_attention_item import PARTS_MAX, Item
@@ -101,9 +101,9 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     seen = sight_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
     there = torch.arange(len(rows), device=DEVICE)
     recorder = GraphRecorder(DEVICE)
-    inputs = recorder.inputs(8, Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)
+    inputs = recorder.inputs(Size(8, None), Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)
     made = inputs.attention(seen)
-    inputs.put(np.array([(row.line, row.position, 1, 0) for row in rows]))
+    inputs.put(Said(np.array([(row.line, row.position, 1, 0) for row in rows])))
     inputs.lay_out()
     expected = items_of(TritonAttention(rows, seen))
     # Their parts have room for one token instead of a tile's, and behind them is a row of padding.

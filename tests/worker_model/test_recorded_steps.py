@@ -1,17 +1,19 @@
-"""Steps recorded once for each number of requests and run again: right, and without their layers being called."""
+"""Steps recorded once and run again on other numbers: right, and without their layers being called."""
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from stage_driver import Ask, Chain, random_asks, serve
+from stage_driver import GREEDY, Ask, Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from orca.core.step import Step
 from orca.kernels.numba_recording import CpuRecorder
+from orca.kernels.recording import Size
 from orca.worker.linear import PanelLinear
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.recorded_steps import RecordedSteps
@@ -40,6 +42,7 @@ def increments(steps: list[Step]) -> list[int]:
     return [len(step.rows) for step in steps if step.rows and step.tokens == len(step.rows)]
 
 
+@pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize(
     ("family", "vocab_size", "options"),
@@ -50,7 +53,7 @@ def increments(steps: list[Step]) -> list[int]:
     ],
 )
 def test_recorded_steps_give_the_same_tokens(
-    family: str, vocab_size: int, options: dict[str, object], feeds_tokens: bool, tmp_path: Path
+    family: str, vocab_size: int, options: dict[str, object], feeds_tokens: bool, chunk: int | None, tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint(family, tmp_path, seed=1, **options)
     outputs = []
@@ -60,32 +63,48 @@ def test_recorded_steps_give_the_same_tokens(
         assert stage._recorded is not None
         if not is_recorded:
             stage._recorded = None
-        steps = serve(chain, asks, max_batch_size=20)
+        steps = serve(chain, asks, max_batch_size=20, chunk=chunk)
         outputs.append([ask.output for ask in asks])
     assert max(increments(steps)) > 10
     assert outputs[0] == outputs[1]
 
 
-def test_layers_are_called_once_for_each_number_of_requests(tmp_path: Path) -> None:
+def test_layers_are_called_once_for_steps_of_many_sizes(tmp_path: Path) -> None:
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     counted = [CountedLayer(layer) for layer in stage._model.layers]
     stage._model.layers[:] = counted
-    steps = serve(chain, asks_of(211), max_batch_size=8)
-    sizes = increments(steps)
-    assert len(sizes) > 2 * len(set(sizes))
-    others = sum(bool(step.rows) for step in steps) - len(sizes)
-    assert {layer.calls for layer in counted} == {others + len(set(sizes))}
+    steps = serve(chain, asks_of(211), max_batch_size=12)
+    assert len(set(increments(steps))) > 5
+    assert len({step.tokens for step in steps if step.tokens > len(step.rows)}) > 10
+    assert {layer.calls for layer in counted} == {2}
+
+
+def test_steps_that_tell_of_prompts_or_draw_nothing_or_are_long_are_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuRecorder, "chunk_tokens_max", 30)
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
+    [[stage]] = chain.stages
+    assert stage._recorded is not None
+    serve(chain, [Ask([5, 6, 7], 1, replace(GREEDY, prompt_logprobs=1))])
+    serve(chain, [Ask([5] * 31, 1)])
+    serve(chain, [Ask([5] * 41, 1)], chunk=40)  # the last token of the prompt is a step of its own
+    assert set(stage._recorded._recordings) == {Size(16, None)}
+    serve(chain, [Ask([5] * 30, 1)])
+    assert set(stage._recorded._recordings) == {Size(16, None), Size(30, 16)}
 
 
 def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuRecorder, "recordings_max", 2)
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
-    steps = serve(chain, asks_of(211), max_batch_size=8)
     [[stage]] = chain.stages
     assert stage._recorded is not None
-    latest = list(dict.fromkeys(reversed(increments(steps))))[:2]
-    assert set(stage._recorded._recordings) == set(latest)
+    steps = serve(chain, asks_of(211), max_batch_size=20)
+    sizes = [Size(32 if requests > 16 else 16, None) for requests in increments(steps)]
+    assert len({*sizes}) == 2
+    assert len(stage._recorded._recordings) == 2
+    assert list(stage._recorded._recordings)[-1] == sizes[-1]
 
 
 def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path) -> None:

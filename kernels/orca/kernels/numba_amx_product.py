@@ -15,7 +15,7 @@ from numba import carray, njit
 from orca.kernels import numba_panel as at
 from orca.kernels.numba_amx import INPUTS, LANES, ROWS, TILE_BYTES, add_tiles, copy_lines, enter, leave
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, LINE_BYTES, elements, join, own_floats, real, take
-from orca.kernels.numba_panel import finish, panel_of
+from orca.kernels.numba_panel import blocks_of, finish, panel_of
 from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 
@@ -36,7 +36,8 @@ def scratch_bytes(rows: int, inputs: int) -> int:
 @cache
 def kernel() -> Kernel:
     def body(args: Any) -> None:
-        rows, blocks, panels = args[at.ROWS], args[at.BLOCKS], args[at.PANELS]
+        rows, panels = args[at.ROWS], args[at.PANELS]
+        blocks = blocks_of(rows, panels, args[at.THREADS], 2 * ROWS)
         steps = (args[at.INPUTS] + INPUTS - 1) // INPUTS
         sums_at = own_floats(_TASK_SUMS)
         row_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]

@@ -39,7 +39,7 @@ from orca.kernels.numba_attention_tile import (
     write_mean,
 )
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, LINE_BYTES, elements, join, prefetch, real, take
-from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.numba_team import Kernel, new_empty, rows_of
 from orca.kernels.reference import ContextRow, Sight
 
 _CHUNK = 256
@@ -47,6 +47,7 @@ _CHUNK = 256
 _QUERIES = 32
 """Queries of a task: tokens x query heads of one KV head. Their scores stay in the processor's first cache."""
 _NO_WINDOW = 1 << 62
+TILE_COLUMNS = 4
 _SCORE_BYTES = _CHUNK * 4
 """From a query's scores to the next query's."""
 
@@ -253,7 +254,7 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int) -> tuple[Tensor, 
     return torch.from_numpy(first_query), max(1, int(np.diff(first_query).max()))
 
 
-def _tile_tokens(seen: Sight) -> int:
+def tile_tokens(seen: Sight) -> int:
     """Of a tile, at most."""
     _, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
     return max(1, _QUERIES // group)
@@ -265,10 +266,8 @@ class CpuAttention:
     Args: as of device.Kernels.attention.
     """
 
-    TILE_COLUMNS = 4
-
     def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
-        longest = _tile_tokens(seen)
+        longest = tile_tokens(seen)
         tiles = [
             (row.line, row.position + done, min(longest, row.count - done), row.first + done)
             for row in rows
@@ -280,7 +279,7 @@ class CpuAttention:
 
     @classmethod
     def of_tiles(cls, tiles: Tensor, seen: Sight) -> "CpuAttention":
-        """Attention of tiles of one token each that are there when it runs (numba_recording.py)."""
+        """Attention of tiles that are there when it runs (numba_recording.py)."""
         attention = cls.__new__(cls)
         attention._take(tiles, seen)
         return attention
@@ -290,7 +289,7 @@ class CpuAttention:
         assert seen.tables.is_contiguous()
         self._tiles, self._tables = tiles, seen.tables
         self._first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
-        self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, _tile_tokens(seen) * group
+        self._heads, self._kv_heads, self._queries = len(seen.kv_of_query), seen.kv_heads, tile_tokens(seen) * group
         self._window = _NO_WINDOW if seen.window is None else seen.window
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
@@ -298,7 +297,7 @@ class CpuAttention:
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         assert scale >= 0
-        tokens, _, head_dim = qkv.shape
+        tokens, head_dim = rows_of(qkv), qkv.shape[2]
         output = new_empty(qkv.dtype, tokens, self._heads * head_dim)
         floats = _scratch_floats.py_func(self._queries, head_dim)
         scratch = new_empty(torch.float32, torch.get_num_threads() * floats)
@@ -314,7 +313,7 @@ class CpuAttention:
             self._heads,
             self._kv_heads,
             cache.shape[2],
-            len(self._tiles),
+            rows_of(self._tiles),
             self._window,
             self._queries,
             scale,

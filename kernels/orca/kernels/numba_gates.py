@@ -17,18 +17,18 @@ from torch import Tensor
 from orca.kernels.activation import Activation
 from orca.kernels.numba_activations import activate, silu
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, take, wide
-from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.numba_team import Kernel, new_empty, rows_of
 
 
 def activated(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    out = new_empty(x.dtype, *x.shape) if out is None else out
-    tokens, width = x.shape
+    tokens, width = rows_of(x), x.shape[1]
+    out = new_empty(x.dtype, tokens, width) if out is None else out
     assert bias is None or (bias.shape == (width,) and bias.dtype == x.dtype and bias.is_contiguous())
     assert x.is_contiguous()
     assert out.shape == x.shape
     assert out.is_contiguous()
     bias_at = 0 if bias is None else bias.data_ptr()
-    _activated(x.dtype, activation)(tokens, x.data_ptr(), bias_at, out.data_ptr(), tokens, width)
+    _activated(x.dtype, activation)(len(x), x.data_ptr(), bias_at, out.data_ptr(), tokens, width)
     return out
 
 
@@ -53,10 +53,10 @@ def _activated(dtype: torch.dtype, activation: Activation) -> Kernel:
 def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
     assert gate_up.is_contiguous()
     assert bias is None or (bias.shape == gate_up.shape[1:] and bias.dtype == gate_up.dtype and bias.is_contiguous())
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    tokens, width = rows_of(gate_up), gate_up.shape[1] // 2
     gated = new_empty(gate_up.dtype, tokens, width)
     bias_at = 0 if bias is None else bias.data_ptr()
-    gated_silu_kernel(gate_up.dtype)(tokens, gate_up.data_ptr(), bias_at, gated.data_ptr(), tokens, width)
+    gated_silu_kernel(gate_up.dtype)(len(gate_up), gate_up.data_ptr(), bias_at, gated.data_ptr(), tokens, width)
     return gated
 
 

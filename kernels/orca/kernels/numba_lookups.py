@@ -17,7 +17,7 @@ from torch import Tensor
 from orca.kernels.numba_attention_tile import largest_of
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, take, wide
 from orca.kernels.numba_rows import TASK_TOKENS, tasks_of
-from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.numba_team import Kernel, new_empty, rows_of
 
 
 def kernels(dtype: torch.dtype) -> list[Kernel]:
@@ -40,9 +40,10 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     assert rows.dtype == torch.int64
     assert rows.is_contiguous()
     assert x.is_contiguous()
-    taken = new_empty(x.dtype, len(rows), *x.shape[1:])
+    many = rows_of(rows)
+    taken = new_empty(x.dtype, many, *x.shape[1:])
     row_bytes = x.element_size() * math.prod(x.shape[1:])
-    _take_rows(tasks_of(len(rows)), x.data_ptr(), rows.data_ptr(), taken.data_ptr(), len(rows), row_bytes)
+    _take_rows(tasks_of(len(rows)), x.data_ptr(), rows.data_ptr(), taken.data_ptr(), many, row_bytes)
     return taken
 
 
@@ -69,10 +70,10 @@ def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) 
     assert table.is_contiguous()
     assert places.is_contiguous()
     assert table.dtype == places.dtype
-    tokens, width = len(ids), table.shape[1]
+    tokens, width = rows_of(ids), table.shape[1]
     embedded = new_empty(table.dtype, tokens, width)
     addresses = (each.data_ptr() for each in (table, ids, places, positions, embedded))
-    _embed(table.dtype)(tasks_of(tokens), *addresses, len(table), len(places), tokens, width)
+    _embed(table.dtype)(tasks_of(len(ids)), *addresses, len(table), len(places), tokens, width)
     return embedded
 
 
@@ -106,8 +107,9 @@ def _add(row: Any, one: Any, other: Any, kind: Any) -> None:
 def largest(x: Tensor) -> Tensor:
     assert x.dtype == torch.float32
     assert x.is_contiguous()
-    places = new_empty(torch.int64, len(x))
-    _largest(len(x), x.data_ptr(), places.data_ptr(), *x.shape)
+    rows, width = rows_of(x), x.shape[1]
+    places = new_empty(torch.int64, rows)
+    _largest(len(x), x.data_ptr(), places.data_ptr(), rows, width)
     return places
 
 

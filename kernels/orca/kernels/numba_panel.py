@@ -34,8 +34,18 @@ float32, unrounded; y by the first activation, and by the others from there on."
 
 # Places of the arguments, in the order in which `Panels` gives them.
 X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
-ROWS, BLOCKS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 18)
-HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS = range(18, 25)
+ROWS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 17)
+HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS = range(17, 24)
+
+_TASKS_A_THREAD = 4
+"""At least, where there are rows to split: threads end at about the same time."""
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def blocks_of(rows: Any, panels: Any, threads: Any, tile_rows: Any) -> Any:
+    """Into how many parts rows are split, each panel of which is a task."""
+    wanted = (_TASKS_A_THREAD * threads + panels - 1) // panels
+    return max((rows + TASK_ROWS - 1) // TASK_ROWS, min(wanted, rows // tile_rows), 1)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

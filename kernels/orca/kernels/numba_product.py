@@ -14,14 +14,11 @@ from torch import Tensor
 
 from orca.kernels import numba_amx_product, numba_vector_product
 from orca.kernels.activation import Activation
-from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE
+from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
-from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.numba_team import Kernel, new_empty, rows_of
 from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.reference import Kept, RowNorm
-
-_TASKS_A_THREAD = 4
-"""At least, where there are rows to split: threads end at about the same time."""
 
 
 def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
@@ -58,13 +55,13 @@ class Panels:
 
     def product(self, x: Tensor, norm: RowNorm | None = None, activation: Activation | None = None) -> Tensor:
         """x [rows, inputs] to y [rows, outputs]."""
-        y = new_empty(x.dtype, x.shape[0], self.outputs)
+        y = new_empty(x.dtype, rows_of(x), self.outputs)
         self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
     def wide_product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """`product`, the sums as they are: y [rows, outputs] of float32."""
-        y = new_empty(torch.float32, x.shape[0], self.outputs)
+        y = new_empty(torch.float32, rows_of(x), self.outputs)
         self._launch(x, y, STORE if x.dtype == torch.float32 else WIDE, norm)
         return y
 
@@ -76,7 +73,7 @@ class Panels:
     def gated_product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """silu(the first half of y) * the second: [rows, outputs / 2]. Of a gated weight only."""
         assert self._parts == 2
-        gated = new_empty(x.dtype, x.shape[0], self.outputs // 2)
+        gated = new_empty(x.dtype, rows_of(x), self.outputs // 2)
         self._launch(x, gated, GATE, norm)
         return gated
 
@@ -86,7 +83,7 @@ class Panels:
         assert self._parts == 1
         assert self.outputs % head_dim == 0
         assert kept.cache.dtype == x.dtype
-        y = new_empty(x.dtype, x.shape[0], self.outputs // head_dim, head_dim)
+        y = new_empty(x.dtype, rows_of(x), self.outputs // head_dim, head_dim)
         if head_dim % self._tile.lanes == 0 and kept.head_norm is None:  # a vector of outputs lies inside one head
             self._launch(x, y, KEEP, norm, kept)
         else:
@@ -113,15 +110,15 @@ class Panels:
         assert y.is_contiguous()
         assert x.is_contiguous()
         rows, panels, threads = x.shape[0], self.weight.shape[0], torch.get_num_threads()
-        blocks = max(-(-rows // TASK_ROWS), min(-(-_TASKS_A_THREAD * threads // panels), rows // self._tile.rows), 1)
-        scratch_bytes = self._scratch_bytes(-(-rows // blocks), x.dtype, is_normed=norm is not None)
+        blocks = blocks_of.py_func(rows, panels, threads, self._tile.rows)
+        scratch_bytes = self._scratch_bytes(min(rows, TASK_ROWS), x.dtype, is_normed=norm is not None)
         scratch = new_empty(torch.uint8, threads * scratch_bytes)
         self._kernel(
             panels * blocks,
             *(x.data_ptr(), self.weight.data_ptr(), self._bias.data_ptr(), y.data_ptr()),
             scratch.data_ptr(),
             *((0, 0, 0) if kept is None else kept_addresses(kept, rows)),
-            *(rows, blocks, self.inputs, self.outputs, self._parts, panels, threads, ending),
+            *(rows_of(x), self.inputs, self.outputs, self._parts, panels, threads, ending),
             *((1, 1, 1) if kept is None else (kept.cache.shape[3], kept.cache.shape[1], kept.cache.shape[2])),
             scratch_bytes,
             *norm_arguments(norm, x),

@@ -1,31 +1,42 @@
-"""Recorded steps on a CPU (recording.py): all kernels of a step in one native call (numba_team.py)."""
+"""Recorded steps on a CPU (recording.py): all kernels of a step in one native call (numba_team.py).
 
-from collections.abc import Callable
+A recording runs on any number of rows that there is memory for. What of that memory was never used takes none.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
-from numpy.typing import NDArray
+from numba import carray, njit
+from torch import Tensor
 
-from orca.kernels.numba_attention import CpuAttention
-from orca.kernels.numba_intrinsics import elements, take
-from orca.kernels.numba_team import Kernel, recorded
-from orca.kernels.recording import BLOCK, COLUMNS, LINE, POSITION, TOKEN, Lines, Made
+from orca.kernels.numba_attention import TILE_COLUMNS, CpuAttention, tile_tokens
+from orca.kernels.numba_intrinsics import FAST, elements, take
+from orca.kernels.numba_team import Kernel, Rows, recorded, vary
+from orca.kernels.recording import BLOCK, COLUMNS, LINE, POSITION, TOKEN, Lines, Made, Said, Size
 from orca.kernels.reference import Sight
+
+_ROWS_LEAST = 16
+
+_COUNT, _WANTED = COLUMNS, COLUMNS + 1
+"""Columns besides those of recording.py: tokens that the request runs; whether something is wanted of it."""
 
 
 class CpuRecorder:
     only_kernels = True
     recordings_max = 16
+    chunk_tokens_max = 512
+    """Twice what `orca up` has by default. In longer steps Python's share is small."""
 
-    def rows_of(self, requests: int) -> int:
-        """Each number of requests has a recording: on a CPU a row costs what it computes."""
-        return requests
+    def size_of(self, said: Said) -> Size:
+        if said.chunks is None:
+            return Size(_doubled(len(said.rows)), None)
+        return Size(self.chunk_tokens_max, None if said.wanted is None else _doubled(said.wanted))
 
-    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
+    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
-        return CpuInputs(rows, lines, block_tokens)
+        return CpuInputs(size, lines, block_tokens)
 
     def forget(self) -> None:
         """They share nothing."""
@@ -39,51 +50,117 @@ class CpuRecorder:
         return made, recording.run
 
 
+def _doubled(number: int) -> int:
+    """The least power of two that is no less, from `_ROWS_LEAST` on."""
+    return max(_ROWS_LEAST, 1 << (number - 1).bit_length())
+
+
 class CpuInputs:
     """As recording.StepInputs."""
 
     sampled = None
 
-    def __init__(self, rows: int, lines: Lines, block_tokens: int) -> None:
+    def __init__(self, size: Size, lines: Lines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
-        # Behind the rows' columns, the place of each tile: large tasks first, as CpuAttention has them.
-        self._said = torch.empty(rows, COLUMNS + 1, dtype=torch.int64)
+        self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
+        self._wanted = None if size.wanted is None else Rows(size.wanted)
+        self._said = _numbers(size.tokens, COLUMNS + 2)
         self._said_rows = self._said.numpy()
-        self.ids, self.positions, self.slots = (torch.empty(rows, dtype=torch.int64) for _ in range(3))
-        self._tiles = torch.empty(rows, CpuAttention.TILE_COLUMNS, dtype=torch.int64)
+        self.ids, self.positions, self.slots = (_numbers(size.tokens) for _ in range(3))
+        self._ids = self.ids.numpy()
+        self._all_tiles = _numbers(size.tokens, TILE_COLUMNS)
+        self._tile_tokens = 1
+        self.wanted = self._wanted_tiles = None
+        if size.wanted is not None:
+            self.wanted = _numbers(size.wanted)
+            self._wanted_tiles = _numbers(size.wanted, TILE_COLUMNS)
 
-    def put(self, said: NDArray[np.int64]) -> None:
-        self._said_rows[:, :COLUMNS] = said
-        self._said_rows[:, COLUMNS] = np.argsort(-said[:, POSITION], kind="stable")
+    def put(self, said: Said) -> None:
+        requests, chunks = len(said.rows), said.chunks
+        self._requests.now = self._tokens.now = self._tiles.now = requests
+        rows = self._said_rows[:requests]
+        rows[:, :COLUMNS] = said.rows
+        rows[:, _COUNT], rows[:, _WANTED] = 1, 0
+        if chunks is None:
+            return
+        rows[:, _COUNT] = chunks.counts
+        for first, tokens in chunks.tokens:
+            self._ids[first : first + len(tokens)] = tokens
+        self._tokens.now = said.tokens
+        self._tiles.now = int((-(-chunks.counts // self._tile_tokens)).sum())
+        if self._wanted is not None:
+            assert chunks.wanted is not None
+            rows[chunks.wanted, _WANTED] = 1
+            self._wanted.now = len(chunks.wanted)
 
-    def lay_out(self) -> None:
+    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+        vary(self._requests, self._said)
+        vary(self._tokens, self.ids, self.positions, self.slots, *beside)
+        vary(self._tiles, self._all_tiles)
+        wanted = 0, 0
+        if self._wanted is not None and self.wanted is not None and self._wanted_tiles is not None:
+            vary(self._wanted, self.wanted, self._wanted_tiles)
+            wanted = self.wanted.data_ptr(), self._wanted_tiles.data_ptr()
         tables, fed, _ = self._lines
-        written = (self.ids, self.positions, self.slots, self._tiles)
+        written = (self.ids, self.positions, self.slots, self._all_tiles)
         addresses = (each.data_ptr() for each in (self._said, tables, fed, *written))
-        _lay_out(1, *addresses, len(self._said), *tables.shape, len(fed), self._block_tokens)
+        sizes = (self._requests, *tables.shape, len(fed), self._block_tokens, self._tile_tokens)
+        _lay_out(1, *addresses, *wanted, *sizes)
 
-    def attention(self, seen: Sight) -> CpuAttention:
+    def attention(self, seen: Sight, *, of_wanted: bool = False) -> CpuAttention:
         assert seen.tables is self._lines.tables
-        return CpuAttention.of_tiles(self._tiles, seen)
+        if of_wanted:
+            assert self._wanted_tiles is not None
+            return CpuAttention.of_tiles(self._wanted_tiles, seen)
+        self._tile_tokens = tile_tokens(seen)  # the same under each window
+        return CpuAttention.of_tiles(self._all_tiles, seen)
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64)
 
 
 def _lay_out_rows(args: Any) -> None:
     if take(args) > 0:
         return
-    rows, lines, columns, fed_lines, block_tokens = args[9], args[10], args[11], args[12], args[13]
-    said = carray(elements(args[2], np.int64), (rows, COLUMNS + 1))
+    requests, lines, columns, fed_lines = args[11], args[12], args[13], args[14]
+    block_tokens, tile_tokens = args[15], args[16]
+    said = carray(elements(args[2], np.int64), (requests, COLUMNS + 2))
     tables = carray(elements(args[3], np.int32), (lines, columns))
     fed = carray(elements(args[4], np.int64), (fed_lines,))
-    ids, positions = carray(elements(args[5], np.int64), (rows,)), carray(elements(args[6], np.int64), (rows,))
-    slots, tiles = carray(elements(args[7], np.int64), (rows,)), carray(elements(args[8], np.int64), (rows, 4))
-    for row in range(rows):
-        line, position, token, block = said[row, LINE], said[row, POSITION], said[row, TOKEN], said[row, BLOCK]
-        tables[line, position // block_tokens] = block
-        ids[row] = fed[line] if token < 0 else token
-        positions[row] = position
-        slots[row] = block * block_tokens + position % block_tokens
-        other = said[row, COLUMNS]
-        tiles[row, 0], tiles[row, 1], tiles[row, 2], tiles[row, 3] = said[other, LINE], said[other, POSITION], 1, other
+    ids, positions, slots = elements(args[5], np.int64), elements(args[6], np.int64), elements(args[7], np.int64)
+    tiles, wanted, wanted_tiles = args[8], elements(args[9], np.int64), args[10]
+    token = tile = wanted_rows = 0
+    for row in range(requests):
+        line, position, count = said[row, LINE], said[row, POSITION], said[row, _COUNT]
+        last = position + count - 1
+        tables[line, last // block_tokens] = said[row, BLOCK]
+        if count == 1:
+            ids[token] = fed[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
+        for done in range(count):
+            here = position + done
+            positions[token + done] = here
+            slots[token + done] = np.int64(tables[line, here // block_tokens]) * block_tokens + here % block_tokens
+        for done in range(0, count, tile_tokens):
+            _put_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
+            tile += 1
+        token += count
+        if said[row, _WANTED] != 0:
+            wanted[wanted_rows] = token - 1
+            _put_tile(wanted_tiles, wanted_rows, line, last, 1, wanted_rows)
+            wanted_rows += 1
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _put_tile(tiles_at: Any, number: Any, line: Any, position: Any, count: Any, first: Any) -> None:
+    """Among `number` tiles (CpuAttention), large ones first, so that none is left to one thread while the others have
+    nothing to do."""
+    tiles = carray(elements(tiles_at, np.int64), (number + 1, TILE_COLUMNS))
+    place, size = number, (position + count) * count
+    while place > 0 and (tiles[place - 1, 1] + tiles[place - 1, 2]) * tiles[place - 1, 2] < size:
+        tiles[place] = tiles[place - 1]
+        place -= 1
+    tiles[place, 0], tiles[place, 1], tiles[place, 2], tiles[place, 3] = line, position, count, first
 
 
 _lay_out = Kernel("lay_out", _lay_out_rows)

@@ -28,7 +28,7 @@ from orca.kernels.numba_intrinsics import (
     take,
     wide,
 )
-from orca.kernels.numba_team import Kernel, new_empty
+from orca.kernels.numba_team import Kernel, new_empty, rows_of
 from orca.kernels.reference import Kept, RowNorm
 
 TASK_TOKENS = 4
@@ -59,7 +59,7 @@ def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
         tasks_of(tokens),
         qkv.data_ptr(),
         *kept_addresses(kept, tokens),
-        *(tokens, heads, blocks, lines, block_tokens, head_dim),
+        *(rows_of(qkv), heads, blocks, lines, block_tokens, head_dim),
         *((0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)),
     )
 
@@ -116,10 +116,10 @@ def _turn(row: Any, turns: Any, kind: Any) -> None:
 
 def normalise(x: Tensor, norm: RowNorm) -> Tensor:
     assert x.is_contiguous()
-    normed = new_empty(x.dtype, *x.shape)
-    tokens, width = x.shape
+    tokens, width = rows_of(x), x.shape[1]
+    normed = new_empty(x.dtype, tokens, width)
     weight, bias, eps = norm_arguments(norm, x)
-    _normalise(x.dtype)(tasks_of(tokens), x.data_ptr(), weight, bias, normed.data_ptr(), tokens, width, eps)
+    _normalise(x.dtype)(tasks_of(len(x)), x.data_ptr(), weight, bias, normed.data_ptr(), tokens, width, eps)
     return normed
 
 
@@ -173,11 +173,11 @@ def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None =
 
 def _add_to(x: Tensor, added: Tensor | None, bias: Tensor | None) -> None:
     """x [tokens, ...] += added + bias, rounded once."""
-    tokens, width = x.shape[0], math.prod(x.shape[1:])
+    width = math.prod(x.shape[1:])
     assert added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
     assert bias is None or (bias.numel() == width and bias.dtype == x.dtype and bias.is_contiguous())
     addresses = (0 if each is None else each.data_ptr() for each in (added, bias))
-    _add(x.dtype)(tasks_of(tokens), x.data_ptr(), *addresses, tokens, width)
+    _add(x.dtype)(tasks_of(len(x)), x.data_ptr(), *addresses, rows_of(x), width)
 
 
 @cache

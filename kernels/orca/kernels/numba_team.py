@@ -26,8 +26,9 @@ from functools import cache
 from itertools import accumulate, chain
 from sys import getrefcount
 from threading import Lock, Thread, local
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _CODE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _WORD_BYTES = 8
+_COUNTERS = 2
+"""Words ahead of what a call gives."""
 
 
 class Kernel:
@@ -66,22 +69,35 @@ class Kernel:
         address: int = self._compiled.address
         return address
 
-    def __call__(self, tasks: int, *args: int | float) -> None:
+    def __call__(self, tasks: int, *args: "int | float | Rows") -> None:
         """Run to the end, on as many threads as PyTorch has, or on this one alone where there is one task.
 
         Args:
+            tasks: the most that there may be.
             args: numbers, and addresses of what lives until the kernel has run; a float gives its bits (`real`), and so
                 it does in each call.
         """
+        varying = tuple((_COUNTERS + place, each) for place, each in enumerate(args) if isinstance(each, Rows))
+        numbers = (each.most if isinstance(each, Rows) else each for each in args) if varying else args
         if self._layout is None:
             self.compile()
             self._layout = struct.Struct("qq" + "".join("d" if isinstance(each, float) else "q" for each in args))
-        call = Call(self, self._layout.pack(0, 0, *args), max(min(torch.get_num_threads(), tasks) - 1, 0))
+        call = Call(self, self._layout.pack(0, 0, *numbers), max(min(torch.get_num_threads(), tasks) - 1, 0), varying)
         block: Block | None = getattr(_open, "block", None)
         if block is None:
             Program([call]).run()
         else:
             block.calls.append(call)
+
+
+class Rows:
+    """How many rows some tensors of a recording have: another number in each run, up to as many as there is memory for.
+
+    Such tensors are made by `new_empty`, or said to be such by `vary`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self.now = most
 
 
 class Call(NamedTuple):
@@ -90,6 +106,7 @@ class Call(NamedTuple):
     kernel: Kernel
     arguments: bytes
     helpers: int  # at most
+    varying: tuple[tuple[int, Rows], ...]  # the words of the arguments that are numbers of rows
 
 
 class Program:
@@ -104,12 +121,21 @@ class Program:
         arguments = (call.arguments.ljust(size, b"\0") for call, size in zip(calls, sizes, strict=True))
         self._image = b"".join((order.tobytes().ljust(start, b"\0"), *arguments))
         self._helpers = max((call.helpers for call in calls), default=0)
+        places: dict[Rows, list[int]] = {}  # words of the image
+        for call, offset in zip(calls, offsets, strict=True):
+            for word, rows in call.varying:
+                places.setdefault(rows, []).append(offset // _WORD_BYTES + word)
+        self._varying = [(rows, np.array(words)) for rows, words in places.items()]
 
     def run(self) -> None:
         # Kernels count in their arguments, so each run has memory of its own.
         memory = ctypes.create_string_buffer(len(self._image) + threads.APART_BYTES)
         at = _apart(ctypes.addressof(memory))
         ctypes.memmove(at, self._image, len(self._image))
+        if self._varying:
+            words = np.frombuffer(memory, np.int64, len(self._image) // _WORD_BYTES, at - ctypes.addressof(memory))
+            for rows, places in self._varying:
+                words[places] = rows.now
         team = _team() if self._helpers > 0 else None
         if team is None or not team.run(at, self._helpers):
             _call_team(0, at)
@@ -148,16 +174,19 @@ class Block:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._memory: dict[tuple[torch.dtype, tuple[int, ...]], list[Tensor]] = {}
+        self.rows: dict[int, Rows] = {}  # of tensors whose number of rows varies, by id
+        self._memory: dict[tuple[torch.dtype, tuple[int | Rows, ...]], list[Tensor]] = {}
 
-    def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def empty(self, dtype: torch.dtype, shape: "tuple[int | Rows, ...]") -> Tensor:
         """As torch.empty. A tensor that nobody holds any more is given again: who writes into it runs behind those who
         were to use it before."""
         tensors = self._memory.setdefault((dtype, shape), [])
         for tensor in tensors:
             if getrefcount(tensor) == _HELD_HERE:
                 return tensor
-        tensors.append(torch.empty(shape, dtype=dtype))
+        tensors.append(torch.empty([each.most if isinstance(each, Rows) else each for each in shape], dtype=dtype))
+        if isinstance(shape[0], Rows):
+            self.rows[id(tensors[-1])] = shape[0]
         return tensors[-1]
 
 
@@ -211,17 +240,37 @@ class Recording:
 @contextmanager
 def recorded() -> Iterator[Recording]:
     """As `together`, but what is called inside runs each time that the recording does, and never by itself. What it
-    reads from outside lives as long as the recording."""
+    reads from outside lives as long as the recording. Tensors may have as many rows as each run says (`Rows`)."""
     with _gathered() as block:
         recording = Recording(block)
         yield recording
     recording.end()
 
 
-def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
-    """As torch.empty, for what only kernels touch as long as they are not run (`together`)."""
+def vary(rows: Rows, *tensors: Tensor) -> None:
+    """In `recorded`, of memory for the most rows that is given from outside: a run has `rows.now` of them."""
+    block: Block = _open.block
+    for tensor in tensors:
+        assert len(tensor) == rows.most
+        block.rows[id(tensor)] = rows
+
+
+def rows_of(tensor: Tensor) -> int | Rows:
+    """How many rows a kernel is to go through: all, or as many as a run has."""
     block: Block | None = getattr(_open, "block", None)
-    return torch.empty(shape, dtype=dtype) if block is None else block.empty(dtype, shape)
+    return tensor.shape[0] if block is None else block.rows.get(id(tensor), tensor.shape[0])
+
+
+def new_empty(dtype: torch.dtype, *shape: int | Rows) -> Tensor:
+    """As torch.empty, for what only kernels touch as long as they are not run (`together`).
+
+    Args:
+        shape: its first number may be one that varies from run to run; there is memory for the most then.
+    """
+    block: Block | None = getattr(_open, "block", None)
+    if block is not None:
+        return block.empty(dtype, shape)
+    return torch.empty(cast("tuple[int, ...]", shape), dtype=dtype)
 
 
 class Team:

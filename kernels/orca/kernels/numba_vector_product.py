@@ -18,7 +18,7 @@ from numba import njit
 
 from orca.kernels import numba_panel as at
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, join, own_floats, real, take
-from orca.kernels.numba_panel import ask_for_outputs, finish, panel_of
+from orca.kernels.numba_panel import ask_for_outputs, blocks_of, finish, panel_of
 from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
 from orca.kernels.numba_tile import Tile, add_products
@@ -45,7 +45,8 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
     task_sums = at.TASK_ROWS * 2 * lanes
 
     def body(args: Any) -> None:
-        rows, blocks, panels, depth = args[at.ROWS], args[at.BLOCKS], args[at.PANELS], args[at.INPUTS] // together
+        rows, panels, depth = args[at.ROWS], args[at.PANELS], args[at.INPUTS] // together
+        blocks = blocks_of(rows, panels, args[at.THREADS], tile_rows)
         row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * input_bytes
         sums_at = own_floats(task_sums)
         normed_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]

@@ -1,9 +1,9 @@
 """Steps that are recorded once and run again (the scheduling ahead of time of Nimble, dissertation, chapter 3).
 
-In most steps each request runs one token. Between two of them only numbers change: which requests there are, at which
-positions, and which blocks their keys and values have. So what a step needs is made on the device, out of what it keeps
-of each request (`StepInputs`), and everything behind it can be recorded with its addresses (`Recorder`): kernels in
-one native call on a CPU, a captured graph on a GPU.
+Between two steps only numbers change: which requests there are, at which positions, which blocks their keys and values
+have, and how many tokens each runs: one in most steps. So what a step needs is made on the device, out of what it keeps
+of each request (`StepInputs`), and everything behind it can be recorded with its addresses (`Recorder`): kernels in one
+native call on a CPU, for any number of tokens; a captured graph on a GPU, for one token of each request.
 
 What a device keeps of the requests, a line for each:
 
@@ -12,7 +12,7 @@ What a device keeps of the requests, a line for each:
     prompts [lines] int64            how many tokens its prompt has
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -25,8 +25,44 @@ Made = TypeVar("Made", bound=tuple[Tensor | None, ...])
 """What is recorded returns some tensors, which are written by each run."""
 
 LINE, POSITION, TOKEN, BLOCK = range(4)
-"""Columns of what is said of a step (`StepInputs.put`)."""
+"""Columns of what is said of a step (`Said`)."""
 COLUMNS = 4
+
+
+class Chunks(NamedTuple):
+    """Of a step in which some requests run several tokens, or draw none. The tables have all of their blocks."""
+
+    counts: NDArray[np.int64]
+    """[requests]: how many tokens each runs."""
+    tokens: Sequence[tuple[int, Sequence[int]]]
+    """Of those that run several: the flat row of the first, and all of them."""
+    wanted: NDArray[np.int64] | None
+    """[wanted]: the requests behind whose last token something is computed, in their order; None: behind all tokens."""
+
+
+class Said(NamedTuple):
+    """What a device is told of a step. Without chunks each request runs one token, and draws the next."""
+
+    rows: NDArray[np.int64]
+    """[requests, COLUMNS]: the request's line; the position of the first token that it runs; that token, or -1 for the
+    one that was fed; the block of its last position."""
+    chunks: Chunks | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.rows) if self.chunks is None else int(self.chunks.counts.sum())
+
+    @property
+    def wanted(self) -> int | None:
+        """None: all tokens."""
+        return None if self.chunks is None or self.chunks.wanted is None else len(self.chunks.wanted)
+
+
+class Size(NamedTuple):
+    """Of a recording, which has memory for so many."""
+
+    tokens: int
+    wanted: int | None  # None: all tokens
 
 
 class Lines(NamedTuple):
@@ -46,24 +82,25 @@ class StepInputs(Protocol):
     """[rows] int64."""
     slots: Tensor
     """[rows] int64: where its key and value go."""
+    wanted: Tensor | None
+    """[wanted] int64: the rows behind whose keys and values the last layer has something to do; None: all."""
     sampled: tuple[Tensor, Tensor] | None
     """The lines and indices of the tokens that the rows draw, where the device does that (device.Sampler.sample)."""
 
-    def put(self, said: NDArray[np.int64]) -> None:
-        """Tell of a step, before its recording runs.
+    def put(self, said: Said) -> None:
+        """Tell of a step, before its recording runs. It fits the size of the recording."""
+        ...
+
+    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+        """Make the inputs out of what was told. Recorded, ahead of all that reads them.
 
         Args:
-            said: [requests, COLUMNS], at most as many as there are rows: the request's line; the position that it runs;
-                its token, or -1 for the one that was fed; the block of that position.
+            beside: [rows, ...], what is given of each token besides.
         """
         ...
 
-    def lay_out(self) -> None:
-        """Make the inputs out of what was told. Recorded, ahead of all that reads them."""
-        ...
-
-    def attention(self, seen: Sight) -> RaggedAttention:
-        """Attention of these rows, under one sliding window."""
+    def attention(self, seen: Sight, *, of_wanted: bool = False) -> RaggedAttention:
+        """Attention of these rows, or of those that are wanted, under one sliding window."""
         ...
 
 
@@ -72,12 +109,14 @@ class Recorder(Protocol):
     """Whether nothing but kernels of this package is recorded. Elsewhere PyTorch's operations are, too."""
     recordings_max: int
     """To be kept: each holds the activations of a layer and some scratch memory."""
+    chunk_tokens_max: int
+    """Tokens of a recorded step with chunks; 0 where there are none."""
 
-    def rows_of(self, requests: int) -> int:
-        """How many rows a recording for so many requests has."""
+    def size_of(self, said: Said) -> Size:
+        """That of the recording for a step."""
         ...
 
-    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> StepInputs:
+    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> StepInputs:
         """Args: slots: of the KV cache."""
         ...
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from orca.kernels import triton_activations, triton_keep, triton_norms, triton_sampling
 from orca.kernels.plain import PlainKernels
-from orca.kernels.recording import Lines
+from orca.kernels.recording import Lines, Size
 from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_attention import Sizes, TritonAttention
@@ -124,7 +124,10 @@ class _Model:
                 device=sizes.device,
             )
             inputs = kernels.recorder(sizes.device).inputs(
-                1, Lines(tables, numbers, numbers), slots=sizes.block_tokens, block_tokens=sizes.block_tokens
+                Size(1, None),
+                Lines(tables, numbers, numbers),
+                slots=sizes.block_tokens,
+                block_tokens=sizes.block_tokens,
             )
             recorded = inputs.attention(seen)
             inputs.lay_out()

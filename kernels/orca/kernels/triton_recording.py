@@ -6,7 +6,7 @@ sizes, the fewer graphs to capture. All graphs share one pool of memory, for one
 What is told of a step goes to the device out of pinned memory, without waiting for what the device does meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.recording import COLUMNS, LINE, Lines, Made
+from orca.kernels.recording import COLUMNS, LINE, Lines, Made, Said, Size
 from orca.kernels.reference import Sight
 from orca.kernels.triton_attention import SPLIT, Scratch, Sizes, TritonAttention, parts_max, window_of
 from orca.kernels.triton_attention_item import Item
@@ -33,6 +33,7 @@ class GraphRecorder:
 
     only_kernels = False
     recordings_max = 64
+    chunk_tokens_max = 0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,15 +43,16 @@ class GraphRecorder:
             self._pool, self._apart = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[object, ...], Scratch] = {}
 
-    def rows_of(self, requests: int) -> int:
+    def size_of(self, said: Said) -> Size:
         """Up to 8 a power of two, then steps of an eighth of it at most: an eighth of the rows are padding."""
+        requests = len(said.rows)
         if requests <= 8:
-            return triton.next_power_of_2(requests)
+            return Size(triton.next_power_of_2(requests), None)
         step = max(8, triton.next_power_of_2(requests) // 16)
-        return -(-requests // step) * step
+        return Size(-(-requests // step) * step, None)
 
-    def inputs(self, rows: int, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
-        return GraphInputs(rows, lines, slots, block_tokens, self._scratch_of)
+    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
+        return GraphInputs(size.tokens, lines, slots, block_tokens, self._scratch_of)
 
     def forget(self) -> None:
         self._scratch.clear()
@@ -91,12 +93,14 @@ class GraphRecorder:
 
 
 class GraphInputs:
-    """As recording.StepInputs.
+    """As recording.StepInputs. All rows are wanted.
 
     Args:
         slots: of the cache, which bound the contexts of all rows together.
         scratch_of: memory for a geometry, so many slots and rows.
     """
+
+    wanted = None
 
     def __init__(
         self, rows: int, lines: Lines, slots: int, block_tokens: int, scratch_of: Callable[[Sight, int, int], Scratch]
@@ -114,16 +118,19 @@ class GraphInputs:
         # Of each window, as make_items wants them: items; window, positions of a tile, SPLIT, rows of a part.
         self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
 
-    def put(self, said: NDArray[np.int64]) -> None:
-        self._told.send(said, self._said)
+    def put(self, said: Said) -> None:
+        assert said.chunks is None
+        self._told.send(said.rows, self._said)
 
-    def lay_out(self) -> None:
+    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+        del beside
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._said, *self._lines, *made, self._block_tokens)
         for items, geometry in self._items:
             make_items(self._said, items, self._lines.tables.shape[1], *geometry)
 
-    def attention(self, seen: Sight) -> TritonAttention:
+    def attention(self, seen: Sight, *, of_wanted: bool = False) -> TritonAttention:
+        assert not of_wanted
         assert seen.tables is self._lines.tables
         rows = len(self._said)
         scratch = self._scratch_of(seen, self._cache_slots, rows)

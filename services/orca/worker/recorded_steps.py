@@ -1,6 +1,5 @@
-"""Steps in which each request runs one token: all between what is told of the requests and their tokens is recorded
-once for each number of rows, and run again on other numbers (kernels/recording.py). It takes the Python out of most
-steps.
+"""Steps of which all between what is told of the requests and their tokens is recorded, and run again on other numbers
+(kernels/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one token.
 
 On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording. On a GPU
 a step may be captured on several streams, as Nimble does (streams/): with fused kernels there is little to run side by
@@ -13,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.kernels.device import Kernels, Sampler, kernels_of
-from orca.kernels.recording import LINE, POSITION, Lines, Recorder, StepInputs
+from orca.kernels.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
 from orca.kernels.transfer import to_device
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import Part, StepContext
@@ -31,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Ran(NamedTuple):
-    """What a run has made, good until the next one."""
+    """What a run has made, good until the next one: of all tokens, or of those that are wanted."""
 
     output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
     largest: Tensor | None = None  # [rows] int64: the first of each row's largest logits, where the host draws
@@ -43,8 +40,8 @@ class _Recording:
     """One recording, and the memory that it reads and writes."""
 
     inputs: StepInputs
-    hidden: Tensor | None  # [rows, hidden] from the stage before
-    turns: Tensor | None  # [rows, 1, head_dim / 2] where they do not follow from positions alone
+    hidden: Tensor | None  # [tokens, hidden] from the stage before
+    turns: Tensor | None  # [tokens, 1, head_dim / 2] where they do not follow from positions alone
     context: StepContext
     ran: Ran
     run: Callable[[], None]
@@ -69,7 +66,7 @@ class RecordedSteps:
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
         self._read: tuple[object, ...] = ()  # memory that recordings read, of what is kept of the requests
-        self._recordings: OrderedDict[int, _Recording] = OrderedDict()
+        self._recordings: OrderedDict[Size, _Recording] = OrderedDict()
 
     @classmethod
     def of(
@@ -90,24 +87,31 @@ class RecordedSteps:
             return None
         return cls(model, cache, recorder, kernels, sampler, on_streams=on_streams)
 
-    def __call__(self, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> Ran:
+    @property
+    def chunk_tokens_max(self) -> int:
+        """Tokens of a step that is recorded though some of its requests run several, or draw none."""
+        rotary = self._model.rotary
+        # `_tell` computes the turns of one token of each request.
+        return 0 if rotary is not None and rotary.needs_lengths else self._recorder.chunk_tokens_max
+
+    def __call__(self, said: Said, lines: Lines, hidden: Tensor | None) -> Ran:
         """Run a step.
 
         Args:
-            said: [requests, columns] as StepInputs.put wants it.
-            hidden: [requests, hidden] from the stage before; the first one has none.
+            said: has no chunks, or not too long ones.
+            hidden: [tokens, hidden] from the stage before; the first one has none.
         """
         self._forget_what_moved(lines)
-        rows = self._recorder.rows_of(len(said))
-        if rows not in self._recordings:
-            self._recordings[rows] = self._record(rows, lines)
+        size = self._recorder.size_of(said)
+        if size not in self._recordings:
+            self._recordings[size] = self._record(size, lines)
             if len(self._recordings) > self._recorder.recordings_max:
                 self._recordings.popitem(last=False)
-        self._recordings.move_to_end(rows)
-        recording = self._recordings[rows]
+        self._recordings.move_to_end(size)
+        recording = self._recordings[size]
         self._tell(recording, said, lines, hidden)
         recording.run()
-        return self._made(recording, len(said))
+        return self._made(recording, said.tokens if said.wanted is None else said.wanted)
 
     def _forget_what_moved(self, lines: Lines) -> None:
         """Recordings whose memory is given up."""
@@ -117,45 +121,45 @@ class RecordedSteps:
             self._recorder.forget()
             self._read = read
 
-    def _tell(self, recording: _Recording, said: NDArray[np.int64], lines: Lines, hidden: Tensor | None) -> None:
+    def _tell(self, recording: _Recording, said: Said, lines: Lines, hidden: Tensor | None) -> None:
         recording.inputs.put(said)
         if recording.hidden is not None:
             assert hidden is not None
-            recording.hidden[: len(said)].copy_(hidden)
+            recording.hidden[: len(hidden)].copy_(hidden)
         if recording.turns is not None:
             assert self._model.rotary is not None
-            at, positions = to_device(said[:, (LINE, POSITION)].T.copy(), self._model.device)
+            at, positions = to_device(said.rows[:, (LINE, POSITION)].T.copy(), self._model.device)
             turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
-            recording.turns[: len(said)].copy_(turns)
+            recording.turns[: len(turns)].copy_(turns)
 
-    def _made(self, recording: _Recording, requests: int) -> Ran:
-        """What is the requests' of what a run has made, behind the head where that is not recorded."""
+    def _made(self, recording: _Recording, rows: int) -> Ran:
+        """The step's part of what a run has made, behind the head where that is not recorded."""
         model, ran = self._model, recording.ran
-        output = ran.output[:requests]
+        output = ran.output[:rows]
         if model.head is None:
             # It may still be on its way to the next stage when the next step runs.
             return Ran(output.clone())
         if not self._records_head:
             logits = model.head(output, recording.context)
             return Ran(logits, largest=self._kernels.largest(logits))
-        largest, drawn = (None if each is None else each[:requests] for each in (ran.largest, ran.drawn))
+        largest, drawn = (None if each is None else each[:rows] for each in (ran.largest, ran.drawn))
         return Ran(output, largest, drawn)
 
-    def _record(self, rows: int, lines: Lines) -> _Recording:
+    def _record(self, size: Size, lines: Lines) -> _Recording:
         # What is recorded holds no reference to this object, which would live on in a circle with all of its memory.
         model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
-        inputs = self._recorder.inputs(rows, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
+        inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.of_inputs(inputs)
         given = turns = known = None
         if not model.shard.is_first:
-            given = torch.zeros(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
+            given = torch.zeros(size.tokens, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if model.rotary is not None and model.rotary.needs_lengths:
-            turns = torch.zeros(rows, 1, model.config.head_dim // 2, dtype=torch.complex64, device=model.device)
+            turns = torch.zeros(size.tokens, 1, model.config.head_dim // 2, dtype=torch.complex64, device=model.device)
         elif model.rotary is not None:
             known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
 
         def compute() -> Ran:
-            inputs.lay_out()
+            inputs.lay_out([each for each in (given, turns) if each is not None])
             own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
             hidden = given if model.embed is None else model.embed(inputs.ids, own)
             assert hidden is not None

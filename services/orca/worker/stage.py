@@ -8,7 +8,7 @@ The runtime drives it, on each rank, in step order:
     drawn = stage.draw(plan, out)            rank 0 of the last stage: tokens that may be on their way yet
     sampled = drawn.read()
 
-Steps in which each request runs one token need nothing laid out but a few numbers for each (recorded_steps.py).
+Most steps need nothing laid out but a few numbers for each request (recorded_steps.py).
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import COLUMNS, Lines
+from orca.kernels.recording import COLUMNS, Chunks, Lines, Said
 from orca.kernels.reference import ContextRow
 from orca.kernels.transfer import to_device
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
@@ -58,9 +57,9 @@ class Plan:
 
     step: Step
     tokens: int  # rows of the flat tensor
-    # Where each request runs one token: what the recording is told, [requests, columns]; and, once it has run, what it
-    # has made. There is no context then.
-    said: NDArray[np.int64] | None = None
+    # Where steps are recorded: what the recording is told, and, once it has run, what it has made. There is no context
+    # then.
+    said: Said | None = None
     ran: Ran | None = None
     context: StepContext | None = None  # None when the step runs no rows
     ids: Tensor | None = None  # [tokens], first stage; fed tokens still to be filled in
@@ -140,7 +139,11 @@ class Stage:
         plan = Plan(step=step, tokens=step.tokens)
         if not step.rows:
             return plan
-        if self._recorded is not None and all(row.count == 1 and row.sample for row in step.rows):
+        if all(row.count == 1 and row.sample for row in step.rows):
+            is_recorded = self._recorded is not None
+        else:
+            is_recorded = self._records_chunks(step)
+        if is_recorded:
             self._say(plan)
         else:
             self._lay_out(plan)
@@ -280,19 +283,42 @@ class Stage:
             fed = self._sampler.lines.fed
         return Lines(tables, fed, prompts)
 
+    def _records_chunks(self, step: Step) -> bool:
+        """Whether a step is recorded in which some requests run several tokens, or draw none."""
+        if self._recorded is None or step.tokens > self._recorded.chunk_tokens_max:
+            return False
+        if not self._model.shard.is_last:
+            return True
+        asked = (self._requests[row.handle].params for row in step.rows if row.handle in self._requests)
+        return any(row.sample for row in step.rows) and all(params.prompt_logprobs is None for params in asked)
+
     def _say(self, plan: Plan) -> None:
-        """What a recording is told of a step in which each request runs one token and draws the next."""
-        said = []
-        for row in plan.step.rows:
-            block = self.cache.extend(row.handle, row.start + 1)
+        """What a recording is told of a step."""
+        step, shard = plan.step, self._model.shard
+        said: list[tuple[int, int, int, int]] = []
+        chunks: list[tuple[int, Sequence[int]]] = []
+        wanted: list[int] = []
+        first = 0
+        for row in step.rows:
+            block = self.cache.extend(row.handle, row.start + row.count)
             request = self._requests[row.handle]
-            known = self._known(plan, row, request) if self._model.shard.is_first else None
-            said.append((request.line, row.start, -1 if known is None else known[0], block))
-            if self._model.shard.is_last:
+            known = self._known(plan, row, request) if shard.is_first else None
+            if known is not None and row.count > 1:
+                chunks.append((first, known))
+            if shard.is_last and row.sample:
                 plan.draws.append((row, request))
-        self.cache.publish(is_told=True)
-        plan.said = np.array(said, np.int64)
-        assert plan.said.shape == (plan.tokens, COLUMNS)
+                wanted.append(len(said))
+            said.append((request.line, row.start, -1 if known is None else known[0], block))
+            first += row.count
+        rows = np.array(said, np.int64)
+        assert rows.shape == (len(step.rows), COLUMNS)
+        if len(wanted if shard.is_last else said) == plan.tokens:
+            self.cache.publish(is_told=True)
+            plan.said = Said(rows)
+        else:
+            self.cache.publish()
+            counts = np.array([row.count for row in step.rows])
+            plan.said = Said(rows, Chunks(counts, chunks, np.array(wanted) if shard.is_last else None))
 
     def _lay_out(self, plan: Plan) -> None:
         """All that the forward pass of any step needs."""

@@ -10,7 +10,7 @@ from orca.kernels.recording import StepInputs
 from orca.kernels.reference import ContextRow, RaggedAttention, Sight
 from orca.kernels.transfer import to_device
 from orca.worker.kv_cache import KVCache
-from orca.worker.models.blocks import StepContext
+from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
 
 
@@ -41,8 +41,13 @@ class StepContexts:
 
     def of_inputs(self, inputs: StepInputs) -> StepContext:
         """Of recorded steps; its turns are the recording's."""
-        attention = {window: inputs.attention(self._sight(window)) for window in set(self._model.windows)}
-        return self._context(inputs.slots, inputs.positions, attention)
+        windows = self._model.windows
+        attention = {window: inputs.attention(self._sight(window)) for window in set(windows)}
+        context = self._context(inputs.slots, inputs.positions, attention)
+        if inputs.wanted is not None:
+            last = {windows[-1]: inputs.attention(self._sight(windows[-1]), of_wanted=True)}
+            context.wanted = WantedRows(inputs.wanted, last)
+        return context
 
     def attention(
         self, rows: Sequence[ContextRow], windows: Sequence[int | None] | None = None
