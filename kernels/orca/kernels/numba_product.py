@@ -9,10 +9,12 @@ Rows are normalised by each thread for itself: that takes less time than to hand
 the processor's cache when they are activated, gated, added to what is there, or turned and put into the KV cache.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from orca.kernels import numba_amx_product, numba_vector_product
+from orca.kernels import huge_pages, numba_amx_product, numba_vector_product
 from orca.kernels.activation import Activation
 from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
@@ -26,23 +28,38 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
     return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, tile)
 
 
+_kept = huge_pages.Weights()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
 class Panels:
     """A weight [outputs, inputs] and perhaps a bias [outputs], laid out for products with few rows.
 
     Args:
         is_gated: the outputs are a gate and what it opens for, of equal sizes (`gated_silu`): each panel has a vector
             of both.
+        is_kept: it stays as long as the process, in huge pages.
     Raises: ValueError for a number of inputs that cannot be paired on this processor.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False, tile: Tile | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        is_kept: bool = False,
+        tile: Tile | None = None,
     ) -> None:
         self._tile = tile or tile_of(weight.dtype)
         self.outputs, self.inputs = weight.shape
         if self._tile.pairs and self.inputs % 2:
             raise ValueError(f"an odd number of inputs, {self.inputs}, has no pairs")
         self._parts = 2 if is_gated else 1
+        self._zeros: Callable[[tuple[int, ...], torch.dtype], Tensor] = _kept.zeros if is_kept else _zeros
         self.weight = self._laid_out(weight, self._tile.together, self._tile.step)
         own_bias = weight.new_zeros(self.outputs) if bias is None else bias
         self._bias = self._laid_out(own_bias.float()[:, None], 1, 1).flatten()
@@ -98,7 +115,7 @@ class Panels:
         depth, filled = features.shape[1] // together, -(-features.shape[1] // step) * step // together
         rows = features.view(self._parts, size, depth, together)
         # Filled in place: a copy more of a vocabulary would be the most memory that loading takes.
-        panels = features.new_zeros(whole + (rest > 0), filled, self._parts, each, together)
+        panels = self._zeros((whole + (rest > 0), filled, self._parts, each, together), features.dtype)
         panels[:whole, :depth] = rows[:, : whole * each].unflatten(1, (whole, each)).permute(1, 3, 0, 2, 4)
         panels[whole:, :depth, :, :rest] = rows[:, whole * each :].permute(2, 0, 1, 3)
         return panels.flatten(2)

@@ -11,9 +11,6 @@ the free list only as its tokens come. On the CPU the tables are one piece of me
 device has its own, which follows by differences (`publish`).
 """
 
-import contextlib
-import math
-import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +20,7 @@ from torch import Tensor
 
 from orca.core.errors import EngineError
 from orca.core.request import slots_needed
+from orca.kernels import huge_pages
 from orca.kernels.transfer import to_device
 
 _LINES, _COLUMNS = 16, 64
@@ -66,13 +64,13 @@ class KVCache:
             raise EngineError(f"{slots} slots are not a whole number of blocks of {block_tokens}")
         self.slots = slots
         self.block_tokens = block_tokens
+        self._device = device
         shape = (slots // block_tokens, 2 * kv_heads, block_tokens, head_dim)
-        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.layers: list[Tensor] = [self._zeros(shape, dtype) for _ in range(num_layers)]
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(slots // block_tokens - 1, -1, -1))
         self._tables: dict[int, _Table] = {}
         self._slots_reserved = 0
-        self._device = device
         self._host = np.zeros((0, _COLUMNS), np.int32)
         self._free_lines: list[int] = []
         self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
@@ -171,6 +169,12 @@ class KVCache:
         for table in self._tables.values():
             assert self.tables[table.line, : len(table.blocks)].tolist() == table.blocks
 
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._device.type == "cpu":
+            # Contexts lie all over the memory: with small pages, finding them took a tenth of attention's time.
+            return huge_pages.zeros(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
     def _grow(self, lines: int, columns: int) -> None:
         """Larger tables with what is in these, in memory of their own."""
         before = self._host
@@ -186,20 +190,3 @@ def _doubled(number: int, until: int) -> int:
     while number < until:
         number *= 2
     return number
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros, which on the CPU takes no memory for pages that nobody has written to.
-
-    torch.zeros writes the zeros: a cache then takes all its memory, and the time to fill it, at every join.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size == 0:  # a mapping cannot be empty
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # Private: in shared memory reading a page would take it too. It is unmapped with the last tensor upon it.
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Contexts lie all over the memory: with small pages, finding them took a tenth of attention's time.
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -99,15 +99,18 @@ class PanelLinear(Linear):
 
     Args:
         is_gated: `gated` is called, too.
+        is_kept: it is no candidate, but stays (numba_product.Panels).
     Raises: ValueError where the kernel cannot multiply so many inputs.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False, is_kept: bool = False
+    ) -> None:
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
         super().__init__(weight)
-        self._panels = Panels(weight, bias, is_gated=is_gated)
+        self._panels = Panels(weight, bias, is_gated=is_gated, is_kept=is_kept)
         self.weight = self._panels.weight
 
     @property
@@ -255,7 +258,9 @@ class Packing:
             is_gated: the outputs are gate and up, of equal sizes, and wanted as silu(gate) * up.
         """
         kind = self._kind(weight, bias)
-        return PanelLinear(weight, bias, is_gated=is_gated) if kind is PanelLinear else kind(weight, bias)
+        if kind is PanelLinear:
+            return PanelLinear(weight, bias, is_gated=is_gated, is_kept=True)
+        return kind(weight, bias)
 
     def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:
         if not self.is_on:
