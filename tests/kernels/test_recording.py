@@ -13,7 +13,7 @@ from torch import Tensor
 
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_recording import CpuRecorder
-from orca.kernels.recording import COLUMNS, Chunks, Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.recording import Lines, Recorder, Said, Size, StepInputs
 from orca.kernels.reference import ContextRow, attend_reference
 from orca.kernels.triton_attention import SPLIT
 from orca.kernels.triton_kernels import TritonKernels
@@ -37,8 +37,13 @@ def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> Lines:
     return Lines(tables.to(device), fed=100 + numbers, prompts=prompts + 0 * numbers)
 
 
+def alone(said: list[tuple[int, int, int, int]]) -> Said:
+    """Of requests that run one token each: line, position, token, block."""
+    return Said(np.array([(*each, 1, 1) for each in said]), len(said))
+
+
 def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, int, int]]) -> None:
-    inputs.put(Said(np.array(said)))
+    inputs.put(alone(said))
 
     def compute() -> tuple[Tensor | None, ...]:
         inputs.lay_out()
@@ -83,7 +88,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     for order in ([0, 1, 2, 3, 4], [2, 4, 3, 0, 1]):
         chosen = [rows[place] for place in order]
         said = [(row.line, row.position, 1, tables[row.line, row.position // BLOCK_TOKENS]) for row in chosen]
-        inputs.put(Said(np.array(said)))
+        inputs.put(alone(said))
         output.fill_(float("nan"))
         run()
         own = [ContextRow(place, 1, row.position, row.line) for place, row in enumerate(chosen)]
@@ -97,17 +102,18 @@ def chunked(step: list[tuple[int, int, int, bool]], tables: Tensor) -> tuple[Sai
     Returns: with it the rows, and the flat rows that are wanted. Token `i` of the step is 1000 + i; of those that run
         alone, the ones at odd positions are fed.
     """
-    said, rows, tokens, first = [], [], [], 0
-    for line, position, count, _ in step:
+    said, rows, chunks, wanted, first = [], [], [], [], 0
+    for line, position, count, is_wanted in step:
         rows.append(ContextRow(first, count, position, line))
         token = 1000 + first if count == 1 and position % 2 == 0 else -1
-        said.append((line, position, token, int(tables[line, (position + count - 1) // BLOCK_TOKENS])))
+        block = int(tables[line, (position + count - 1) // BLOCK_TOKENS])
+        said.append((line, position, token, block, count, is_wanted))
         if count > 1:
-            tokens.append((first, tuple(range(1000 + first, 1000 + first + count))))
+            chunks.append((first, tuple(range(1000 + first, 1000 + first + count))))
         first += count
-    wanted = np.array([place for place, each in enumerate(step) if each[3]])
-    chunks = Chunks(np.array([each[2] for each in step]), tokens, wanted)
-    return Said(np.array(said), chunks), rows, [rows[place].first + rows[place].count - 1 for place in wanted]
+        if is_wanted:
+            wanted.append(first - 1)
+    return Said(np.array(said, np.int64), first, len(wanted), chunks), rows, wanted
 
 
 @pytest.mark.parametrize("window", [None, 3, SPLIT + 5])
@@ -175,7 +181,7 @@ def test_rows_of_padding_touch_no_request() -> None:
 
 def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
     recorder = GraphRecorder(DEVICE)
-    sizes = [recorder.size_of(Said(np.zeros((requests, COLUMNS)))).tokens for requests in range(1, 513)]
+    sizes = [recorder.size_of(alone([(0, 0, 0, 0)] * requests)).tokens for requests in range(1, 513)]
     assert sizes[:9] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
     assert all(0 <= rows - requests <= max(7, requests // 8) for requests, rows in enumerate(sizes, start=1))
     assert len(set(sizes)) < 40

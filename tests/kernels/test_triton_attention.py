@@ -103,7 +103,7 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     recorder = GraphRecorder(DEVICE)
     inputs = recorder.inputs(Size(8, None), Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)
     made = inputs.attention(seen)
-    inputs.put(Said(np.array([(row.line, row.position, 1, 0) for row in rows])))
+    inputs.put(Said(np.array([(row.line, row.position, 1, 0, 1, 1) for row in rows]), len(rows)))
     inputs.lay_out()
     expected = items_of(TritonAttention(rows, seen))
     # Their parts have room for one token instead of a tile's, and behind them is a row of padding.

@@ -14,13 +14,10 @@ from torch import Tensor
 from orca.kernels.numba_attention import TILE_COLUMNS, CpuAttention, tile_tokens
 from orca.kernels.numba_intrinsics import FAST, elements, take
 from orca.kernels.numba_team import Kernel, Rows, recorded, vary
-from orca.kernels.recording import BLOCK, COLUMNS, LINE, POSITION, TOKEN, Lines, Made, Said, Size
+from orca.kernels.recording import BLOCK, COLUMNS, COUNT, IS_WANTED, LINE, POSITION, TOKEN, Lines, Made, Said, Size
 from orca.kernels.reference import Sight
 
 _ROWS_LEAST = 16
-
-_COUNT, _WANTED = COLUMNS, COLUMNS + 1
-"""Columns besides those of recording.py: tokens that the request runs; whether something is wanted of it."""
 
 
 class CpuRecorder:
@@ -30,9 +27,8 @@ class CpuRecorder:
     """Twice what `orca up` has by default. In longer steps Python's share is small."""
 
     def size_of(self, said: Said) -> Size:
-        if said.chunks is None:
-            return Size(_doubled(len(said.rows)), None)
-        return Size(self.chunk_tokens_max, None if said.wanted is None else _doubled(said.wanted))
+        tokens = _doubled(said.tokens) if said.tokens == len(said.rows) else self.chunk_tokens_max
+        return Size(tokens, None if said.wanted is None else _doubled(said.wanted))
 
     def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
@@ -64,7 +60,7 @@ class CpuInputs:
         self._lines, self._block_tokens = lines, block_tokens
         self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
         self._wanted = None if size.wanted is None else Rows(size.wanted)
-        self._said = _numbers(size.tokens, COLUMNS + 2)
+        self._said = _numbers(size.tokens, COLUMNS)
         self._said_rows = self._said.numpy()
         self.ids, self.positions, self.slots = (_numbers(size.tokens) for _ in range(3))
         self._ids = self.ids.numpy()
@@ -76,22 +72,16 @@ class CpuInputs:
             self._wanted_tiles = _numbers(size.wanted, TILE_COLUMNS)
 
     def put(self, said: Said) -> None:
-        requests, chunks = len(said.rows), said.chunks
-        self._requests.now = self._tokens.now = self._tiles.now = requests
-        rows = self._said_rows[:requests]
-        rows[:, :COLUMNS] = said.rows
-        rows[:, _COUNT], rows[:, _WANTED] = 1, 0
-        if chunks is None:
-            return
-        rows[:, _COUNT] = chunks.counts
-        for first, tokens in chunks.tokens:
+        requests = len(said.rows)
+        self._said_rows[:requests] = said.rows
+        self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
+        if said.tokens > requests:
+            self._tiles.now = int((-(-said.rows[:, COUNT] // self._tile_tokens)).sum())
+        for first, tokens in said.chunks:
             self._ids[first : first + len(tokens)] = tokens
-        self._tokens.now = said.tokens
-        self._tiles.now = int((-(-chunks.counts // self._tile_tokens)).sum())
         if self._wanted is not None:
-            assert chunks.wanted is not None
-            rows[chunks.wanted, _WANTED] = 1
-            self._wanted.now = len(chunks.wanted)
+            assert said.wanted is not None
+            self._wanted.now = said.wanted
 
     def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
         vary(self._requests, self._said)
@@ -125,14 +115,15 @@ def _lay_out_rows(args: Any) -> None:
         return
     requests, lines, columns, fed_lines = args[11], args[12], args[13], args[14]
     block_tokens, tile_tokens = args[15], args[16]
-    said = carray(elements(args[2], np.int64), (requests, COLUMNS + 2))
+    said = carray(elements(args[2], np.int64), (requests, COLUMNS))
     tables = carray(elements(args[3], np.int32), (lines, columns))
     fed = carray(elements(args[4], np.int64), (fed_lines,))
     ids, positions, slots = elements(args[5], np.int64), elements(args[6], np.int64), elements(args[7], np.int64)
-    tiles, wanted, wanted_tiles = args[8], elements(args[9], np.int64), args[10]
+    tiles, wanted_at, wanted_tiles = args[8], args[9], args[10]
+    wanted = elements(wanted_at, np.int64)
     token = tile = wanted_rows = 0
     for row in range(requests):
-        line, position, count = said[row, LINE], said[row, POSITION], said[row, _COUNT]
+        line, position, count = said[row, LINE], said[row, POSITION], said[row, COUNT]
         last = position + count - 1
         tables[line, last // block_tokens] = said[row, BLOCK]
         if count == 1:
@@ -145,7 +136,7 @@ def _lay_out_rows(args: Any) -> None:
             _put_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
             tile += 1
         token += count
-        if said[row, _WANTED] != 0:
+        if wanted_at != 0 and said[row, IS_WANTED] != 0:
             wanted[wanted_rows] = token - 1
             _put_tile(wanted_tiles, wanted_rows, line, last, 1, wanted_rows)
             wanted_rows += 1

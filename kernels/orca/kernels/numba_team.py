@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.kernels import numba_threads as threads
@@ -126,19 +127,34 @@ class Program:
             for word, rows in call.varying:
                 places.setdefault(rows, []).append(offset // _WORD_BYTES + word)
         self._varying = [(rows, np.array(words)) for rows, words in places.items()]
+        self._idle: list[_Copy] = []
 
     def run(self) -> None:
-        # Kernels count in their arguments, so each run has memory of its own.
-        memory = ctypes.create_string_buffer(len(self._image) + threads.APART_BYTES)
-        at = _apart(ctypes.addressof(memory))
-        ctypes.memmove(at, self._image, len(self._image))
-        if self._varying:
-            words = np.frombuffer(memory, np.int64, len(self._image) // _WORD_BYTES, at - ctypes.addressof(memory))
-            for rows, places in self._varying:
-                words[places] = rows.now
+        # Kernels count in their arguments, so runs at the same time have memory of their own.
+        copy = self._idle.pop() if self._idle else _Copy(self._image, self._varying)
+        at = copy.made()
         team = _team() if self._helpers > 0 else None
         if team is None or not team.run(at, self._helpers):
             _call_team(0, at)
+        self._idle.append(copy)
+
+
+class _Copy:
+    """Of a program's image, for one run at a time."""
+
+    def __init__(self, image: bytes, varying: Sequence[tuple["Rows", NDArray[np.int64]]]) -> None:
+        self._image, self._varying = image, varying
+        self._memory = ctypes.create_string_buffer(len(image) + threads.APART_BYTES)
+        self._at = _apart(ctypes.addressof(self._memory))
+        behind = self._at - ctypes.addressof(self._memory)
+        self._words = np.frombuffer(self._memory, np.int64, len(image) // _WORD_BYTES, behind)
+
+    def made(self) -> int:
+        """Its address, with the numbers of rows as they are now."""
+        ctypes.memmove(self._at, self._image, len(self._image))
+        for rows, places in self._varying:
+            self._words[places] = rows.now
+        return self._at
 
 
 def _call_team(team: int, order: int) -> None:

@@ -24,38 +24,24 @@ from orca.kernels.reference import RaggedAttention, Sight
 Made = TypeVar("Made", bound=tuple[Tensor | None, ...])
 """What is recorded returns some tensors, which are written by each run."""
 
-LINE, POSITION, TOKEN, BLOCK = range(4)
+LINE, POSITION, TOKEN, BLOCK, COUNT, IS_WANTED = range(6)
 """Columns of what is said of a step (`Said`)."""
-COLUMNS = 4
-
-
-class Chunks(NamedTuple):
-    """Of a step in which some requests run several tokens, or draw none. The tables have all of their blocks."""
-
-    counts: NDArray[np.int64]
-    """[requests]: how many tokens each runs."""
-    tokens: Sequence[tuple[int, Sequence[int]]]
-    """Of those that run several: the flat row of the first, and all of them."""
-    wanted: NDArray[np.int64] | None
-    """[wanted]: the requests behind whose last token something is computed, in their order; None: behind all tokens."""
+COLUMNS = 6
 
 
 class Said(NamedTuple):
-    """What a device is told of a step. Without chunks each request runs one token, and draws the next."""
+    """What a device is told of a step."""
 
     rows: NDArray[np.int64]
     """[requests, COLUMNS]: the request's line; the position of the first token that it runs; that token, or -1 for the
-    one that was fed; the block of its last position."""
-    chunks: Chunks | None = None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.rows) if self.chunks is None else int(self.chunks.counts.sum())
-
-    @property
-    def wanted(self) -> int | None:
-        """None: all tokens."""
-        return None if self.chunks is None or self.chunks.wanted is None else len(self.chunks.wanted)
+    one that was fed; the block of its last position; how many tokens it runs; whether its last one is wanted, that is,
+    whether something is computed behind its keys and values."""
+    tokens: int
+    wanted: int | None = None
+    """Requests of which something is wanted; None: all tokens are."""
+    chunks: Sequence[tuple[int, Sequence[int]]] = ()
+    """Of each that runs several tokens the flat row of the first, and all of them. The tables have all of its blocks.
+    Where the stage has no need of tokens there may be none."""
 
 
 class Size(NamedTuple):
@@ -110,7 +96,7 @@ class Recorder(Protocol):
     recordings_max: int
     """To be kept: each holds the activations of a layer and some scratch memory."""
     chunk_tokens_max: int
-    """Tokens of a recorded step with chunks; 0 where there are none."""
+    """Tokens of a recorded step in which requests run several, or not all are wanted; 0 where none such is recorded."""
 
     def size_of(self, said: Said) -> Size:
         """That of the recording for a step."""

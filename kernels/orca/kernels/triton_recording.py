@@ -119,7 +119,8 @@ class GraphInputs:
         self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
 
     def put(self, said: Said) -> None:
-        assert said.chunks is None
+        assert said.wanted is None
+        assert said.tokens == len(said.rows)
         self._told.send(said.rows, self._said)
 
     def lay_out(self, beside: Sequence[Tensor] = ()) -> None:

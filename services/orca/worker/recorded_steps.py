@@ -98,7 +98,7 @@ class RecordedSteps:
         """Run a step.
 
         Args:
-            said: has no chunks, or not too long ones.
+            said: of one token of each request, all wanted, or of no more tokens than `chunk_tokens_max`.
             hidden: [tokens, hidden] from the stage before; the first one has none.
         """
         self._forget_what_moved(lines)
@@ -134,15 +134,15 @@ class RecordedSteps:
 
     def _made(self, recording: _Recording, rows: int) -> Ran:
         """The step's part of what a run has made, behind the head where that is not recorded."""
-        model, ran = self._model, recording.ran
-        output = ran.output[:rows]
+        model = self._model
+        output, largest, drawn = (None if each is None else _first(each, rows) for each in recording.ran)
+        assert output is not None
         if model.head is None:
             # It may still be on its way to the next stage when the next step runs.
             return Ran(output.clone())
         if not self._records_head:
             logits = model.head(output, recording.context)
             return Ran(logits, largest=self._kernels.largest(logits))
-        largest, drawn = (None if each is None else each[:rows] for each in (ran.largest, ran.drawn))
         return Ran(output, largest, drawn)
 
     def _record(self, size: Size, lines: Lines) -> _Recording:
@@ -175,6 +175,10 @@ class RecordedSteps:
         captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
         ran, run = self._recorder.record(compute, captured)
         return _Recording(inputs, given, turns, context, ran, run, compute)
+
+
+def _first(made: Tensor, rows: int) -> Tensor:
+    return made if len(made) == rows else made[:rows]
 
 
 def on_streams(compute: Callable[[], Ran]) -> Callable[[], Ran]:

@@ -23,7 +23,7 @@ from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import COLUMNS, Chunks, Lines, Said
+from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow
 from orca.kernels.transfer import to_device
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
@@ -154,6 +154,12 @@ class Stage:
 
         Handles that were freed meanwhile are passed over.
         """
+        if self._model.device.type == "cpu":
+            fed = self._lines.fed.numpy()
+            for handle, token in zip(handles, tokens.tolist() if isinstance(tokens, Tensor) else tokens, strict=True):
+                if (request := self._requests.get(handle)) is not None:
+                    fed[request.line] = token
+            return
         known = [place for place, handle in enumerate(handles) if handle in self._requests]
         if not known:
             return
@@ -163,7 +169,6 @@ class Stage:
             values = values[self._there(known)]
         self._lines.fed.index_copy_(0, lines, values)
 
-    @torch.inference_mode()
     def forward(self, plan: Plan, hidden: Tensor | None = None) -> Tensor:
         """Run the stage's layers over a step.
 
@@ -175,6 +180,10 @@ class Stage:
             assert self._recorded is not None
             plan.ran = self._recorded(plan.said, self._lines, hidden)
             return plan.ran.output
+        return self._forward_laid_out(plan, hidden)
+
+    @torch.inference_mode()
+    def _forward_laid_out(self, plan: Plan, hidden: Tensor | None) -> Tensor:
         model, context = self._model, plan.context
         if context is None:
             width = model.config.vocab_size if model.shard.is_last else model.config.hidden_size
@@ -193,7 +202,6 @@ class Stage:
             hidden = hidden.index_select(0, plan.draw_rows)
         return model.head(hidden, context)
 
-    @torch.inference_mode()
     def draw(self, plan: Plan, logits: Tensor) -> Drawn:
         """Draw a token for each sampling row, in row order; what the next draws need of it is remembered."""
         if not plan.draws:
@@ -294,12 +302,11 @@ class Stage:
 
     def _say(self, plan: Plan) -> None:
         """What a recording is told of a step."""
-        step, shard = plan.step, self._model.shard
-        said: list[tuple[int, int, int, int]] = []
+        shard = self._model.shard
+        said: list[tuple[int, int, int, int, int, bool]] = []
         chunks: list[tuple[int, Sequence[int]]] = []
-        wanted: list[int] = []
         first = 0
-        for row in step.rows:
+        for row in plan.step.rows:
             block = self.cache.extend(row.handle, row.start + row.count)
             request = self._requests[row.handle]
             known = self._known(plan, row, request) if shard.is_first else None
@@ -307,18 +314,12 @@ class Stage:
                 chunks.append((first, known))
             if shard.is_last and row.sample:
                 plan.draws.append((row, request))
-                wanted.append(len(said))
-            said.append((request.line, row.start, -1 if known is None else known[0], block))
+            token = -1 if known is None else known[0]
+            said.append((request.line, row.start, token, block, row.count, row.sample))
             first += row.count
-        rows = np.array(said, np.int64)
-        assert rows.shape == (len(step.rows), COLUMNS)
-        if len(wanted if shard.is_last else said) == plan.tokens:
-            self.cache.publish(is_told=True)
-            plan.said = Said(rows)
-        else:
-            self.cache.publish()
-            counts = np.array([row.count for row in step.rows])
-            plan.said = Said(rows, Chunks(counts, chunks, np.array(wanted) if shard.is_last else None))
+        wanted = len(plan.draws) if shard.is_last and len(plan.draws) < plan.tokens else None
+        self.cache.publish(is_told=len(said) == plan.tokens)
+        plan.said = Said(np.array(said, np.int64), plan.tokens, wanted, chunks)
 
     def _lay_out(self, plan: Plan) -> None:
         """All that the forward pass of any step needs."""
