@@ -98,6 +98,8 @@ async def _ask_stage(
     if status is None:
         return STARTING
     if status.phase == pb.StatusReply.LOADING:
+        if status.loaded_permille == 0 and status.detail:  # a first start compiles kernels for some 10 s
+            return Standing(status.detail, 0)
         # The last tenth is meeting the other stages.
         return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
     if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epochs.get(spec.name, 0):
