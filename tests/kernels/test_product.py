@@ -19,6 +19,7 @@ from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_panel import HEAD_DIM, PANELS, THREADS, panel_of
 from orca.kernels.numba_product import Panels
+from orca.kernels.numba_team import Rows, recorded, vary
 from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import Kept, RowNorm
@@ -111,6 +112,38 @@ def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dty
     assert torch.equal(wide.to(dtype), panels.product(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("inputs", [30, 1100])
+def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile: str, dtype: torch.dtype) -> None:
+    used = tile_named(tile, dtype)
+    norm = RowNorm(some(inputs, dtype=dtype, seed=4), 1e-5, some(inputs, dtype=dtype, seed=5))
+    panels = Panels(some(96, inputs, dtype=dtype) / inputs**0.5, some(96, dtype=dtype, seed=1), tile=used)
+    gated = Panels(some(96, inputs, dtype=dtype) / inputs**0.5, is_gated=True, tile=used)
+    rows, x, added = Rows(600), some(600, inputs, dtype=dtype, seed=2), torch.zeros(600, 96, dtype=dtype)
+    slots, cache = torch.arange(600).flip(0), torch.zeros(40, 2, 16, 16, dtype=dtype)
+
+    def products(x: Tensor, added: Tensor, slots: Tensor, cache: Tensor) -> list[Tensor]:
+        kept = panels.kept_product(x, norm, Kept(cache, slots, None))
+        panels.add_product(x, added)
+        active = panels.product(x, norm, Activation.GELU)
+        return [kept, active, gated.gated_product(x), panels.wide_product(x, norm)]
+
+    with recorded() as recording:
+        vary(rows, x, added, slots)
+        made = products(x, added, slots, cache)
+    for rows.now in (600, 1, 257, 14, 0):
+        for each in (*made, added, cache):
+            each.zero_()
+        recording.run()
+        alone = [torch.zeros_like(each) for each in (added, cache)]
+        expected = products(x[: rows.now], alone[0][: rows.now], slots[: rows.now], alone[1])
+        for each, other in zip(made, expected, strict=True):
+            assert torch.equal(each[: rows.now], other)
+            assert not each[rows.now :].any()
+        assert all(torch.equal(each, other) for each, other in zip((added, cache), alone, strict=True))
+
+
 @pytest.mark.parametrize("activation", Activation)
 def test_an_activation_of_any_number(activation: Activation) -> None:
     """And of infinities and none: as PyTorch has them, or 0 where it has no number."""
@@ -199,6 +232,7 @@ _ON_HASWELL = """
 import torch
 from orca.kernels.device import kernels_of
 from orca.kernels.numba_product import Panels
+from orca.kernels.numba_team import Rows, recorded, vary
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import RowNorm
 

@@ -157,6 +157,31 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
         assert (largest[some.now :] == -1).all()
 
 
+def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
+    """It would be gone through to the end of the memory, and garbage written to the KV cache."""
+    kernels, x = kernels_of(torch.device("cpu")), torch.zeros(30, 64)
+    norm = RowNorm(torch.ones(64), 1e-5)
+
+    def recorded_on(tensor: torch.Tensor) -> None:
+        with recorded():
+            vary(Rows(30), x)
+            kernels.normalise(tensor, norm)
+
+    recorded_on(x)
+    with pytest.raises(AssertionError, match="a view"):
+        recorded_on(x[:20])
+
+
+def test_more_rows_than_there_is_memory_for_are_refused() -> None:
+    kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), Rows(30)
+    with recorded() as recording:
+        vary(rows, x)
+        kernels.normalise(x, RowNorm(torch.ones(64), 1e-5))
+    rows.now = 31
+    with pytest.raises(AssertionError):
+        recording.run()
+
+
 def test_a_recording_does_not_run_by_itself() -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
     with recorded() as recording:

@@ -42,7 +42,7 @@ def increments(steps: list[Step]) -> list[int]:
     return [len(step.rows) for step in steps if step.rows and step.tokens == len(step.rows)]
 
 
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", [None, 5, 1])
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize(
     ("family", "vocab_size", "options"),
@@ -83,28 +83,49 @@ def test_layers_are_called_once_for_steps_of_many_sizes(tmp_path: Path) -> None:
 def test_steps_that_tell_of_prompts_or_draw_nothing_or_are_long_are_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuRecorder, "chunk_tokens_max", 30)
+    monkeypatch.setattr(CpuRecorder, "chunk_tokens_max", 32)
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     assert stage._recorded is not None
     serve(chain, [Ask([5, 6, 7], 1, replace(GREEDY, prompt_logprobs=1))])
-    serve(chain, [Ask([5] * 31, 1)])
-    serve(chain, [Ask([5] * 41, 1)], chunk=40)  # the last token of the prompt is a step of its own
-    assert set(stage._recorded._recordings) == {Size(16, None)}
-    serve(chain, [Ask([5] * 30, 1)])
-    assert set(stage._recorded._recordings) == {Size(16, None), Size(30, 16)}
+    serve(chain, [Ask([5] * 33, 1)])
+    assert not stage._recorded._recordings
+    serve(chain, [Ask([5] * 26, 1)], chunk=25)  # the last token of the prompt is a step of its own
+    assert set(stage._recorded._recordings) == {Size(32, None)}
+    serve(chain, [Ask([5] * 32, 1)])
+    assert set(stage._recorded._recordings) == {Size(32, None), Size(32, 32)}
 
 
-def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuRecorder, "recordings_max", 2)
+def test_a_prompt_that_was_told_of_is_no_reason_any_more(tmp_path: Path) -> None:
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     assert stage._recorded is not None
-    steps = serve(chain, asks_of(211), max_batch_size=20)
-    sizes = [Size(32 if requests > 16 else 16, None) for requests in increments(steps)]
-    assert len({*sizes}) == 2
-    assert len(stage._recorded._recordings) == 2
-    assert list(stage._recorded._recordings)[-1] == sizes[-1]
+    serve(chain, [Ask([5, 6, 7], 9, replace(GREEDY, prompt_logprobs=1)), Ask([8, 9], 1, arrival=4)])
+    assert {size.wanted is None for size in stage._recorded._recordings} == {True, False}
+
+
+@pytest.mark.parametrize("chunk", [5, 1])
+def test_stages_in_the_middle_record_chunks(chunk: int, tmp_path: Path) -> None:
+    outputs = []
+    for is_recorded in (True, False):
+        chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear, stages=3, feeds_tokens=True)
+        for ranks in chain.stages:
+            assert ranks[0]._recorded is not None
+            if not is_recorded:
+                ranks[0]._recorded = None
+        asks = asks_of(199)
+        serve(chain, asks, max_batch_size=8, chunk=chunk)
+        outputs.append([ask.output for ask in asks])
+    assert outputs[0] == outputs[1]
+
+
+def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuRecorder, "recordings_max", 1)
+    chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
+    [[stage]] = chain.stages
+    assert stage._recorded is not None
+    serve(chain, asks_of(211), max_batch_size=20)
+    assert set(stage._recorded._recordings) == {Size(CpuRecorder.chunk_tokens_max, None)}
 
 
 def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 64 << 20
-_LINE_BYTES = 4096
-"""Of what lies side by side, where the next one may begin."""
+_APART_BYTES = 4096
+"""Between what begins side by side, a whole number of these."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -30,7 +30,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Weights:
-    """Memory for weights, side by side. It is given back when none is left of those that share a piece of it."""
+    """Memory for the weights of one model, side by side, for one thread. Pieces of it that nobody uses any more are
+    given back, the latest with this object."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | None = None
@@ -44,7 +45,7 @@ class Weights:
         if self._pages is None or self._next + size > _CHUNK_BYTES:
             self._pages, self._next = _pages(_CHUNK_BYTES), 0
         at = self._next
-        self._next += -(-size // _LINE_BYTES) * _LINE_BYTES
+        self._next += -(-size // _APART_BYTES) * _APART_BYTES
         return torch.frombuffer(self._pages, dtype=dtype, count=count, offset=at).view(shape)
 
 

@@ -9,8 +9,6 @@ Rows are normalised by each thread for itself: that takes less time than to hand
 the processor's cache when they are activated, gated, added to what is there, or turned and put into the KV cache.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -28,20 +26,13 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
     return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, tile)
 
 
-_kept = huge_pages.Weights()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype)
-
-
 class Panels:
     """A weight [outputs, inputs] and perhaps a bias [outputs], laid out for products with few rows.
 
     Args:
         is_gated: the outputs are a gate and what it opens for, of equal sizes (`gated_silu`): each panel has a vector
             of both.
-        is_kept: it stays as long as the process, in huge pages.
+        memory: for the weight; None takes it anywhere.
     Raises: ValueError for a number of inputs that cannot be paired on this processor.
     """
 
@@ -51,7 +42,7 @@ class Panels:
         bias: Tensor | None = None,
         *,
         is_gated: bool = False,
-        is_kept: bool = False,
+        memory: huge_pages.Weights | None = None,
         tile: Tile | None = None,
     ) -> None:
         self._tile = tile or tile_of(weight.dtype)
@@ -59,8 +50,7 @@ class Panels:
         if self._tile.pairs and self.inputs % 2:
             raise ValueError(f"an odd number of inputs, {self.inputs}, has no pairs")
         self._parts = 2 if is_gated else 1
-        self._zeros: Callable[[tuple[int, ...], torch.dtype], Tensor] = _kept.zeros if is_kept else _zeros
-        self.weight = self._laid_out(weight, self._tile.together, self._tile.step)
+        self.weight = self._laid_out(weight, self._tile.together, self._tile.step, memory)
         own_bias = weight.new_zeros(self.outputs) if bias is None else bias
         self._bias = self._laid_out(own_bias.float()[:, None], 1, 1).flatten()
         self._kernel = kernel(weight.dtype, self._tile)
@@ -108,14 +98,15 @@ class Panels:
             keep(y, kept)
         return y
 
-    def _laid_out(self, features: Tensor, together: int, step: int) -> Tensor:
+    def _laid_out(self, features: Tensor, together: int, step: int, memory: huge_pages.Weights | None = None) -> Tensor:
         """[outputs, inputs] as [panels, inputs / together, 2 x lanes (x together)], filled up with zeros."""
         each, size = 2 * self._tile.lanes // self._parts, self.outputs // self._parts
         whole, rest = divmod(size, each)
         depth, filled = features.shape[1] // together, -(-features.shape[1] // step) * step // together
         rows = features.view(self._parts, size, depth, together)
+        shape = (whole + (rest > 0), filled, self._parts, each, together)
         # Filled in place: a copy more of a vocabulary would be the most memory that loading takes.
-        panels = self._zeros((whole + (rest > 0), filled, self._parts, each, together), features.dtype)
+        panels = features.new_zeros(shape) if memory is None else memory.zeros(shape, features.dtype)
         panels[:whole, :depth] = rows[:, : whole * each].unflatten(1, (whole, each)).permute(1, 3, 0, 2, 4)
         panels[whole:, :depth, :, :rest] = rows[:, whole * each :].permute(2, 0, 1, 3)
         return panels.flatten(2)

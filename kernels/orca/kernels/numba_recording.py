@@ -1,10 +1,11 @@
 """Recorded steps on a CPU (recording.py): all kernels of a step in one native call (numba_team.py).
 
-A recording runs on any number of rows that there is memory for. What of that memory was never used takes none.
+A recording runs on any number of rows that there is memory for. What of that memory was never used takes none, so most
+steps share two recordings: one for all tokens, one for those of which some are wanted.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,21 +15,19 @@ from torch import Tensor
 from orca.kernels.numba_attention import TILE_COLUMNS, CpuAttention, tile_tokens
 from orca.kernels.numba_intrinsics import FAST, elements, take
 from orca.kernels.numba_team import Kernel, Rows, recorded, vary
-from orca.kernels.recording import BLOCK, COLUMNS, COUNT, IS_WANTED, LINE, POSITION, TOKEN, Lines, Made, Said, Size
+from orca.kernels.recording import COLUMNS, COUNT, IS_WANTED, LINE, POSITION, TOKEN, Lines, Made, Said, Size
 from orca.kernels.reference import Sight
-
-_ROWS_LEAST = 16
 
 
 class CpuRecorder:
     only_kernels = True
-    recordings_max = 16
+    recordings_max = 4
     chunk_tokens_max = 512
     """Twice what `orca up` has by default. In longer steps Python's share is small."""
 
     def size_of(self, said: Said) -> Size:
-        tokens = _doubled(said.tokens) if said.tokens == len(said.rows) else self.chunk_tokens_max
-        return Size(tokens, None if said.wanted is None else _doubled(said.wanted))
+        tokens = max(self.chunk_tokens_max, 1 << (said.tokens - 1).bit_length())
+        return Size(tokens, None if said.wanted is None else tokens)
 
     def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
@@ -46,9 +45,10 @@ class CpuRecorder:
         return made, recording.run
 
 
-def _doubled(number: int) -> int:
-    """The least power of two that is no less, from `_ROWS_LEAST` on."""
-    return max(_ROWS_LEAST, 1 << (number - 1).bit_length())
+class _Wanted(NamedTuple):
+    count: Rows
+    rows: Tensor
+    tiles: Tensor
 
 
 class CpuInputs:
@@ -59,38 +59,40 @@ class CpuInputs:
     def __init__(self, size: Size, lines: Lines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
         self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
-        self._wanted = None if size.wanted is None else Rows(size.wanted)
         self._said = _numbers(size.tokens, COLUMNS)
-        self._said_rows = self._said.numpy()
+        self._said_requests = self._said.numpy()
         self.ids, self.positions, self.slots = (_numbers(size.tokens) for _ in range(3))
         self._ids = self.ids.numpy()
         self._all_tiles = _numbers(size.tokens, TILE_COLUMNS)
         self._tile_tokens = 1
-        self.wanted = self._wanted_tiles = None
+        self._wanted: _Wanted | None = None
         if size.wanted is not None:
-            self.wanted = _numbers(size.wanted)
-            self._wanted_tiles = _numbers(size.wanted, TILE_COLUMNS)
+            self._wanted = _Wanted(Rows(size.wanted), _numbers(size.wanted), _numbers(size.wanted, TILE_COLUMNS))
+
+    @property
+    def wanted(self) -> Tensor | None:
+        return None if self._wanted is None else self._wanted.rows
 
     def put(self, said: Said) -> None:
-        requests = len(said.rows)
-        self._said_rows[:requests] = said.rows
+        requests = len(said.requests)
+        self._said_requests[:requests] = said.requests
         self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
         if said.tokens > requests:
-            self._tiles.now = int((-(-said.rows[:, COUNT] // self._tile_tokens)).sum())
+            self._tiles.now = int((-(-said.requests[:, COUNT] // self._tile_tokens)).sum())
         for first, tokens in said.chunks:
             self._ids[first : first + len(tokens)] = tokens
         if self._wanted is not None:
             assert said.wanted is not None
-            self._wanted.now = said.wanted
+            self._wanted.count.now = said.wanted
 
     def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
         vary(self._requests, self._said)
         vary(self._tokens, self.ids, self.positions, self.slots, *beside)
         vary(self._tiles, self._all_tiles)
         wanted = 0, 0
-        if self._wanted is not None and self.wanted is not None and self._wanted_tiles is not None:
-            vary(self._wanted, self.wanted, self._wanted_tiles)
-            wanted = self.wanted.data_ptr(), self._wanted_tiles.data_ptr()
+        if self._wanted is not None:
+            vary(self._wanted.count, self._wanted.rows, self._wanted.tiles)
+            wanted = self._wanted.rows.data_ptr(), self._wanted.tiles.data_ptr()
         tables, fed, _ = self._lines
         written = (self.ids, self.positions, self.slots, self._all_tiles)
         addresses = (each.data_ptr() for each in (self._said, tables, fed, *written))
@@ -100,8 +102,8 @@ class CpuInputs:
     def attention(self, seen: Sight, *, of_wanted: bool = False) -> CpuAttention:
         assert seen.tables is self._lines.tables
         if of_wanted:
-            assert self._wanted_tiles is not None
-            return CpuAttention.of_tiles(self._wanted_tiles, seen)
+            assert self._wanted is not None
+            return CpuAttention.of_tiles(self._wanted.tiles, seen)
         self._tile_tokens = tile_tokens(seen)  # the same under each window
         return CpuAttention.of_tiles(self._all_tiles, seen)
 
@@ -124,21 +126,21 @@ def _lay_out_rows(args: Any) -> None:
     token = tile = wanted_rows = 0
     for row in range(requests):
         line, position, count = said[row, LINE], said[row, POSITION], said[row, COUNT]
-        last = position + count - 1
-        tables[line, last // block_tokens] = said[row, BLOCK]
         if count == 1:
             ids[token] = fed[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
         for done in range(count):
             here = position + done
             positions[token + done] = here
             slots[token + done] = np.int64(tables[line, here // block_tokens]) * block_tokens + here % block_tokens
-        for done in range(0, count, tile_tokens):
+        # The last ones, which see most, first: large ones come first.
+        for place in range((count - 1) // tile_tokens, -1, -1):
+            done = place * tile_tokens
             _put_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
             tile += 1
         token += count
         if wanted_at != 0 and said[row, IS_WANTED] != 0:
             wanted[wanted_rows] = token - 1
-            _put_tile(wanted_tiles, wanted_rows, line, last, 1, wanted_rows)
+            _put_tile(wanted_tiles, wanted_rows, line, position + count - 1, 1, wanted_rows)
             wanted_rows += 1
 
 

@@ -3,7 +3,7 @@
 A kernel is a function of an array of 64-bit numbers: addresses and sizes. Numba compiles it for the processor at hand
 (LLVM; numba_code.py), and it runs on as many threads as PyTorch has: the one that calls, and helpers (numba_threads.py)
 as far as they have a processor. Each takes the next of the kernel's tasks off a counter until none is left, so the
-result does not depend on how many take part. A single task wakes none of them.
+result does not depend on how many take part. Where there is but one task none of them is woken.
 
 Calls inside `together` run when its block ends, one behind the other without any Python in between: what a kernel reads
 puts Python's own code and data out of the caches, and getting them back took three quarters of the time between two
@@ -74,17 +74,19 @@ class Kernel:
         """Run to the end, on as many threads as PyTorch has, or on this one alone where there is one task.
 
         Args:
-            tasks: the most that there may be.
+            tasks: how many there are; of tensors whose number of rows varies, for the most.
             args: numbers, and addresses of what lives until the kernel has run; a float gives its bits (`real`), and so
                 it does in each call.
         """
-        varying = tuple((_COUNTERS + place, each) for place, each in enumerate(args) if isinstance(each, Rows))
-        numbers = (each.most if isinstance(each, Rows) else each for each in args) if varying else args
+        block: Block | None = getattr(_open, "block", None)
+        varying: tuple[tuple[int, Rows], ...] = ()
+        if block is not None and block.varies:
+            varying = tuple((_COUNTERS + place, each) for place, each in enumerate(args) if isinstance(each, Rows))
+            args = tuple(each.most if isinstance(each, Rows) else each for each in args)
         if self._layout is None:
             self.compile()
             self._layout = struct.Struct("qq" + "".join("d" if isinstance(each, float) else "q" for each in args))
-        call = Call(self, self._layout.pack(0, 0, *numbers), max(min(torch.get_num_threads(), tasks) - 1, 0), varying)
-        block: Block | None = getattr(_open, "block", None)
+        call = Call(self, self._layout.pack(0, 0, *args), max(min(torch.get_num_threads(), tasks) - 1, 0), varying)
         if block is None:
             Program([call]).run()
         else:
@@ -94,7 +96,7 @@ class Kernel:
 class Rows:
     """How many rows some tensors of a recording have: another number in each run, up to as many as there is memory for.
 
-    Such tensors are made by `new_empty`, or said to be such by `vary`.
+    Such tensors are made by `new_empty`, or said to be such by `vary`. Their recording runs on one thread at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -131,7 +133,10 @@ class Program:
 
     def run(self) -> None:
         # Kernels count in their arguments, so runs at the same time have memory of their own.
-        copy = self._idle.pop() if self._idle else _Copy(self._image, self._varying)
+        try:
+            copy = self._idle.pop()
+        except IndexError:
+            copy = _Copy(self._image, self._varying)
         at = copy.made()
         team = _team() if self._helpers > 0 else None
         if team is None or not team.run(at, self._helpers):
@@ -142,17 +147,19 @@ class Program:
 class _Copy:
     """Of a program's image, for one run at a time."""
 
-    def __init__(self, image: bytes, varying: Sequence[tuple["Rows", NDArray[np.int64]]]) -> None:
+    def __init__(self, image: bytes, varying: Sequence[tuple[Rows, NDArray[np.int64]]]) -> None:
         self._image, self._varying = image, varying
         self._memory = ctypes.create_string_buffer(len(image) + threads.APART_BYTES)
         self._at = _apart(ctypes.addressof(self._memory))
-        behind = self._at - ctypes.addressof(self._memory)
-        self._words = np.frombuffer(self._memory, np.int64, len(image) // _WORD_BYTES, behind)
+        if varying:
+            behind = self._at - ctypes.addressof(self._memory)
+            self._words = np.frombuffer(self._memory, np.int64, len(image) // _WORD_BYTES, behind)
 
     def made(self) -> int:
         """Its address, with the numbers of rows as they are now."""
         ctypes.memmove(self._at, self._image, len(self._image))
         for rows, places in self._varying:
+            assert 0 <= rows.now <= rows.most
             self._words[places] = rows.now
         return self._at
 
@@ -190,19 +197,38 @@ class Block:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.rows: dict[int, Rows] = {}  # of tensors whose number of rows varies, by id
+        self._rows: dict[int, Rows] = {}  # of tensors whose number of rows varies, by id; they live as long as this
+        self._given: list[Tensor] = []
         self._memory: dict[tuple[torch.dtype, tuple[int | Rows, ...]], list[Tensor]] = {}
 
-    def empty(self, dtype: torch.dtype, shape: "tuple[int | Rows, ...]") -> Tensor:
+    @property
+    def varies(self) -> bool:
+        """Whether there are tensors whose number of rows does."""
+        return bool(self._rows)
+
+    def vary(self, rows: Rows, tensor: Tensor) -> None:
+        assert len(tensor) == rows.most
+        self._rows[id(tensor)] = rows
+        self._given.append(tensor)
+
+    def rows_of(self, tensor: Tensor) -> int | Rows:
+        if not self._rows:
+            return tensor.shape[0]
+        # In a recording with such tensors it is one: garbage behind its rows must go nowhere.
+        assert id(tensor) in self._rows, "a view, or not told to `vary`"
+        return self._rows[id(tensor)]
+
+    def empty(self, dtype: torch.dtype, shape: tuple[int | Rows, ...]) -> Tensor:
         """As torch.empty. A tensor that nobody holds any more is given again: who writes into it runs behind those who
         were to use it before."""
         tensors = self._memory.setdefault((dtype, shape), [])
         for tensor in tensors:
             if getrefcount(tensor) == _HELD_HERE:
                 return tensor
-        tensors.append(torch.empty([each.most if isinstance(each, Rows) else each for each in shape], dtype=dtype))
+        made = torch.empty([each.most if isinstance(each, Rows) else each for each in shape], dtype=dtype)
         if isinstance(shape[0], Rows):
-            self.rows[id(tensors[-1])] = shape[0]
+            self._rows[id(made)] = shape[0]
+        tensors.append(made)
         return tensors[-1]
 
 
@@ -267,14 +293,13 @@ def vary(rows: Rows, *tensors: Tensor) -> None:
     """In `recorded`, of memory for the most rows that is given from outside: a run has `rows.now` of them."""
     block: Block = _open.block
     for tensor in tensors:
-        assert len(tensor) == rows.most
-        block.rows[id(tensor)] = rows
+        block.vary(rows, tensor)
 
 
 def rows_of(tensor: Tensor) -> int | Rows:
     """How many rows a kernel is to go through: all, or as many as a run has."""
     block: Block | None = getattr(_open, "block", None)
-    return tensor.shape[0] if block is None else block.rows.get(id(tensor), tensor.shape[0])
+    return tensor.shape[0] if block is None else block.rows_of(tensor)
 
 
 def new_empty(dtype: torch.dtype, *shape: int | Rows) -> Tensor:

@@ -32,16 +32,17 @@ COLUMNS = 6
 class Said(NamedTuple):
     """What a device is told of a step."""
 
-    rows: NDArray[np.int64]
+    requests: NDArray[np.int64]
     """[requests, COLUMNS]: the request's line; the position of the first token that it runs; that token, or -1 for the
-    one that was fed; the block of its last position; how many tokens it runs; whether its last one is wanted, that is,
-    whether something is computed behind its keys and values."""
+    one that was fed, and where the stage has no need of tokens; the block of its last position; how many tokens it
+    runs; whether its last one is wanted (`wanted`)."""
     tokens: int
     wanted: int | None = None
-    """Requests of which something is wanted; None: all tokens are."""
+    """The requests behind whose last token alone the last layer has something to do, once it has kept keys and values;
+    None: it has behind all tokens."""
     chunks: Sequence[tuple[int, Sequence[int]]] = ()
-    """Of each that runs several tokens the flat row of the first, and all of them. The tables have all of its blocks.
-    Where the stage has no need of tokens there may be none."""
+    """Of each that runs several tokens the flat row of the first, and all of them; none where the stage has no need of
+    tokens. The tables have all blocks of these requests."""
 
 
 class Size(NamedTuple):
@@ -60,7 +61,8 @@ class Lines(NamedTuple):
 
 
 class StepInputs(Protocol):
-    """What the rows of such a step are, at addresses that stay. Some rows may be padding: they touch no request."""
+    """What the rows of such a step, its tokens, are, at addresses that stay. Some rows may be padding: they touch no
+    request."""
 
     ids: Tensor
     """[rows] int64: each row's token."""
@@ -78,10 +80,11 @@ class StepInputs(Protocol):
         ...
 
     def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
-        """Make the inputs out of what was told. Recorded, ahead of all that reads them.
+        """Make the inputs out of what was told. Recorded, ahead of all that reads them, behind `attention`.
 
         Args:
-            beside: [rows, ...], what is given of each token besides.
+            beside: [rows, ...], what is given of each token besides: what is read of tokens in the recording is
+                either made in it, or these inputs, or among this.
         """
         ...
 

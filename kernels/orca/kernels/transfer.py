@@ -24,6 +24,18 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
     return there.pin_memory().to(device, non_blocking=True)
 
 
+def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
+    """to[places] = values[taken], on a device.
+
+    Args:
+        values: [at least as many as are taken], on the host or there.
+    """
+    there = torch.as_tensor(values, dtype=to.dtype, device=to.device)
+    if len(taken) < len(there):
+        there = there[to_device(np.array(taken, np.int64), to.device)]
+    to.index_copy_(0, to_device(np.array(places, np.int64), to.device), there)
+
+
 class ToHost:
     """Tensors on their way to the host, on a stream of their own: the device goes on with its work meanwhile.
 

@@ -45,7 +45,7 @@ class GraphRecorder:
 
     def size_of(self, said: Said) -> Size:
         """Up to 8 a power of two, then steps of an eighth of it at most: an eighth of the rows are padding."""
-        requests = len(said.rows)
+        requests = len(said.requests)
         if requests <= 8:
             return Size(triton.next_power_of_2(requests), None)
         step = max(8, triton.next_power_of_2(requests) // 16)
@@ -120,8 +120,8 @@ class GraphInputs:
 
     def put(self, said: Said) -> None:
         assert said.wanted is None
-        assert said.tokens == len(said.rows)
-        self._told.send(said.rows, self._said)
+        assert said.tokens == len(said.requests)
+        self._told.send(said.requests, self._said)
 
     def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
         del beside

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orca.kernels import huge_pages
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
@@ -99,18 +100,23 @@ class PanelLinear(Linear):
 
     Args:
         is_gated: `gated` is called, too.
-        is_kept: it is no candidate, but stays (numba_product.Panels).
+        memory: for the weight; None takes it anywhere.
     Raises: ValueError where the kernel cannot multiply so many inputs.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False, is_kept: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        memory: huge_pages.Weights | None = None,
     ) -> None:
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
         super().__init__(weight)
-        self._panels = Panels(weight, bias, is_gated=is_gated, is_kept=is_kept)
+        self._panels = Panels(weight, bias, is_gated=is_gated, memory=memory)
         self.weight = self._panels.weight
 
     @property
@@ -250,6 +256,7 @@ class Packing:
     only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
     choose: Choose = fastest  # asked once for each shape
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
+    _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> Linear:
         """A weight [out, in] in the fastest layout for its shape. Packing keeps no reference to `weight`.
@@ -259,7 +266,7 @@ class Packing:
         """
         kind = self._kind(weight, bias)
         if kind is PanelLinear:
-            return PanelLinear(weight, bias, is_gated=is_gated, is_kept=True)
+            return PanelLinear(weight, bias, is_gated=is_gated, memory=self._memory)
         return kind(weight, bias)
 
     def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:

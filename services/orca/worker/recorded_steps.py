@@ -125,10 +125,11 @@ class RecordedSteps:
         recording.inputs.put(said)
         if recording.hidden is not None:
             assert hidden is not None
+            assert hidden.shape == (said.tokens, self._model.config.hidden_size)
             recording.hidden[: len(hidden)].copy_(hidden)
         if recording.turns is not None:
             assert self._model.rotary is not None
-            at, positions = to_device(said.rows[:, (LINE, POSITION)].T.copy(), self._model.device)
+            at, positions = to_device(said.requests[:, (LINE, POSITION)].T.copy(), self._model.device)
             turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
             recording.turns[: len(turns)].copy_(turns)
 

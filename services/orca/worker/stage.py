@@ -25,7 +25,7 @@ from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow
-from orca.kernels.transfer import to_device
+from orca.kernels.transfer import put_on_device, to_device
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -139,11 +139,7 @@ class Stage:
         plan = Plan(step=step, tokens=step.tokens)
         if not step.rows:
             return plan
-        if all(row.count == 1 and row.sample for row in step.rows):
-            is_recorded = self._recorded is not None
-        else:
-            is_recorded = self._records_chunks(step)
-        if is_recorded:
+        if self._is_recorded(step):
             self._say(plan)
         else:
             self._lay_out(plan)
@@ -154,20 +150,13 @@ class Stage:
 
         Handles that were freed meanwhile are passed over.
         """
-        if self._model.device.type == "cpu":
-            fed = self._lines.fed.numpy()
-            for handle, token in zip(handles, tokens.tolist() if isinstance(tokens, Tensor) else tokens, strict=True):
-                if (request := self._requests.get(handle)) is not None:
-                    fed[request.line] = token
-            return
         known = [place for place, handle in enumerate(handles) if handle in self._requests]
-        if not known:
-            return
-        values = torch.as_tensor(tokens, dtype=torch.int64, device=self._model.device)
-        lines = self._there([self._requests[handles[place]].line for place in known])
-        if len(known) < len(handles):
-            values = values[self._there(known)]
-        self._lines.fed.index_copy_(0, lines, values)
+        lines = [self._requests[handles[place]].line for place in known]
+        if self._model.device.type == "cpu":
+            drawn = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+            self._lines.fed.numpy()[lines] = [drawn[place] for place in known]
+        elif known:
+            put_on_device(self._lines.fed, lines, tokens, known)
 
     def forward(self, plan: Plan, hidden: Tensor | None = None) -> Tensor:
         """Run the stage's layers over a step.
@@ -291,14 +280,17 @@ class Stage:
             fed = self._sampler.lines.fed
         return Lines(tables, fed, prompts)
 
-    def _records_chunks(self, step: Step) -> bool:
-        """Whether a step is recorded in which some requests run several tokens, or draw none."""
-        if self._recorded is None or step.tokens > self._recorded.chunk_tokens_max:
+    def _is_recorded(self, step: Step) -> bool:
+        if self._recorded is None:
             return False
-        if not self._model.shard.is_last:
+        if all(row.count == 1 and row.sample for row in step.rows):
             return True
-        asked = (self._requests[row.handle].params for row in step.rows if row.handle in self._requests)
-        return any(row.sample for row in step.rows) and all(params.prompt_logprobs is None for params in asked)
+        if step.tokens > self._recorded.chunk_tokens_max:
+            return False
+        # Of the last stage's, those that draw something and tell nothing of prompts.
+        rows = [(self._requests[row.handle], row) for row in step.rows if row.handle in self._requests]
+        is_telling = any(_prompt_targets(request, row) for request, row in rows)
+        return not self._model.shard.is_last or (any(row.sample for row in step.rows) and not is_telling)
 
     def _say(self, plan: Plan) -> None:
         """What a recording is told of a step."""
