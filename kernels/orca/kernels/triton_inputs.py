@@ -1,6 +1,6 @@
 """The inputs of recorded steps on a GPU (recording.py), made out of what was told of the requests, by small launches.
 
-said       [rows, 4] int64                          read: line, position, token, block; a line of -1 is padding
+said       [rows, 6] int64                          read: line, position, token, block; a line of -1 is padding
 tables     [lines, blocks] int32                    the block of each row's position is written
 ids, positions, slots  [rows] int64                 written; of padding 0, 0 and -1
 lines      [rows] int32, indices [rows] int64       written: the request's line or -1, and the index of the token
