@@ -24,12 +24,23 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
     return there.pin_memory().to(device, non_blocking=True)
 
 
-def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
-    """to[places] = values[taken], on a device.
+def put(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
+    """to[places] = values[taken], where the host does not wait for the device of `to`.
 
     Args:
         values: [at least as many as are taken], on the host or there.
     """
+    if not taken:
+        return
+    if to.device.type == "cpu":
+        numbers = values.tolist() if isinstance(values, Tensor) else values
+        to.numpy()[list(places)] = [numbers[place] for place in taken]
+    else:
+        put_on_device(to, places, values, taken)
+
+
+def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
+    """`put` by PyTorch's operations, which any device has."""
     there = torch.as_tensor(values, dtype=to.dtype, device=to.device)
     if len(taken) < len(there):
         there = there[to_device(np.array(taken, np.int64), to.device)]

@@ -25,7 +25,7 @@ from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow
-from orca.kernels.transfer import put_on_device, to_device
+from orca.kernels.transfer import put, to_device
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -139,7 +139,7 @@ class Stage:
         plan = Plan(step=step, tokens=step.tokens)
         if not step.rows:
             return plan
-        if self._is_recorded(step):
+        if self._is_recorded(plan):
             self._say(plan)
         else:
             self._lay_out(plan)
@@ -151,12 +151,7 @@ class Stage:
         Handles that were freed meanwhile are passed over.
         """
         known = [place for place, handle in enumerate(handles) if handle in self._requests]
-        lines = [self._requests[handles[place]].line for place in known]
-        if self._model.device.type == "cpu":
-            drawn = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-            self._lines.fed.numpy()[lines] = [drawn[place] for place in known]
-        elif known:
-            put_on_device(self._lines.fed, lines, tokens, known)
+        put(self._lines.fed, [self._requests[handles[place]].line for place in known], tokens, known)
 
     def forward(self, plan: Plan, hidden: Tensor | None = None) -> Tensor:
         """Run the stage's layers over a step.
@@ -280,17 +275,18 @@ class Stage:
             fed = self._sampler.lines.fed
         return Lines(tables, fed, prompts)
 
-    def _is_recorded(self, step: Step) -> bool:
+    def _is_recorded(self, plan: Plan) -> bool:
         if self._recorded is None:
             return False
-        if all(row.count == 1 and row.sample for row in step.rows):
+        rows = plan.step.rows
+        if all(row.count == 1 and row.sample for row in rows):
             return True
-        if step.tokens > self._recorded.chunk_tokens_max:
+        if plan.tokens > self._recorded.chunk_tokens_max:
             return False
-        # Of the last stage's, those that draw something and tell nothing of prompts.
-        rows = [(self._requests[row.handle], row) for row in step.rows if row.handle in self._requests]
-        is_telling = any(_prompt_targets(request, row) for request, row in rows)
-        return not self._model.shard.is_last or (any(row.sample for row in step.rows) and not is_telling)
+        if not self._model.shard.is_last:
+            return True
+        known = ((self._requests[row.handle], row) for row in rows if row.handle in self._requests)
+        return any(row.sample for row in rows) and not any(_prompt_targets(request, row) for request, row in known)
 
     def _say(self, plan: Plan) -> None:
         """What a recording is told of a step."""
