@@ -25,21 +25,25 @@ import time
 import orjson
 
 from orca.core import engine_pb2 as pb
+from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import encode
 from orca.worker import frames
-from orca.worker.frames import Beat, FrameSocket, Kind, Loaded
+from orca.worker.frames import Beat, Kind, Loaded
+from orca.worker.inbox import Inbox
+from orca.worker.master_link import MasterLink
 from orca.worker.progress import Progress
 
 _BEAT_S = 0.05
 
 
 def main() -> None:
-    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Kind)
     progress = Progress()
     threading.Thread(target=_beat, args=(link, progress), daemon=True).start()
     kind, payload = link.read() or (None, b"")
     assert kind is Kind.START
-    settings = orjson.loads(payload)["settings"]
+    start = orjson.loads(payload)
+    settings = start["settings"]
     script = settings["model"]
     if script == "refuse":
         link.write(encode(Kind.REFUSED, b"config.json says so"))
@@ -53,33 +57,50 @@ def main() -> None:
     loaded = Loaded(revision=settings["dtype"], max_model_len=64, weight_bytes=10, slots_possible=40)
     progress.at("idle", is_waiting=True)
     link.write(frames.encode_record(Kind.LOADED, loaded))
-    is_last = settings["stage"] == settings["stages"] - 1
+    answers = settings["stage"] == settings["stages"] - 1 and start["rank"] == 0
     joins = 0
     epoch = 0
-    while (frame := link.read()) is not None and frame[0] is not Kind.STOP:
+    inbox, master = Inbox(), None
+    threading.Thread(target=_read, args=(link, inbox), daemon=True).start()
+    while (frame := inbox.next())[0] is not Kind.STOP:
         kind, payload = frame
-        if kind is Kind.JOIN:
+        if kind is Kind.LINK:
+            master = MasterLink(link.take_socket(), *frames.decode_link(payload), inbox)
+            master.start()
+        elif kind is Kind.JOIN:
             joins += 1
             if script == "stuck" and joins > 1:
                 continue
             if script == "slow" and joins == 2:
                 time.sleep(2.0)
             epoch = orjson.loads(payload)["epoch"]
+            if master is not None:
+                master.close(f"epoch {epoch} begins")
+                master = None
             link.write(frames.encode_json(Kind.LEFT, epoch=epoch))
             link.write(frames.encode_json(Kind.JOINED, epoch=epoch))
         elif script == "hangs":
             progress.at("computes")
-        elif is_last and script != "mute":
+        elif answers and script != "mute":
             if script == "long":
                 _work(progress, 5.0)
             answer = b"\xff" if script == "garbles" else _answer(payload)
-            link.write(encode(Kind.RESULT, answer))
+            if master is None:
+                link.write(encode(Kind.RESULT, answer))
+            else:
+                master.send(answer)
             if script in ("broken", "raises"):
                 is_link = script == "broken"
                 link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))
 
 
-def _beat(link: FrameSocket, progress: Progress) -> None:
+def _read(link: FrameSocket[Kind], inbox: Inbox) -> None:
+    while (frame := link.read()) is not None:
+        inbox.put(frame)
+    os._exit(1)
+
+
+def _beat(link: FrameSocket[Kind], progress: Progress) -> None:
     while True:
         beat = Beat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
         link.write(frames.encode_record(Kind.BEAT, beat))

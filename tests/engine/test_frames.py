@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import FrameStream, encode
-from orca.worker.frames import Frame, FrameSocket, Kind
+from orca.worker.frames import Frame, Kind
 
 REFUSED = encode(Kind.REFUSED, b"config.json says so")
 STOP = encode(Kind.STOP, b"")
@@ -87,7 +88,7 @@ def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
         stream = FrameStream(ours, Kind)
         for payload in payloads:
             stream.write(encode(Kind.STEP, payload))
-        rank = FrameSocket(theirs)
+        rank = FrameSocket(theirs, Kind)
         return [await asyncio.to_thread(rank.read) for _ in payloads]
 
     assert run(session()) == [(Kind.STEP, payload) for payload in payloads]
@@ -117,3 +118,46 @@ def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: P
             await heard(FrameStream(ours, Kind))
 
     run(session())
+
+
+def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    one, other = socket.socketpair()
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
+        rank = FrameSocket(theirs, Kind)
+        reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
+        await stream.hand_over(encode(Kind.LINK, b"a link"), one)
+        one.close()
+        assert (await reading)[1] == (Kind.LINK, b"a link")
+        with rank.take_socket() as taken:
+            other.sendall(b"hello")
+            assert taken.recv(5) == b"hello"
+
+    with one, other:
+        run(session())
+
+
+def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(STOP + REFUSED + REFUSED[:7])
+
+    async def first() -> bytes:
+        stream = FrameStream(ours, Kind)
+        assert await anext(stream.frames()) == (Kind.STOP, b"")
+        return stream.stop()[1]
+
+    reader = FrameSocket(ours, Kind, run(first()))
+    theirs.sendall(REFUSED[7:])
+    assert [reader.read(), reader.read()] == [(Kind.REFUSED, b"config.json says so")] * 2
+    theirs.close()
+    assert reader.read() is None
+
+
+def test_a_reader_refuses_a_frame_that_is_too_long(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"\xff\xff\xff\xff\x03")
+    with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
+        FrameSocket(ours, Kind).read()

@@ -9,11 +9,12 @@ import torch
 from engine_builders import new_request
 
 from orca.core import wire
+from orca.core.frame_socket import FrameSocket
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
 from orca.worker.drawing import HostDrawn
 from orca.worker.executor import Executor
-from orca.worker.frames import FrameSocket, Kind
+from orca.worker.frames import Kind
 from orca.worker.inbox import EpochSteps, Inbox
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
@@ -108,7 +109,7 @@ def step_of(tokens: int, epoch: int = 1) -> bytes:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(frames.encode_step(0, wire.step_to_wire(step).SerializeToString()))
-        frame = FrameSocket(ours).read()
+        frame = FrameSocket(ours, Kind).read()
     assert frame is not None
     return frame[1]
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -29,10 +31,10 @@ def step(number: int, epoch: int = 1) -> pb.StepMessage:
     return pb.StepMessage(epoch=pb.Epoch(number=epoch, holder="test"), number=number, rows=[row])
 
 
-@pytest.fixture
-async def stage(start_controllers: StartControllers) -> AsyncIterator[StageClient]:
-    """A stage that has joined epoch 1."""
-    client = StageClient(await start_controllers("plain"))
+@pytest.fixture(params=[1, 2], ids=["one rank", "two ranks"])
+async def stage(start_controllers: StartControllers, request: pytest.FixtureRequest) -> AsyncIterator[StageClient]:
+    """A stage that has joined epoch 1. A single rank serves masters by itself; for several the controller does."""
+    client = StageClient(await start_controllers("plain", tensor=request.param))
     await client.loaded()
     await client.join(1)
     yield client
@@ -121,6 +123,29 @@ async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to
     assert (await anext(other.frames()))[0] is Kind.RESULT
 
 
+@pytest.mark.parametrize(("number", "last"), [(1, 1), (3, 1)], ids=["repeated", "behind a gap"])
+@pytest.mark.parametrize("stage", [1], indirect=True)
+async def test_a_rank_takes_no_step_but_the_next_one(open_to: Open, number: int, last: int) -> None:
+    link = await open_to()
+    send(link, step(1))
+    send(link, step(number))
+    frames = [frame for frame in await heard(link) if frame[0] is Kind.OVER]
+    assert frames == [(Kind.OVER, f"did not take step {number}: the last one was {last}".encode())]
+
+
+async def test_a_newer_epoch_ends_the_links_of_the_one_before(stage: StageClient, open_to: Open) -> None:
+    link = await open_to()
+    send(link, step(1))
+    frames = link.frames()
+    assert (await anext(frames))[0] is Kind.RESULT
+    await stage.join(2)
+    assert await anext(frames) == (Kind.OVER, b"epoch 2 begins")
+    other = await open_to(pb.Epoch(number=2, holder="test"))
+    send(other, step(1, epoch=2))
+    assert (await anext(other.frames()))[0] is Kind.RESULT
+
+
+@pytest.mark.parametrize("stage", [2], indirect=True)
 async def test_results_that_came_before_the_end_of_the_epoch_are_heard_before_its_reason(
     stage: StageClient, open_to: Open
 ) -> None:
@@ -204,6 +229,19 @@ async def test_a_link_that_ends_without_a_word_ends_the_epoch(
     await engine.form(Epoch(1, "test"))
     assert "stage 0: its local link ended" in str(await error_of(next_result(engine)))
     assert links
+
+
+async def test_a_rank_that_is_killed_ends_the_epoch_with_its_controllers_word(
+    start_controllers: StartControllers, start_engine: StartEngine
+) -> None:
+    [controller] = await start_controllers("mute")
+    engine = start_engine([controller.address])
+    await engine.form(Epoch(1, "test"))
+    await engine.submit(_core_step())
+    [pid] = controller.rank_pids
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert "rank 0 ended with status -9" in str(await error_of(next_result(engine)))
 
 
 def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Callable[..., Any]) -> None:

@@ -15,10 +15,12 @@ from engine_builders import new_request
 
 from orca.core import engine_pb2 as pb
 from orca.core import wire
+from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import encode
+from orca.core.local_link import Kind as LinkKind
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
-from orca.worker.frames import FrameSocket, JoinOrder, Kind
+from orca.worker.frames import JoinOrder, Kind
 from orca.worker.rank_process import RANK_COMMAND
 from orca.worker.settings import WorkerSettings
 
@@ -26,14 +28,14 @@ BLOCK_TOKENS = 4
 
 
 @contextmanager
-def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket]:
+def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket[Kind]]:
     """The controller's end of the only rank of a group, which has loaded its weights."""
     ours, theirs = socket.socketpair()
     with theirs, log.open("wb") as output:
         command = [*RANK_COMMAND, str(theirs.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stderr=output)
-    link = FrameSocket(ours)
+    link = FrameSocket(ours, Kind)
     link.write(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=0))
     try:
         assert said(link)[0] is Kind.LOADED, log.read_text()
@@ -47,12 +49,12 @@ def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket]:
 
 
 @pytest.fixture
-def rank(tiny_model: Path, tmp_path: Path) -> Iterator[FrameSocket]:
+def rank(tiny_model: Path, tmp_path: Path) -> Iterator[FrameSocket[Kind]]:
     with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1), tmp_path / "rank.log") as link:
         yield link
 
 
-def said(link: FrameSocket) -> tuple[Kind, Any]:
+def said(link: FrameSocket[Kind]) -> tuple[Kind, Any]:
     """The rank's next frame that is no heartbeat."""
     while True:
         frame = link.read()
@@ -64,7 +66,7 @@ def said(link: FrameSocket) -> tuple[Kind, Any]:
             return kind, orjson.loads(payload)
 
 
-def join(link: FrameSocket, epoch: int) -> None:
+def join(link: FrameSocket[Kind], epoch: int) -> None:
     order = JoinOrder(
         epoch=epoch,
         prefix=f"{epoch}/",
@@ -77,19 +79,67 @@ def join(link: FrameSocket, epoch: int) -> None:
     link.write(frames.encode_record(Kind.JOIN, order))
 
 
-def run(link: FrameSocket, epoch: int) -> None:
-    row = Row(handle=1, start=0, count=3, sample=True)
+def run(link: FrameSocket[Kind], epoch: int) -> None:
+    link.write(frames.encode_step(0, step_of(epoch, handle=1)))
+
+
+def step_of(epoch: int, handle: int) -> bytes:
+    """The first step of an epoch, which brings request 1 and runs this one."""
+    row = Row(handle=handle, start=0, count=3, sample=True)
     step = Step(epoch=Epoch(epoch, "test"), number=1, new=(new_request(1, (5, 6, 7), 2),), rows=(row,))
-    link.write(frames.encode_step(0, wire.step_to_wire(step).SerializeToString()))
+    return wire.step_to_wire(step).SerializeToString()
 
 
-def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket) -> None:
+@contextmanager
+def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkKind]]:
+    """A master whose link is handed to the rank."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            # The controller's end of this link is a FrameSocket here, which hands nothing over.
+            socket.send_fds(link._connection, [frames.encode_link(epoch, b"")], [theirs.fileno()])
+        yield FrameSocket(ours, LinkKind)
+
+
+def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]) -> None:
     join(rank, 2)
     assert [said(rank), said(rank)] == [(Kind.LEFT, {"epoch": 2}), (Kind.JOINED, {"epoch": 2})]
     join(rank, 1)
     run(rank, epoch=2)
     kind, result = said(rank)
     assert (kind, result.epoch.number, len(result.sampled)) == (Kind.RESULT, 2, 1)
+
+
+def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(rank: FrameSocket[Kind]) -> None:
+    join(rank, 1)
+    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    with master_of(rank, epoch=1) as master:
+        master.write(encode(LinkKind.STEP, step_of(1, handle=1)))
+        kind, result = heard_by(master)
+        assert kind is LinkKind.RESULT
+        assert len(pb.ResultMessage.FromString(result).sampled) == 1
+        join(rank, 2)
+        assert heard_by(master) == (LinkKind.OVER, b"epoch 2 begins")
+        assert master.read() is None
+    with master_of(rank, epoch=1) as late:
+        assert late.read() is None
+
+
+def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(rank: FrameSocket[Kind]) -> None:
+    join(rank, 1)
+    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    with master_of(rank, epoch=1) as master:
+        master.write(encode(LinkKind.STEP, step_of(1, handle=7)))
+        kind, reason = heard_by(master)
+    assert kind is LinkKind.OVER
+    assert b"rank 0: step 1" in reason
+    assert said(rank)[0] is Kind.BROKEN
+
+
+def heard_by(master: FrameSocket[LinkKind]) -> tuple[LinkKind, bytes]:
+    frame = master.read()
+    assert frame is not None
+    return frame
 
 
 def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(

@@ -71,6 +71,22 @@ class FrameStream(Generic[K]):
             self._unsent += frame[sent:]
             self._loop.add_writer(self._connection, self._send_rest)
 
+    async def hand_over(self, frame: bytes, connection: socket.socket) -> None:
+        """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
+
+        Raises: OSError when the peer is gone, or so far behind that not even the frame's first byte finds room.
+        """
+        await self.flush()
+        sent = socket.send_fds(self._connection, [frame], [connection.fileno()])
+        if sent < len(frame):
+            self._unsent += frame[sent:]
+            self._loop.add_writer(self._connection, self._send_rest)
+
+    def stop(self) -> tuple[socket.socket, bytes]:
+        """Read no more. Returns: the socket, still to be closed by close(), and what has arrived and was not taken."""
+        self._stop_reading()
+        return self._connection, bytes(self._arrived)
+
     async def flush(self) -> None:
         """Wait until all is sent, or the peer gone."""
         while self._unsent:

@@ -115,16 +115,20 @@ class EngineLife:
             self._fail(f"stage 0 {error}")
 
     async def _read_link(self, stage: int, link: LocalLink) -> None:
-        """Take a stage's results from its local link, which ends only with the epoch or with the stage's process."""
-        detail = "its local link ended"
+        """Take a stage's results from its local link, which ends only with the epoch or with a process of the stage."""
         async with contextlib.aclosing(link.frames()) as frames:
             async for kind, payload in frames:
                 if kind is Kind.OVER:
-                    detail = payload.decode(errors="replace")
-                    break
+                    self._fail(f"stage {stage}: {payload.decode(errors='replace')}")
+                    return
                 if kind is Kind.RESULT:
                     self._take(pb.ResultMessage.FromString(payload))
-        self._fail(f"stage {stage}: {detail}")
+        self._spawn(self._fail_untold(stage))
+
+    async def _fail_untold(self, stage: int) -> None:
+        """A link ended without a word, as that of a rank does which was killed: its controller can say why."""
+        await asyncio.sleep(_CAUSE_S)
+        self._fail(f"stage {stage}: its local link ended")
 
     async def _read(self, stage: int) -> None:
         """Read a stage's result stream: the last one sends results, the others say only when they fail."""

@@ -19,6 +19,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import links, wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, OrcaError
+from orca.core.local_link import LocalLink
 from orca.core.step import Epoch
 from orca.worker import frames
 from orca.worker.cause import Cause
@@ -89,7 +90,8 @@ class Controller:
             raise OSError(f"cannot listen on {self._settings.listen}") from error
         await self._server.start()
         try:
-            self._local = LocalMasters(self._take_step, self._results_of)
+            is_one_rank = self._settings.stages == self._settings.tensor == 1
+            self._local = LocalMasters(self._take_step, self._results_of, self._hand_on if is_one_rank else None)
         except OSError as error:
             log.warning("this machine has no local links, steps come by gRPC: %s", error)
         self.address = f"{self._settings.listen.rpartition(':')[0]}:{port}"
@@ -244,6 +246,13 @@ class Controller:
         if self._current.epoch != epoch:
             raise EngineError(f"this stage is in epoch {self._current.epoch.number}, not {epoch.number}")
         return self._current.results
+
+    async def _hand_on(self, epoch: Epoch, link: LocalLink) -> None:
+        """Let the only rank serve a master by itself. Raises: EngineError when the epoch is over, OSError."""
+        if self._current.epoch != epoch or not self._ranks:
+            raise EngineError(f"epoch {epoch.number} is over here")
+        self._current.require_alive()
+        await self._ranks[0].hand_over(epoch.number, link)
 
     def _loaded(self) -> list[Loaded]:
         """What the ranks hold that have their weights; fewer than `tensor` while one loads or is started again."""

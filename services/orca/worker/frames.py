@@ -6,16 +6,14 @@ side converts them twice.
 
 import dataclasses
 import enum
-import socket
 import struct
-import threading
 from typing import Any
 
 import orjson
 
-from orca.core.frame_stream import HEADER, encode
+from orca.core.frame_stream import encode
 
-_STEP = struct.Struct("<q")
+_NUMBER = struct.Struct("<q")
 
 
 class Kind(enum.IntEnum):
@@ -26,6 +24,8 @@ class Kind(enum.IntEnum):
     JOIN = 2  # JSON: JoinOrder; leave the present epoch now, then form this one
     STEP = 3  # i64 received_ns, then StepMessage bytes
     STOP = 4  # empty: end the process cleanly
+    # i64 epoch, then what was read of the link: one of a master (master_link.py), whose socket comes with the frame.
+    LINK = 5
     # Rank to controller.
     LOADED = 12  # JSON: Loaded
     REFUSED = 13  # text: the model or a setting cannot be served, a restart would not help
@@ -85,32 +85,23 @@ def encode_record(kind: Kind, record: JoinOrder | Loaded | Beat) -> bytes:
 
 
 def encode_step(received_ns: int, message: bytes) -> bytes:
-    return encode(Kind.STEP, _STEP.pack(received_ns) + message)
+    return encode(Kind.STEP, received(received_ns, message))
+
+
+def received(received_ns: int, message: bytes) -> bytes:
+    """The payload of a STEP frame."""
+    return _NUMBER.pack(received_ns) + message
 
 
 def decode_step(payload: bytes) -> tuple[int, bytes]:
     """received_ns and the StepMessage bytes of a STEP frame."""
-    return _STEP.unpack_from(payload)[0], payload[_STEP.size :]
+    return _NUMBER.unpack_from(payload)[0], payload[_NUMBER.size :]
 
 
-class FrameSocket:
-    """The rank's end: blocking reads by one thread, whole-frame writes by any."""
+def encode_link(epoch: int, arrived: bytes) -> bytes:
+    return encode(Kind.LINK, _NUMBER.pack(epoch) + arrived)
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
-        self._connection = connection
-        self._file = connection.makefile("rb")
-        self._write_lock = threading.Lock()
 
-    def read(self) -> Frame | None:
-        """The next frame; None when the controller is gone."""
-        header = self._file.read(HEADER.size)
-        if len(header) < HEADER.size:
-            return None
-        size, kind = HEADER.unpack(header)
-        payload = self._file.read(size)
-        return (Kind(kind), payload) if len(payload) == size else None
-
-    def write(self, frame: bytes) -> None:
-        with self._write_lock:
-            self._connection.sendall(frame)
+def decode_link(payload: bytes) -> tuple[int, bytes]:
+    """Of a LINK frame: the epoch, and what was read of the link already."""
+    return _NUMBER.unpack_from(payload)[0], payload[_NUMBER.size :]

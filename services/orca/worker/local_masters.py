@@ -1,4 +1,8 @@
-"""Masters on this machine, each served over its local link: steps in, the results of its epoch out."""
+"""Masters on this machine, each served over its local link: steps in, the results of its epoch out.
+
+Where the stage is a single rank, that serves them itself (master_link.py), once it was heard here who they are: the way
+through this process would be two of four hops of a token, and a fiftieth of what one of a small model takes in all.
+"""
 
 import asyncio
 import contextlib
@@ -32,15 +36,19 @@ class LocalMasters:
         self,
         take_step: Callable[[pb.StepMessage, bytes, float], Awaitable[Verdict]],
         results_of: Callable[[Epoch], ResultLog],
+        hand_on: Callable[[Epoch, LocalLink], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             take_step: starts a step in its turn; gets its message, that message's bytes and how long it may wait.
             results_of: the results of an epoch. Raises: EngineError when the stage is in another one.
+            hand_on: hands a link of an epoch that the stage is in on to who serves it; None: it is served here.
+                Raises: EngineError when the epoch is over, OSError when nobody takes the link.
         Raises: OSError when the machine has no such sockets.
         """
         self._take_step = take_step
         self._results_of = results_of
+        self._hand_on = hand_on
         self._door = Door(self._on_link)
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -71,8 +79,12 @@ class LocalMasters:
         """Until the master is gone or its epoch is over; a master that errs is told so, and hung up on."""
         frames = link.frames()
         try:
-            epoch = await self._door.hello(link, frames, _HELLO_S)
-            await self._serve(link, frames, self._results_of(wire.epoch_from_wire(epoch)))
+            epoch = wire.epoch_from_wire(await self._door.hello(link, frames, _HELLO_S))
+            results = self._results_of(epoch)
+            if self._hand_on is None:
+                await self._serve(link, frames, results)
+            else:
+                await self._hand_on(epoch, link)
         except PermissionError as error:
             log.warning("a local link was refused: %s", error)
         except EngineError as error:

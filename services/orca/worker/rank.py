@@ -26,15 +26,17 @@ from torch import Tensor
 from orca.core import wire
 from orca.core.certificates import Certificates
 from orca.core.errors import EngineError, ModelError, SettingError
+from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import encode
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
 from orca.kernels.device import Kernels, kernels_of
 from orca.worker import frames
 from orca.worker.executor import Executor, IterationLog
-from orca.worker.frames import Beat, FrameSocket, JoinOrder, Kind, Loaded
+from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.inbox import EpochSteps, Inbox
+from orca.worker.master_link import MasterLink
 from orca.worker.memory import slots_possible
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
@@ -53,7 +55,9 @@ _START = b"ORCA_RANK_START"
 class Rank:
     """The process's main loop."""
 
-    def __init__(self, frame_socket: FrameSocket, settings: WorkerSettings, rank: int, progress: Progress) -> None:
+    def __init__(
+        self, frame_socket: FrameSocket[Kind], settings: WorkerSettings, rank: int, progress: Progress
+    ) -> None:
         self._socket = frame_socket
         self._settings = settings
         self._shard = Shard(stage=settings.stage, stages=settings.stages, rank=rank, tensor=settings.tensor)
@@ -67,6 +71,7 @@ class Rank:
         self._groups: Groups | None = None
         self._steps: EpochSteps | None = None
         self._stage: Stage | None = None
+        self._master: MasterLink | None = None  # for the newest epoch; None: the controller passes steps and results on
         path = settings.iteration_log
         self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
 
@@ -137,9 +142,16 @@ class Rank:
         assert self._steps is not None
         try:
             for result in self._steps.run_next():
-                self._socket.write(encode(Kind.RESULT, wire.result_to_wire(result).SerializeToString()))
+                self._answer(wire.result_to_wire(result).SerializeToString())
         except Exception as error:
             self._break(error)
+
+    def _answer(self, result: bytes) -> None:
+        master = self._master
+        if master is None:
+            self._socket.write(encode(Kind.RESULT, result))
+        else:
+            master.send(result)
 
     @property
     def _is_leaving(self) -> bool:
@@ -236,6 +248,8 @@ class Rank:
         self._progress.at("broken", is_waiting=True)
         if not is_wanted:
             self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {reason}", is_link=is_link)
+            # Behind the word to the controller, which the master will ask for the cause.
+            self._hang_up(f"rank {self._shard.rank}: {doing}: {reason}")
 
     def _read(self) -> None:
         """Reader thread: frames into the inbox; what cannot wait for the main thread is done here."""
@@ -245,14 +259,35 @@ class Rank:
                 # The controller is gone. Without it nobody can reach or restart this process.
                 os._exit(1)
             kind, payload = frame
+            if kind is Kind.LINK:
+                self._take_link(*frames.decode_link(payload))
+                continue
             if kind is Kind.JOIN:
                 self._hear_of(int(orjson.loads(payload)["epoch"]))
+            elif kind is Kind.STOP:
+                self._hang_up("the stage stops")
             self._inbox.put(frame)
+
+    def _take_link(self, epoch: int, arrived: bytes) -> None:
+        connection = self._socket.take_socket()
+        if epoch != self._newest_epoch:
+            connection.close()  # it came late
+            return
+        self._hang_up("another link has its place")
+        self._master = MasterLink(connection, epoch, arrived, self._inbox)
+        self._master.start()
+
+    def _hang_up(self, reason: str) -> None:
+        """On the master, if it has a link. Wakes the main thread where that waits for it to read."""
+        master, self._master = self._master, None
+        if master is not None:
+            master.close(reason)
 
     def _hear_of(self, epoch: int) -> None:
         if epoch <= self._newest_epoch:
             return  # the order came late, behind that of a newer epoch
         self._newest_epoch = epoch
+        self._hang_up(f"epoch {epoch} begins")
         store = self._store
         if store is not None:
             store.close()  # wakes the main thread if it is still forming an older epoch
@@ -299,7 +334,7 @@ def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
 def main(argv: Sequence[str]) -> None:
     """Entry of the process. Args: argv: the number of the inherited socket."""
     descriptor = int(argv[0])
-    frame_socket = FrameSocket(socket.socket(fileno=descriptor))
+    frame_socket = FrameSocket(socket.socket(fileno=descriptor), Kind)
     again = os.environb.pop(_START, None)
     said = again or _first_word(frame_socket)
     start = orjson.loads(said)
@@ -334,7 +369,7 @@ def main(argv: Sequence[str]) -> None:
     os._exit(status)
 
 
-def _first_word(frame_socket: FrameSocket) -> bytes:
+def _first_word(frame_socket: FrameSocket[Kind]) -> bytes:
     first = frame_socket.read()
     if first is None or first[0] is not Kind.START:
         os._exit(1)

@@ -15,6 +15,7 @@ import orjson
 from orca.core.errors import EngineError
 from orca.core.frame_stream import FrameStream, encode
 from orca.core.leash import leashed
+from orca.core.local_link import LocalLink
 from orca.core.processor_time import processor_time_s
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
@@ -121,6 +122,13 @@ class RankProcess:
         """Hand a frame over. Steps are small and few are in flight, so nothing waits for the socket to drain."""
         if self._link is not None:
             self._link.write(frame)
+
+    async def hand_over(self, epoch: int, link: LocalLink) -> None:
+        """Let the rank serve a master's link by itself. Raises: OSError when it does not take it."""
+        if self._link is None:
+            raise OSError("the rank has not begun")
+        connection, arrived = link.stop()
+        await self._link.hand_over(frames.encode_link(epoch, arrived), connection)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""

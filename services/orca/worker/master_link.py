@@ -1,0 +1,76 @@
+"""The master's local link to a rank that is a whole stage: steps in, results out, and no process in between.
+
+The stage's controller has heard who is there (local_masters.py) and hands the socket on. It still forms and ends the
+epoch, watches the rank and tells the master by gRPC why the epoch is over.
+"""
+
+import logging
+import socket
+import threading
+import time
+
+from google.protobuf.message import DecodeError
+
+from orca.core import engine_pb2 as pb
+from orca.core.errors import EngineError
+from orca.core.frame_socket import FrameSocket
+from orca.core.frame_stream import encode
+from orca.core.local_link import Kind as LinkKind
+from orca.worker import frames
+from orca.worker.frames import Kind
+from orca.worker.inbox import Inbox
+
+log = logging.getLogger(__name__)
+
+
+class MasterLink:
+    """The rank's end, for one epoch. A thread of its own reads it, until either side ends it."""
+
+    def __init__(self, connection: socket.socket, epoch: int, arrived: bytes, inbox: Inbox) -> None:
+        """
+        Args:
+            arrived: what was read of it behind its first frame.
+            inbox: gets the steps.
+        """
+        self._frames = FrameSocket(connection, LinkKind, arrived)
+        self._epoch = epoch
+        self._last = 0  # number of the newest step
+        self._inbox = inbox
+
+    def start(self) -> None:
+        """Take steps. Once the link is known to who answers them."""
+        threading.Thread(target=self._read, name="master-link", daemon=True).start()
+
+    def send(self, result: bytes) -> None:
+        """ResultMessage bytes. A master that is gone gets none; one that does not read is waited for."""
+        try:
+            self._frames.write(encode(LinkKind.RESULT, result))
+        except OSError:
+            log.debug("a result found its master gone")
+
+    def close(self, reason: str = "") -> None:
+        """Take no more steps, and say why. Wakes who waits in `send`; safe from any thread, and more than once."""
+        self._frames.close(encode(LinkKind.OVER, reason.encode()) if reason else b"")
+
+    def _read(self) -> None:
+        try:
+            while (frame := self._frames.read()) is not None:
+                received_ns = time.monotonic_ns()
+                self._check(*frame)
+                self._inbox.put((Kind.STEP, frames.received(received_ns, frame[1])))
+        except EngineError as error:
+            self.close(str(error))
+        except (ValueError, DecodeError) as error:
+            log.warning("a local link was not understood", extra={"detail": str(error)})
+            self.close()
+
+    def _check(self, kind: LinkKind, message: bytes) -> None:
+        """Raises: EngineError for a step that is not the epoch's next (protocol: stage), ValueError, DecodeError."""
+        if kind is not LinkKind.STEP:
+            raise ValueError(f"{kind.name} behind the first frame")
+        step = pb.StepMessage.FromString(message)
+        if step.epoch.number != self._epoch:
+            raise EngineError(f"did not take step {step.number}: epoch {step.epoch.number} is over here")
+        if step.number != self._last + 1:
+            raise EngineError(f"did not take step {step.number}: the last one was {self._last}")
+        self._last = step.number

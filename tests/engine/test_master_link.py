@@ -1,0 +1,80 @@
+"""worker.master_link: what a rank that is a whole stage hears from its master, and how either of them goes."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from orca.core import engine_pb2 as pb
+from orca.core.frame_socket import FrameSocket
+from orca.core.frame_stream import encode
+from orca.core.local_link import Kind as LinkKind
+from orca.worker import frames
+from orca.worker.frames import Kind
+from orca.worker.inbox import Inbox
+from orca.worker.master_link import MasterLink
+
+STEP = pb.StepMessage(epoch=pb.Epoch(number=1, holder="test"), number=1).SerializeToString()
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+@pytest.fixture
+def ends(inbox: Inbox) -> Iterator[tuple[FrameSocket[LinkKind], MasterLink]]:
+    """The master's and the rank's."""
+    ours, theirs = socket.socketpair()
+    link = MasterLink(theirs, 1, b"", inbox)
+    link.start()
+    master = FrameSocket(ours, LinkKind)
+    yield master, link
+    link.close()
+    master.close()
+
+
+Ends = tuple[FrameSocket[LinkKind], MasterLink]
+
+
+def test_steps_come_with_their_time_and_results_go_back(ends: Ends, inbox: Inbox) -> None:
+    master, link = ends
+    master.write(encode(LinkKind.STEP, STEP))
+    kind, payload = inbox.next()
+    received_ns, message = frames.decode_step(payload)
+    assert (kind, message) == (Kind.STEP, STEP)
+    assert received_ns > 0
+    link.send(b"a result")
+    assert master.read() == (LinkKind.RESULT, b"a result")
+
+
+def test_what_was_read_before_the_link_was_handed_on_is_heard_first(inbox: Inbox) -> None:
+    ours, theirs = socket.socketpair()
+    whole = encode(LinkKind.STEP, STEP)
+    link = MasterLink(theirs, 1, whole[:9], inbox)
+    link.start()
+    with ours:
+        ours.sendall(whole[9:])
+        assert frames.decode_step(inbox.next()[1])[1] == STEP
+        link.close()
+
+
+def test_who_waits_for_a_master_that_does_not_read_is_woken_by_the_end(ends: Ends) -> None:
+    _, link = ends
+    sending = threading.Thread(target=link.send, args=(bytes(50_000_000),))
+    sending.start()
+    sending.join(0.2)
+    assert sending.is_alive()
+    link.close("epoch 2 begins")
+    sending.join(20)
+    assert not sending.is_alive()
+
+
+def test_a_result_for_a_master_that_is_gone_is_dropped_and_so_is_a_second_end(ends: Ends) -> None:
+    master, link = ends
+    master.close()
+    link.send(b"a result")
+    link.close("epoch 2 begins")
+    link.close("epoch 3 begins")
+    link.send(b"a result")
