@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.cli.bench.peers.compare import Contest
+from orca.cli.bench.peers.compare import Contest, systems
 from orca.cli.bench.peers.judgement import Judgement
 from orca.cli.bench.peers.memory import Held, Peak
 from orca.cli.bench.peers.standing import CONTINUOUS, ENGINE, ORCA, STATIC, Latencies, Ran, Standing
@@ -74,6 +74,14 @@ def test_with_a_rate_the_table_shows_medians_of_latencies_and_what_orca_takes() 
     assert table[2].split()[2:10] == ["100.0", "100.0", "0.50", "x", "200.0", "200.0", "0.25", "x"]
     assert table[3].split()[3:7] == ["50.0", "50.0", "50.0", "50.0"]
     assert table[4].startswith("transformers takes no part")
+
+
+@pytest.mark.parametrize(("rate", "only_judges"), [(2.0, False), (None, True), (2.0, True)])
+def test_transformers_takes_no_part_where_requests_come_one_by_one_or_it_only_judges(
+    rate: float | None, only_judges: bool
+) -> None:
+    assert list(systems(replace(contest(rate=rate), only_judges=only_judges))) == [ENGINE, ORCA]
+    assert list(systems(contest())) == [STATIC, CONTINUOUS, ENGINE, ORCA]
 
 
 def test_memory_is_the_most_of_all_rounds_per_process_and_for_ranks_beside_what_they_hold() -> None:

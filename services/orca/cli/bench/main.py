@@ -153,6 +153,7 @@ def _add_peers_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive(int), default=16, metavar="N", help="of every system (%(default)s)")
     add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
+    add("--judge-only", action="store_true", help="transformers judges and takes no part, as with --rate")
     add("--openvino", type=program, metavar="PYTHON", help="of an environment that has peers/openvino.txt (none)")
     add("--vllm", type=program, metavar="PYTHON", help="of an environment that has peers/vllm.txt (none)")
     add_trace_options(parser, preset="small", requests=128)
@@ -349,6 +350,7 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             folder=Path(folder),
             openvino=options.openvino,
             vllm=options.vllm,
+            only_judges=options.judge_only,
         )
         standings = compare.compare(contest, _progress)
         print("\n".join(table.lines(contest, standings)))

