@@ -37,7 +37,7 @@ _BEAT_S = 0.05
 
 
 def main() -> None:
-    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Kind)
+    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Kind, takes_sockets=True)
     progress = Progress()
     threading.Thread(target=_beat, args=(link, progress), daemon=True).start()
     kind, payload = link.read() or (None, b"")
@@ -75,7 +75,7 @@ def main() -> None:
                 time.sleep(2.0)
             epoch = orjson.loads(payload)["epoch"]
             if master is not None:
-                master.close(f"epoch {epoch} begins")
+                master.end(f"epoch {epoch} begins")
                 master = None
             link.write(frames.encode_json(Kind.LEFT, epoch=epoch))
             link.write(frames.encode_json(Kind.JOINED, epoch=epoch))
@@ -92,6 +92,8 @@ def main() -> None:
             if script in ("broken", "raises"):
                 is_link = script == "broken"
                 link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))
+                if master is not None:
+                    master.end("rank 0: the link tore")
 
 
 def _read(link: FrameSocket[Kind], inbox: Inbox) -> None:

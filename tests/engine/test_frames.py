@@ -127,14 +127,17 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(run: Callab
     async def session() -> None:
         stream = FrameStream(ours, Kind)
         stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
-        rank = FrameSocket(theirs, Kind)
+        rank = FrameSocket(theirs, Kind, takes_sockets=True)
         reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
-        await stream.hand_over(encode(Kind.LINK, b"a link"), one)
+        await stream.write_with(encode(Kind.LINK, b"a link"), one)
         one.close()
         assert (await reading)[1] == (Kind.LINK, b"a link")
         with rank.take_socket() as taken:
             other.sendall(b"hello")
             assert taken.recv(5) == b"hello"
+            assert not taken.get_inheritable()
+        with pytest.raises(OSError, match="no descriptor left"):
+            rank.take_socket()
 
     with one, other:
         run(session())
@@ -149,7 +152,7 @@ def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any
         assert await anext(stream.frames()) == (Kind.STOP, b"")
         return stream.stop()[1]
 
-    reader = FrameSocket(ours, Kind, run(first()))
+    reader = FrameSocket(ours, Kind, arrived=run(first()))
     theirs.sendall(REFUSED[7:])
     assert [reader.read(), reader.read()] == [(Kind.REFUSED, b"config.json says so")] * 2
     theirs.close()
@@ -160,4 +163,19 @@ def test_a_reader_refuses_a_frame_that_is_too_long(pair: Pair) -> None:
     ours, theirs = pair
     theirs.sendall(b"\xff\xff\xff\xff\x03")
     with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
-        FrameSocket(ours, Kind).read()
+        FrameSocket(ours, Kind, frame_bytes_max=1 << 20).read()
+
+
+def test_who_waits_for_a_peer_that_does_not_read_is_woken_by_the_end(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(5_000_000)))
+        handing = asyncio.create_task(stream.write_with(STOP, theirs))
+        await asyncio.sleep(0)
+        stream.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await asyncio.wait_for(handing, 20)
+
+    run(session())

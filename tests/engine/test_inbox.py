@@ -9,6 +9,7 @@ import torch
 from engine_builders import new_request
 
 from orca.core import wire
+from orca.core.errors import EngineError
 from orca.core.frame_socket import FrameSocket
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
@@ -26,11 +27,12 @@ class Link:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.draws_later = False
+        self.torn: set[int] = set()  # tokens of steps whose receive fails
         self.on_send: dict[int, Callable[[], None]] = {}
         self.on_look: Callable[[], None] = lambda: None
 
     def receive_hidden(self, tokens: int) -> "Link":
-        if tokens > 9:
+        if tokens in self.torn:
             raise RuntimeError("the link is gone")
         self.calls.append(f"post {tokens}")
         return self
@@ -142,11 +144,20 @@ def test_a_step_of_another_epoch_is_passed_over(link: Link, steps: EpochSteps) -
     assert link.calls == []
 
 
+def test_a_step_that_comes_again_is_passed_over_and_one_behind_a_gap_refused(link: Link, steps: EpochSteps) -> None:
+    for number in (1, 2, 1, 2):
+        steps.take(step_of(number))
+    assert link.calls == ["post 1", "post 2"]
+    with pytest.raises(EngineError, match="step 4 came after step 2"):
+        steps.take(step_of(4))
+
+
 def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
+    link.torn = {2}
     steps.take(step_of(1))
-    inbox.put((Kind.STEP, step_of(10)))
+    inbox.put((Kind.STEP, step_of(2)))
     with pytest.raises(RuntimeError, match="the link is gone"):
         list(steps.run_next())
     assert link.calls == ["post 1"]

@@ -79,21 +79,29 @@ async def test_a_step_is_answered_by_its_result(open_to: Open) -> None:
     assert [(result.number, result.sampled[0].token) for result in results] == [(1, 1), (2, 2)]
 
 
-async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run(
-    stage: StageClient, open_to: Open
-) -> None:
+async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run(open_to: Open) -> None:
     link = await open_to(key="guessed")
     send(link, step(1))
     assert await heard(link) == []
-    assert (await stage.status()).last_step == 0
+    await _assert_that_no_step_ran(open_to)
 
 
-async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient) -> None:
+async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient, open_to: Open) -> None:
     reader, writer = await _connected((await stage.status()).local)
     writer.write(encode(Kind.STEP, step(1).SerializeToString()))
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
-    assert (await stage.status()).last_step == 0
+    await _assert_that_no_step_ran(open_to)
+
+
+async def _assert_that_no_step_ran(open_to: Open) -> None:
+    """A scripted rank draws the number of its step, whatever that is."""
+    link = await open_to()
+    send(link, step(1))
+    send(link, step(2))
+    frames = link.frames()
+    results = [pb.ResultMessage.FromString((await anext(frames))[1]) for _ in range(2)]
+    assert [result.number for result in results] == [1, 2]
 
 
 async def test_a_link_for_another_epoch_is_told_which_one_the_stage_is_in(open_to: Open) -> None:
@@ -123,14 +131,26 @@ async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to
     assert (await anext(other.frames()))[0] is Kind.RESULT
 
 
-@pytest.mark.parametrize(("number", "last"), [(1, 1), (3, 1)], ids=["repeated", "behind a gap"])
-@pytest.mark.parametrize("stage", [1], indirect=True)
-async def test_a_rank_takes_no_step_but_the_next_one(open_to: Open, number: int, last: int) -> None:
-    link = await open_to()
-    send(link, step(1))
-    send(link, step(number))
-    frames = [frame for frame in await heard(link) if frame[0] is Kind.OVER]
-    assert frames == [(Kind.OVER, f"did not take step {number}: the last one was {last}".encode())]
+async def test_a_link_to_a_rank_that_has_died_is_told_how(start_controllers: StartControllers) -> None:
+    [controller] = await start_controllers("plain")
+    client = StageClient([controller])
+    await client.loaded()
+    await client.join(1)
+    [pid] = controller.rank_pids
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: _has_failed(client))
+    link = open_link((await client.status()).local, EPOCH)
+    assert link is not None
+    [(kind, reason)] = await heard(link)
+    assert kind is Kind.OVER
+    assert b"rank 0 ended with status -9" in reason
+    link.close()
+    await client.close()
+
+
+async def _has_failed(stage: StageClient) -> bool:
+    return bool("ended with status" in (await stage.status()).detail)
 
 
 async def test_a_newer_epoch_ends_the_links_of_the_one_before(stage: StageClient, open_to: Open) -> None:

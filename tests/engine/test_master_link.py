@@ -31,7 +31,7 @@ def ends(inbox: Inbox) -> Iterator[tuple[FrameSocket[LinkKind], MasterLink]]:
     link.start()
     master = FrameSocket(ours, LinkKind)
     yield master, link
-    link.close()
+    link.end()
     master.close()
 
 
@@ -57,7 +57,7 @@ def test_what_was_read_before_the_link_was_handed_on_is_heard_first(inbox: Inbox
     with ours:
         ours.sendall(whole[9:])
         assert frames.decode_step(inbox.next()[1])[1] == STEP
-        link.close()
+        link.end()
 
 
 def test_who_waits_for_a_master_that_does_not_read_is_woken_by_the_end(ends: Ends) -> None:
@@ -66,15 +66,28 @@ def test_who_waits_for_a_master_that_does_not_read_is_woken_by_the_end(ends: End
     sending.start()
     sending.join(0.2)
     assert sending.is_alive()
-    link.close("epoch 2 begins")
+    link.end("epoch 2 begins")
     sending.join(20)
     assert not sending.is_alive()
 
 
-def test_a_result_for_a_master_that_is_gone_is_dropped_and_so_is_a_second_end(ends: Ends) -> None:
+def test_only_the_first_end_is_told_and_results_behind_it_are_dropped(ends: Ends) -> None:
     master, link = ends
-    master.close()
     link.send(b"a result")
-    link.close("epoch 2 begins")
-    link.close("epoch 3 begins")
+    link.end("epoch 2 begins")
+    link.end("epoch 3 begins")
+    link.send(b"another result")
+    heard = [(LinkKind.RESULT, b"a result"), (LinkKind.OVER, b"epoch 2 begins"), None]
+    assert [master.read(), master.read(), master.read()] == heard
+
+
+def test_a_link_whose_master_is_gone_lets_go_of_its_socket_and_takes_results_for_nobody(inbox: Inbox) -> None:
+    ours, theirs = socket.socketpair()
+    link = MasterLink(theirs, 1, b"", inbox)
+    link.start()
+    ours.close()
+    for thread in threading.enumerate():
+        if thread.name == "master-link":
+            thread.join(20)
+    assert theirs.fileno() == -1
     link.send(b"a result")

@@ -123,6 +123,11 @@ def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_
         assert master.read() is None
     with master_of(rank, epoch=1) as late:
         assert late.read() is None
+    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    with master_of(rank, epoch=2) as first, master_of(rank, epoch=2) as second:
+        assert second.read() is None
+        first.write(encode(LinkKind.STEP, step_of(2, handle=1)))
+        assert heard_by(first)[0] is LinkKind.RESULT
 
 
 def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(rank: FrameSocket[Kind]) -> None:
@@ -133,7 +138,9 @@ def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_mas
         kind, reason = heard_by(master)
     assert kind is LinkKind.OVER
     assert b"rank 0: step 1" in reason
+    rank._connection.setblocking(False)  # it is here by now
     assert said(rank)[0] is Kind.BROKEN
+    rank._connection.setblocking(True)
 
 
 def heard_by(master: FrameSocket[LinkKind]) -> tuple[LinkKind, bytes]:

@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import Generic, TypeVar
 
-from orca.core.frame_stream import FRAME_BYTES_MAX, HEADER
+from orca.core.frame_stream import HEADER
 
 _READ_BYTES = 1 << 16
 _LAST_S = 0.1
@@ -18,17 +18,29 @@ K = TypeVar("K", bound=enum.IntEnum)
 class FrameSocket(Generic[K]):
     """One end: reads by one thread, whole-frame writes by any."""
 
-    def __init__(self, connection: socket.socket, kinds: type[K], arrived: bytes = b"") -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        kinds: type[K],
+        *,
+        arrived: bytes = b"",
+        frame_bytes_max: int | None = None,
+        takes_sockets: bool = False,
+    ) -> None:
         """
         Args:
             connection: closed by close().
             kinds: what the frames that come may be.
             arrived: what was read of it before.
+            frame_bytes_max: payload of the longest that is taken; None trusts the peer.
+            takes_sockets: they may come with frames; elsewhere the kernel drops them.
         """
         connection.setblocking(True)
         self._connection = connection
         self._kinds = kinds
         self._arrived = bytearray(arrived)
+        self._frame_bytes_max = frame_bytes_max
+        self._takes_sockets = takes_sockets
         self._descriptors: list[int] = []
         self._write_lock = threading.Lock()
 
@@ -38,22 +50,29 @@ class FrameSocket(Generic[K]):
         if header is None:
             return None
         size, kind = HEADER.unpack(header)
-        if size > FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {size} bytes, {FRAME_BYTES_MAX} are allowed")
+        if self._frame_bytes_max is not None and size > self._frame_bytes_max:
+            raise ValueError(f"a frame of {size} bytes, {self._frame_bytes_max} are allowed")
         payload = self._take(size)
         return None if payload is None else (self._kinds(kind), payload)
 
     def take_socket(self) -> socket.socket:
-        """The socket that came with the frame which was read last (FrameStream.hand_over)."""
-        return socket.socket(fileno=self._descriptors.pop(0))
+        """The oldest socket that came with a frame (FrameStream.write_with) and was not taken.
+
+        Raises: OSError when there is none: this process had no descriptor left for it.
+        """
+        if not self._descriptors:
+            raise OSError("a socket was sent, and this process has no descriptor left for it")
+        taken = socket.socket(fileno=self._descriptors.pop(0))
+        taken.set_inheritable(False)
+        return taken
 
     def write(self, frame: bytes) -> None:
         """Raises: OSError when the peer is gone."""
         with self._write_lock:
             self._connection.sendall(frame)
 
-    def close(self, last: bytes = b"") -> None:
-        """End both ways, and every call that waits. Safe from any thread, and more than once.
+    def end(self, last: bytes = b"") -> None:
+        """End both ways, and every call that waits; close() is still to follow. From any thread, more than once.
 
         Args: last: a frame for the peer, which goes out unless the one before it waits for the peer to read.
         """
@@ -64,19 +83,31 @@ class FrameSocket(Generic[K]):
             self._write_lock.release()
         with contextlib.suppress(OSError):  # it was closed before
             self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+
+    def close(self) -> None:
+        """Let go of the socket. For the thread that reads: what has its number next is nothing for it to read."""
+        with self._write_lock:
+            self._connection.close()
+        while self._descriptors:
+            self.take_socket().close()
 
     def _take(self, size: int) -> bytes | None:
         """The next bytes; None when the peer is gone before they are all there."""
         while len(self._arrived) < size:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, 1)
+                data = self._receive()
             except OSError:
                 return None  # it was reset, or closed here
-            self._descriptors += descriptors
             if not data:
                 return None
             self._arrived += data
         taken = bytes(self._arrived[:size])
         del self._arrived[:size]
         return taken
+
+    def _receive(self) -> bytes:
+        if not self._takes_sockets:
+            return self._connection.recv(_READ_BYTES)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _READ_BYTES, 1)
+        self._descriptors += descriptors
+        return data

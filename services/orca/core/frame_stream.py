@@ -71,7 +71,7 @@ class FrameStream(Generic[K]):
             self._unsent += frame[sent:]
             self._loop.add_writer(self._connection, self._send_rest)
 
-    async def hand_over(self, frame: bytes, connection: socket.socket) -> None:
+    async def write_with(self, frame: bytes, connection: socket.socket) -> None:
         """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
 
         Raises: OSError when the peer is gone, or so far behind that not even the frame's first byte finds room.
@@ -99,6 +99,8 @@ class FrameStream(Generic[K]):
             self._stop_reading()
             self._loop.remove_writer(self._connection)
         self._connection.close()
+        self._unsent.clear()
+        self._is_sent.set()
 
     def _stop_reading(self) -> None:
         self._is_at_end = True

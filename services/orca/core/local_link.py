@@ -1,9 +1,10 @@
 """Steps and results between a master and a stage of one machine: a plain socket beside gRPC.
 
 gRPC hands each message through five threads of each end. There and back with 16 rows takes 2.1 ms by it, and 1.1 ms of
-processor time in master and controller; in frames 1.6 and 0.35 ms, and 1.4 and 0.2 ms where the controller of a stage of
-one rank hands the link on to that (two processors; `PYTHONPATH=tests python tests/engine/measure_engine.py 1 1`): time
-that a model on the same processors goes without. Only what there is for each step travels here. Joining, asking and failing stay with gRPC, which also notices a peer that is frozen.
+processor time in master and controller; in frames 1.6 and 0.35 ms, and 1.4 and 0.2 ms where the stage is one rank, to
+which the controller hands the link on (two processors; `PYTHONPATH=tests python tests/engine/measure_engine.py 1 1`):
+time that a model on the same processors goes without. Only what there is for each step travels here. Joining, asking
+and failing stay with gRPC, which also notices a peer that is frozen.
 
 The stage listens on a name of Linux's abstract namespace, which nobody can reach from another machine or another
 network namespace, so another pod: there the steps go by gRPC. The name and a key are told by the stage's Status, over

@@ -87,7 +87,7 @@ class StageTiming:
     """When one stage ran a step: nanoseconds of the machine's monotonic clock, comparable on one machine only."""
 
     stage: int
-    received_ns: int  # the control message reached the stage's controller
+    received_ns: int  # the control message reached the stage: its controller, or its only rank
     start_ns: int  # its inputs were there and computation began
     end_ns: int  # computation ended, its output handed to the link
 

@@ -1,8 +1,9 @@
 """The controller of a stage: one process, control messages only, no torch (ORCA, section 4.1, Figure 7).
 
 It serves the Stage service to the master and to the stage before, hands each step to its ranks and at once, without
-waiting for their computation, to the next stage, and (on the last stage) streams results back. What a rank process does
-is worker.rank's; which step may run when is worker.order's.
+waiting for their computation, to the next stage, and (on the last stage) streams results back. A rank that is the whole
+group gets its steps from a master on this machine without it (local_masters.py). What a rank process does is
+worker.rank's; which step may run when is worker.order's.
 """
 
 import asyncio
@@ -248,11 +249,12 @@ class Controller:
         return self._current.results
 
     async def _hand_on(self, epoch: Epoch, link: LocalLink) -> None:
-        """Let the only rank serve a master by itself. Raises: EngineError when the epoch is over, OSError."""
-        if self._current.epoch != epoch or not self._ranks:
-            raise EngineError(f"epoch {epoch.number} is over here")
-        self._current.require_alive()
-        await self._ranks[0].hand_over(epoch.number, link)
+        """Let the only rank serve a master. Raises: EngineError when the epoch is over or not formed, OSError."""
+        current = self._current
+        current.require_alive()
+        if current.epoch != epoch or not current.order.is_open:
+            raise EngineError(f"epoch {epoch.number} is not formed here")
+        await self._ranks[0].give_link(epoch.number, link)
 
     def _loaded(self) -> list[Loaded]:
         """What the ranks hold that have their weights; fewer than `tensor` while one loads or is started again."""

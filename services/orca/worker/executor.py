@@ -38,7 +38,7 @@ class Task:
     """A step on this rank, from its control message on."""
 
     step: Step
-    received_ns: int  # of the control message, by the controller
+    received_ns: int  # of the control message, by the controller, or by the rank where that has a link to the master
     hidden: Inbound | None = None
 
 

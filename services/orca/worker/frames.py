@@ -85,10 +85,10 @@ def encode_record(kind: Kind, record: JoinOrder | Loaded | Beat) -> bytes:
 
 
 def encode_step(received_ns: int, message: bytes) -> bytes:
-    return encode(Kind.STEP, received(received_ns, message))
+    return encode(Kind.STEP, step_payload(received_ns, message))
 
 
-def received(received_ns: int, message: bytes) -> bytes:
+def step_payload(received_ns: int, message: bytes) -> bytes:
     """The payload of a STEP frame."""
     return _NUMBER.pack(received_ns) + message
 

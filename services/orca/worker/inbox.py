@@ -1,4 +1,4 @@
-"""What the controller sent to a rank and its main thread has not dealt with: orders, and the steps of an epoch.
+"""What a rank was sent and its main thread has not dealt with: orders, and the steps of an epoch.
 
 Frames are taken in the order in which they came, with one exception: steps that wait behind the one that runs next are
 taken up before it runs, for taking one up posts its receive.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from orca.core import engine_pb2 as pb
 from orca.core import wire
+from orca.core.errors import EngineError
 from orca.core.step import StepResult
 from orca.worker import frames
 from orca.worker.executor import Executor, Ordered, Task
@@ -22,7 +23,7 @@ _UNREAD_MAX = 2
 
 
 class Inbox:
-    """Frames on their way from the reader thread to the main thread."""
+    """Frames on their way to the main thread, from those that read the controller's socket and a master's link."""
 
     def __init__(self) -> None:
         self._arrived: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -65,6 +66,7 @@ class EpochSteps:
         self._epoch = epoch
         self._executor = executor
         self._inbox = inbox
+        self._last = 0  # number of the newest step that was taken
         self._tasks: deque[Task] = deque()
         self._unread: deque[Ordered] = deque()
 
@@ -73,11 +75,18 @@ class EpochSteps:
         return bool(self._tasks)
 
     def take(self, payload: bytes) -> None:
-        """Take up a step, or pass over one of an epoch that broke or was left. Raises: what Executor.take raises."""
+        """Take up a step, or pass over one that was taken before, or whose epoch broke or was left.
+
+        Raises: EngineError when the one before it is missing (protocol: stage); what Executor.take raises.
+        """
         received_ns, message = frames.decode_step(payload)
         step = wire.step_from_wire(pb.StepMessage.FromString(message))
-        if step.epoch.number == self._epoch:
-            self._tasks.append(self._executor.take(step, received_ns))
+        if step.epoch.number != self._epoch or step.number <= self._last:
+            return
+        if step.number > self._last + 1:
+            raise EngineError(f"step {step.number} came after step {self._last}")
+        self._last = step.number
+        self._tasks.append(self._executor.take(step, received_ns))
 
     def run_next(self) -> Iterator[StepResult]:
         """Run the oldest step, with the receives of all that have come behind it posted before it computes.

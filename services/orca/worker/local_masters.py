@@ -1,7 +1,7 @@
 """Masters on this machine, each served over its local link: steps in, the results of its epoch out.
 
-Where the stage is a single rank, that serves them itself (master_link.py), once it was heard here who they are: the way
-through this process would be two of four hops of a token, and a fiftieth of what one of a small model takes in all.
+Where the stage is a single rank, the link of a master that has shown the key is handed on to that rank, which serves it
+(master_link.py): through this process a step and its result would take two more hops between processes.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class LocalMasters:
             take_step: starts a step in its turn; gets its message, that message's bytes and how long it may wait.
             results_of: the results of an epoch. Raises: EngineError when the stage is in another one.
             hand_on: hands a link of an epoch that the stage is in on to who serves it; None: it is served here.
-                Raises: EngineError when the epoch is over, OSError when nobody takes the link.
+                Raises: EngineError when the epoch is over, OSError when the rank is gone and its death not noted yet.
         Raises: OSError when the machine has no such sockets.
         """
         self._take_step = take_step
@@ -91,6 +91,8 @@ class LocalMasters:
             await _say_over(link, str(error))
         except (ValueError, DecodeError) as error:
             log.warning("a local link was not understood", extra={"detail": str(error)})
+        except OSError as error:
+            log.info("a local link found nobody to serve it, gRPC tells why", extra={"detail": str(error)})
         except Exception as error:
             log.exception("serving a local link failed")
             await _say_over(link, f"{type(error).__name__}: {error}")

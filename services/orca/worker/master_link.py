@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
 from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import encode
+from orca.core.frame_stream import FRAME_BYTES_MAX, encode
 from orca.core.local_link import Kind as LinkKind
 from orca.worker import frames
 from orca.worker.frames import Kind
@@ -32,9 +32,8 @@ class MasterLink:
             arrived: what was read of it behind its first frame.
             inbox: gets the steps.
         """
-        self._frames = FrameSocket(connection, LinkKind, arrived)
+        self._frames = FrameSocket(connection, LinkKind, arrived=arrived, frame_bytes_max=FRAME_BYTES_MAX)
         self._epoch = epoch
-        self._last = 0  # number of the newest step
         self._inbox = inbox
 
     def start(self) -> None:
@@ -48,29 +47,31 @@ class MasterLink:
         except OSError:
             log.debug("a result found its master gone")
 
-    def close(self, reason: str = "") -> None:
-        """Take no more steps, and say why. Wakes who waits in `send`; safe from any thread, and more than once."""
-        self._frames.close(encode(LinkKind.OVER, reason.encode()) if reason else b"")
+    def end(self, reason: str = "") -> None:
+        """Take no more steps, and say why. Wakes who waits in `send`; from any thread, and more than once."""
+        self._frames.end(encode(LinkKind.OVER, reason.encode()) if reason else b"")
 
     def _read(self) -> None:
         try:
             while (frame := self._frames.read()) is not None:
                 received_ns = time.monotonic_ns()
                 self._check(*frame)
-                self._inbox.put((Kind.STEP, frames.received(received_ns, frame[1])))
+                self._inbox.put((Kind.STEP, frames.step_payload(received_ns, frame[1])))
         except EngineError as error:
-            self.close(str(error))
+            self.end(str(error))
         except (ValueError, DecodeError) as error:
             log.warning("a local link was not understood", extra={"detail": str(error)})
-            self.close()
+        except Exception as error:
+            log.exception("serving a local link failed")
+            self.end(f"{type(error).__name__}: {error}")
+        finally:
+            self.end()
+            self._frames.close()
 
     def _check(self, kind: LinkKind, message: bytes) -> None:
-        """Raises: EngineError for a step that is not the epoch's next (protocol: stage), ValueError, DecodeError."""
+        """Raises: EngineError for a step of another epoch, ValueError and DecodeError for what is no step."""
         if kind is not LinkKind.STEP:
             raise ValueError(f"{kind.name} behind the first frame")
         step = pb.StepMessage.FromString(message)
         if step.epoch.number != self._epoch:
             raise EngineError(f"did not take step {step.number}: epoch {step.epoch.number} is over here")
-        if step.number != self._last + 1:
-            raise EngineError(f"did not take step {step.number}: the last one was {self._last}")
-        self._last = step.number

@@ -5,7 +5,7 @@ code is that of all later ones (kernels/numba_code.py, `has_compiled`).
 
 Main thread: loads its slice of the weights, then computes. A reader thread takes frames from the controller, so that an
 order to leave an epoch, or the controller's death, is seen while the main thread computes or waits for a peer. A third
-thread sends the heartbeat.
+thread sends the heartbeat, and a fourth reads the master's link where this rank is the whole group (master_link.py).
 """
 
 import logging
@@ -71,7 +71,8 @@ class Rank:
         self._groups: Groups | None = None
         self._steps: EpochSteps | None = None
         self._stage: Stage | None = None
-        self._master: MasterLink | None = None  # for the newest epoch; None: the controller passes steps and results on
+        self._master: MasterLink | None = None  # of the newest epoch; None: the controller passes steps and results on
+        self._broken = 0  # the last epoch that broke here
         path = settings.iteration_log
         self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
 
@@ -248,16 +249,21 @@ class Rank:
         self._progress.at("broken", is_waiting=True)
         if not is_wanted:
             self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {reason}", is_link=is_link)
+            self._broken = epoch
             # Behind the word to the controller, which the master will ask for the cause.
             self._hang_up(f"rank {self._shard.rank}: {doing}: {reason}")
 
     def _read(self) -> None:
-        """Reader thread: frames into the inbox; what cannot wait for the main thread is done here."""
-        while True:
-            frame = self._socket.read()
-            if frame is None:
-                # The controller is gone. Without it nobody can reach or restart this process.
-                os._exit(1)
+        """Reader thread. Deaf, with a heart that beats, this process would hold its place in vain: so it ends."""
+        try:
+            self._read_all()
+        except Exception:
+            log.exception("the controller was not understood")
+        os._exit(1)
+
+    def _read_all(self) -> None:
+        """Frames into the inbox, until the controller is gone; what cannot wait for the main thread is done here."""
+        while (frame := self._socket.read()) is not None:
             kind, payload = frame
             if kind is Kind.LINK:
                 self._take_link(*frames.decode_link(payload))
@@ -269,25 +275,29 @@ class Rank:
             self._inbox.put(frame)
 
     def _take_link(self, epoch: int, arrived: bytes) -> None:
-        connection = self._socket.take_socket()
-        if epoch != self._newest_epoch:
-            connection.close()  # it came late
+        try:
+            connection = self._socket.take_socket()
+        except OSError as error:
+            self._send(Kind.BROKEN, epoch=epoch, detail=str(error), is_link=False)
             return
-        self._hang_up("another link has its place")
+        if epoch != self._newest_epoch or epoch == self._broken or self._master is not None:
+            connection.close()  # it came late, or is a second one
+            return
         self._master = MasterLink(connection, epoch, arrived, self._inbox)
         self._master.start()
 
     def _hang_up(self, reason: str) -> None:
-        """On the master, if it has a link. Wakes the main thread where that waits for it to read."""
-        master, self._master = self._master, None
-        if master is not None:
-            master.close(reason)
+        """On the master, if it has a link, which drops what it is given from now on. Wakes the main thread where that
+        waits for the master to read."""
+        if self._master is not None:
+            self._master.end(reason)
 
     def _hear_of(self, epoch: int) -> None:
         if epoch <= self._newest_epoch:
             return  # the order came late, behind that of a newer epoch
         self._newest_epoch = epoch
         self._hang_up(f"epoch {epoch} begins")
+        self._master = None
         store = self._store
         if store is not None:
             store.close()  # wakes the main thread if it is still forming an older epoch
@@ -334,7 +344,7 @@ def _device_of(settings: WorkerSettings, rank: int) -> torch.device:
 def main(argv: Sequence[str]) -> None:
     """Entry of the process. Args: argv: the number of the inherited socket."""
     descriptor = int(argv[0])
-    frame_socket = FrameSocket(socket.socket(fileno=descriptor), Kind)
+    frame_socket = FrameSocket(socket.socket(fileno=descriptor), Kind, takes_sockets=True)
     again = os.environb.pop(_START, None)
     said = again or _first_word(frame_socket)
     start = orjson.loads(said)

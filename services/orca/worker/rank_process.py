@@ -123,12 +123,12 @@ class RankProcess:
         if self._link is not None:
             self._link.write(frame)
 
-    async def hand_over(self, epoch: int, link: LocalLink) -> None:
-        """Let the rank serve a master's link by itself. Raises: OSError when it does not take it."""
+    async def give_link(self, epoch: int, link: LocalLink) -> None:
+        """Let the rank serve a master's link. Raises: OSError when the process is gone."""
         if self._link is None:
             raise OSError("the rank has not begun")
         connection, arrived = link.stop()
-        await self._link.hand_over(frames.encode_link(epoch, arrived), connection)
+        await self._link.write_with(frames.encode_link(epoch, arrived), connection)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
