@@ -120,18 +120,27 @@ def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: P
     run(session())
 
 
-def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(run: Callable[..., Any], pair: Pair) -> None:
+@pytest.mark.parametrize("unsent_bytes", [0, 100_000, 200_000, 300_000, 5_000_000])
+def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
+    run: Callable[..., Any], pair: Pair, unsent_bytes: int
+) -> None:
     ours, theirs = pair
     one, other = socket.socketpair()
+    rank = FrameSocket(theirs, Kind, takes_sockets=True)
 
     async def session() -> None:
         stream = FrameStream(ours, Kind)
-        stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
-        rank = FrameSocket(theirs, Kind, takes_sockets=True)
+        stream.write(encode(Kind.STEP, bytes(unsent_bytes)))
         reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
-        await stream.write_with(encode(Kind.LINK, b"a link"), one)
-        one.close()
-        assert (await reading)[1] == (Kind.LINK, b"a link")
+        try:
+            await asyncio.wait_for(stream.write_with(encode(Kind.LINK, b"a link"), one), 20)
+            one.close()
+            assert (await reading)[1] == (Kind.LINK, b"a link")
+        finally:
+            rank.end()  # wakes who reads
+
+    with one, other:
+        run(session())
         with rank.take_socket() as taken:
             other.sendall(b"hello")
             assert taken.recv(5) == b"hello"
@@ -139,8 +148,36 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(run: Callab
         with pytest.raises(OSError, match="no descriptor left"):
             rank.take_socket()
 
-    with one, other:
-        run(session())
+
+def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    rank = FrameSocket(theirs, Kind, takes_sockets=True)
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        while True:  # until the socket is full, behind the stream's back
+            try:
+                ours.send(STOP)
+            except BlockingIOError:
+                break
+        giving = asyncio.create_task(stream.write_with(encode(Kind.LINK, b"a link"), ours))
+        await asyncio.sleep(0)
+        assert not giving.done()
+        reading = asyncio.create_task(asyncio.to_thread(_read_to_link, rank))
+        try:
+            await asyncio.wait_for(giving, 20)
+            assert await asyncio.wait_for(reading, 20) == (Kind.LINK, b"a link")
+        finally:
+            rank.end()
+
+    run(session())
+    rank.take_socket().close()
+
+
+def _read_to_link(rank: FrameSocket[Kind]) -> Frame | None:
+    while (frame := rank.read()) is not None and frame[0] is not Kind.LINK:
+        pass
+    return frame
 
 
 def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any], pair: Pair) -> None:

@@ -74,10 +74,18 @@ class FrameStream(Generic[K]):
     async def write_with(self, frame: bytes, connection: socket.socket) -> None:
         """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
 
-        Raises: OSError when the peer is gone, or so far behind that not even the frame's first byte finds room.
+        Raises: OSError when the peer is gone.
         """
-        await self.flush()
-        sent = socket.send_fds(self._connection, [frame], [connection.fileno()])
+        while True:
+            await self.flush()
+            try:
+                sent = socket.send_fds(self._connection, [frame], [connection.fileno()])
+                break
+            except BlockingIOError:
+                # What was unsent has just filled the socket. Told that there is room, `_send_rest` ends this wait too.
+                self._is_sent.clear()
+                self._loop.add_writer(self._connection, self._send_rest)
+                await self._is_sent.wait()
         if sent < len(frame):
             self._unsent += frame[sent:]
             self._loop.add_writer(self._connection, self._send_rest)

@@ -249,11 +249,13 @@ class Controller:
         return self._current.results
 
     async def _hand_on(self, epoch: Epoch, link: LocalLink) -> None:
-        """Let the only rank serve a master. Raises: EngineError when the epoch is over or not formed, OSError."""
-        current = self._current
-        current.require_alive()
-        if current.epoch != epoch or not current.order.is_open:
-            raise EngineError(f"epoch {epoch.number} is not formed here")
+        """Let the only rank serve a master of the present epoch.
+
+        Raises: EngineError when that is over or not formed yet, OSError when the rank is gone.
+        """
+        self._current.require_alive()
+        if not self._current.order.is_open:
+            raise EngineError(f"epoch {epoch.number} is not formed yet")
         await self._ranks[0].give_link(epoch.number, link)
 
     def _loaded(self) -> list[Loaded]:

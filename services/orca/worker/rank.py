@@ -289,8 +289,9 @@ class Rank:
     def _hang_up(self, reason: str) -> None:
         """On the master, if it has a link, which drops what it is given from now on. Wakes the main thread where that
         waits for the master to read."""
-        if self._master is not None:
-            self._master.end(reason)
+        master = self._master
+        if master is not None:
+            master.end(reason)
 
     def _hear_of(self, epoch: int) -> None:
         if epoch <= self._newest_epoch:
