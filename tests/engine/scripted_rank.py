@@ -1,7 +1,7 @@
 """A rank process without a model or torch: it speaks the frames of worker.rank and answers each step at once.
 
 The name of its model is its script:
-    plain     loads, joins, answers steps: for each sampling row the token that is the step's number
+    plain     loads, joins, answers steps: for each sampling row the token that says how many steps of the epoch came
     refuse    says that the model cannot be served
     dies      ends while loading
     stuck     answers no second join: what a rank does whose old group holds it
@@ -59,7 +59,7 @@ def main() -> None:
     link.write(frames.encode_record(Kind.LOADED, loaded))
     answers = settings["stage"] == settings["stages"] - 1 and start["rank"] == 0
     joins = 0
-    epoch = 0
+    epoch = taken = 0
     inbox, master = Inbox(), None
     threading.Thread(target=_read, args=(link, inbox), daemon=True).start()
     while (frame := inbox.next())[0] is not Kind.STOP:
@@ -73,7 +73,7 @@ def main() -> None:
                 continue
             if script == "slow" and joins == 2:
                 time.sleep(2.0)
-            epoch = orjson.loads(payload)["epoch"]
+            epoch, taken = orjson.loads(payload)["epoch"], 0
             if master is not None:
                 master.end(f"epoch {epoch} begins")
                 master = None
@@ -84,7 +84,8 @@ def main() -> None:
         elif answers and script != "mute":
             if script == "long":
                 _work(progress, 5.0)
-            answer = b"\xff" if script == "garbles" else _answer(payload)
+            taken += 1
+            answer = b"\xff" if script == "garbles" else _answer(payload, taken)
             if master is None:
                 link.write(encode(Kind.RESULT, answer))
             else:
@@ -118,9 +119,9 @@ def _work(progress: Progress, seconds: float) -> None:
     progress.at("idle", is_waiting=True)
 
 
-def _answer(payload: bytes) -> bytes:
+def _answer(payload: bytes, token: int) -> bytes:
     step = pb.StepMessage.FromString(frames.decode_step(payload)[1])
-    sampled = [pb.Sampled(handle=row.handle, token=step.number) for row in step.rows if row.sample]
+    sampled = [pb.Sampled(handle=row.handle, token=token) for row in step.rows if row.sample]
     return pb.ResultMessage(epoch=step.epoch, number=step.number, sampled=sampled).SerializeToString()
 
 

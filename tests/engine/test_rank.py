@@ -66,6 +66,11 @@ def said(link: FrameSocket[Kind]) -> tuple[Kind, Any]:
             return kind, orjson.loads(payload)
 
 
+def joined(link: FrameSocket[Kind], epoch: int) -> None:
+    join(link, epoch)
+    assert [said(link), said(link)] == [(Kind.LEFT, {"epoch": epoch}), (Kind.JOINED, {"epoch": epoch})]
+
+
 def join(link: FrameSocket[Kind], epoch: int) -> None:
     order = JoinOrder(
         epoch=epoch,
@@ -102,8 +107,7 @@ def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkK
 
 
 def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]) -> None:
-    join(rank, 2)
-    assert [said(rank), said(rank)] == [(Kind.LEFT, {"epoch": 2}), (Kind.JOINED, {"epoch": 2})]
+    joined(rank, 2)
     join(rank, 1)
     run(rank, epoch=2)
     kind, result = said(rank)
@@ -111,8 +115,7 @@ def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]
 
 
 def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(rank: FrameSocket[Kind]) -> None:
-    join(rank, 1)
-    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    joined(rank, 1)
     with master_of(rank, epoch=1) as master:
         master.write(encode(LinkKind.STEP, step_of(1, handle=1)))
         kind, result = heard_by(master)
@@ -131,8 +134,7 @@ def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_
 
 
 def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(rank: FrameSocket[Kind]) -> None:
-    join(rank, 1)
-    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    joined(rank, 1)
     with master_of(rank, epoch=1) as master:
         master.write(encode(LinkKind.STEP, step_of(1, handle=7)))
         kind, reason = heard_by(master)
@@ -156,8 +158,7 @@ def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
     for life in range(2):
         log = kept_kernels / f"{life}.log"
         with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1, dtype="bfloat16"), log) as link:
-            join(link, 1)
-            assert [said(link)[0], said(link)[0]] == [Kind.LEFT, Kind.JOINED]
+            joined(link, 1)
             before = kept(kept_kernels)
             run(link, epoch=1)
             assert said(link)[0] is Kind.RESULT

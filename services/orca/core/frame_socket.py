@@ -1,18 +1,15 @@
 """Frames on a local stream socket (frame_stream.py), as a thread reads and writes them: every call waits."""
 
 import contextlib
-import enum
 import socket
 import threading
-from typing import Generic, TypeVar
+from typing import Generic
 
-from orca.core.frame_stream import HEADER
+from orca.core.frame_stream import K, take_frame
 
 _READ_BYTES = 1 << 16
 _LAST_S = 0.1
 """How long the last frame waits for one that is being written."""
-
-K = TypeVar("K", bound=enum.IntEnum)
 
 
 class FrameSocket(Generic[K]):
@@ -46,14 +43,15 @@ class FrameSocket(Generic[K]):
 
     def read(self) -> tuple[K, bytes] | None:
         """The next frame; None when the peer is gone. Raises: ValueError for an unknown kind or a frame too long."""
-        header = self._take(HEADER.size)
-        if header is None:
-            return None
-        size, kind = HEADER.unpack(header)
-        if self._frame_bytes_max is not None and size > self._frame_bytes_max:
-            raise ValueError(f"a frame of {size} bytes, {self._frame_bytes_max} are allowed")
-        payload = self._take(size)
-        return None if payload is None else (self._kinds(kind), payload)
+        while (frame := take_frame(self._arrived, self._kinds, self._frame_bytes_max)) is None:
+            try:
+                data = self._receive()
+            except OSError:
+                return None  # it was reset, or closed here
+            if not data:
+                return None
+            self._arrived += data
+        return frame
 
     def take_socket(self) -> socket.socket:
         """The oldest socket that came with a frame (FrameStream.write_with) and was not taken.
@@ -90,20 +88,6 @@ class FrameSocket(Generic[K]):
             self._connection.close()
         while self._descriptors:
             self.take_socket().close()
-
-    def _take(self, size: int) -> bytes | None:
-        """The next bytes; None when the peer is gone before they are all there."""
-        while len(self._arrived) < size:
-            try:
-                data = self._receive()
-            except OSError:
-                return None  # it was reset, or closed here
-            if not data:
-                return None
-            self._arrived += data
-        taken = bytes(self._arrived[:size])
-        del self._arrived[:size]
-        return taken
 
     def _receive(self) -> bytes:
         if not self._takes_sockets:

@@ -25,6 +25,25 @@ def encode(kind: enum.IntEnum, payload: bytes) -> bytes:
     return HEADER.pack(len(payload), kind) + payload
 
 
+def take_frame(arrived: bytearray, kinds: type[K], frame_bytes_max: int | None) -> tuple[K, bytes] | None:
+    """Cut the first frame off what has arrived; None while it is not whole.
+
+    Args: frame_bytes_max: payload of the longest that is taken; None takes any.
+    Raises: ValueError for an unknown kind or a frame that is too long.
+    """
+    if len(arrived) < HEADER.size:
+        return None
+    size, kind = HEADER.unpack_from(arrived)
+    if frame_bytes_max is not None and size > frame_bytes_max:
+        raise ValueError(f"a frame of {size} bytes, {frame_bytes_max} are allowed")
+    end = HEADER.size + size
+    if len(arrived) < end:
+        return None
+    payload = bytes(arrived[HEADER.size : end])
+    del arrived[:end]
+    return kinds(kind), payload
+
+
 class FrameStream(Generic[K]):
     """One end: reads as they come, writes that never wait.
 
@@ -68,8 +87,7 @@ class FrameStream(Generic[K]):
         if self._unsent:
             self._unsent += frame
         elif (sent := self._send(frame)) < len(frame):
-            self._unsent += frame[sent:]
-            self._loop.add_writer(self._connection, self._send_rest)
+            self._send_later(frame[sent:])
 
     async def write_with(self, frame: bytes, connection: socket.socket) -> None:
         """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
@@ -82,13 +100,10 @@ class FrameStream(Generic[K]):
                 sent = socket.send_fds(self._connection, [frame], [connection.fileno()])
                 break
             except BlockingIOError:
-                # What was unsent has just filled the socket. Told that there is room, `_send_rest` ends this wait too.
-                self._is_sent.clear()
-                self._loop.add_writer(self._connection, self._send_rest)
+                self._send_later(b"")  # what was unsent has just filled the socket
                 await self._is_sent.wait()
         if sent < len(frame):
-            self._unsent += frame[sent:]
-            self._loop.add_writer(self._connection, self._send_rest)
+            self._send_later(frame[sent:])
 
     def stop(self) -> tuple[socket.socket, bytes]:
         """Read no more. Returns: the socket, still to be closed by close(), and what has arrived and was not taken."""
@@ -141,18 +156,13 @@ class FrameStream(Generic[K]):
         self._loop.call_soon(self._receive)
 
     def _take_frame(self) -> tuple[K, bytes] | None:
-        """Cut the first frame off; None while it is not whole."""
-        if len(self._arrived) < HEADER.size:
-            return None
-        size, kind = HEADER.unpack_from(self._arrived)
-        if size > self.frame_bytes_max:
-            raise ValueError(f"a frame of {size} bytes, {self.frame_bytes_max} are allowed")
-        end = HEADER.size + size
-        if len(self._arrived) < end:
-            return None
-        payload = bytes(self._arrived[HEADER.size : end])
-        del self._arrived[:end]
-        return self._kinds(kind), payload
+        return take_frame(self._arrived, self._kinds, self.frame_bytes_max)
+
+    def _send_later(self, rest: bytes) -> None:
+        """Once the socket has room; `_is_sent` tells when that and all else is sent."""
+        self._unsent += rest
+        self._is_sent.clear()
+        self._loop.add_writer(self._connection, self._send_rest)
 
     def _send_rest(self) -> None:
         del self._unsent[: self._send(self._unsent)]

@@ -48,6 +48,13 @@ class Kind(enum.IntEnum):
     OVER = 12  # text: why the stage takes no step and sends no result any more; the last frame
 
 
+def read_step(kind: Kind, payload: bytes) -> pb.StepMessage:
+    """What a frame of a master brings behind its HELLO. Raises: ValueError or DecodeError for what is no step."""
+    if kind is not Kind.STEP:
+        raise ValueError(f"{kind.name} behind the first frame")
+    return pb.StepMessage.FromString(payload)
+
+
 class Door:
     """A stage's listening end."""
 

@@ -95,7 +95,7 @@ def step_payload(received_ns: int, message: bytes) -> bytes:
 
 def decode_step(payload: bytes) -> tuple[int, bytes]:
     """received_ns and the StepMessage bytes of a STEP frame."""
-    return _NUMBER.unpack_from(payload)[0], payload[_NUMBER.size :]
+    return _split(payload)
 
 
 def encode_link(epoch: int, arrived: bytes) -> bytes:
@@ -104,4 +104,8 @@ def encode_link(epoch: int, arrived: bytes) -> bytes:
 
 def decode_link(payload: bytes) -> tuple[int, bytes]:
     """Of a LINK frame: the epoch, and what was read of the link already."""
+    return _split(payload)
+
+
+def _split(payload: bytes) -> tuple[int, bytes]:
     return _NUMBER.unpack_from(payload)[0], payload[_NUMBER.size :]

@@ -15,7 +15,7 @@ from orca.core import engine_pb2 as pb
 from orca.core import wire
 from orca.core.errors import EngineError
 from orca.core.frame_stream import encode
-from orca.core.local_link import Door, Kind, LocalLink
+from orca.core.local_link import Door, Kind, LocalLink, read_step
 from orca.core.step import Epoch
 from orca.worker.order import ResultLog, Verdict
 
@@ -117,10 +117,8 @@ class LocalMasters:
             await self._take(kind, payload)
 
     async def _take(self, kind: Kind, payload: bytes) -> None:
-        """Raises: EngineError when the stage does not take the step, ValueError for what is no step."""
-        if kind is not Kind.STEP:
-            raise ValueError(f"{kind.name} behind the first frame")
-        message = pb.StepMessage.FromString(payload)
+        """Raises: EngineError when the stage does not take the step; what read_step raises."""
+        message = read_step(kind, payload)
         try:
             verdict = await self._take_step(message, payload, _TURN_S)
         except TimeoutError as error:

@@ -11,11 +11,11 @@ import time
 
 from google.protobuf.message import DecodeError
 
-from orca.core import engine_pb2 as pb
 from orca.core.errors import EngineError
 from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import FRAME_BYTES_MAX, encode
 from orca.core.local_link import Kind as LinkKind
+from orca.core.local_link import read_step
 from orca.worker import frames
 from orca.worker.frames import Kind
 from orca.worker.inbox import Inbox
@@ -55,7 +55,9 @@ class MasterLink:
         try:
             while (frame := self._frames.read()) is not None:
                 received_ns = time.monotonic_ns()
-                self._check(*frame)
+                step = read_step(*frame)
+                if step.epoch.number != self._epoch:
+                    raise EngineError(f"did not take step {step.number}: epoch {step.epoch.number} is over here")
                 self._inbox.put((Kind.STEP, frames.step_payload(received_ns, frame[1])))
         except EngineError as error:
             self.end(str(error))
@@ -67,11 +69,3 @@ class MasterLink:
         finally:
             self.end()
             self._frames.close()
-
-    def _check(self, kind: LinkKind, message: bytes) -> None:
-        """Raises: EngineError for a step of another epoch, ValueError and DecodeError for what is no step."""
-        if kind is not LinkKind.STEP:
-            raise ValueError(f"{kind.name} behind the first frame")
-        step = pb.StepMessage.FromString(message)
-        if step.epoch.number != self._epoch:
-            raise EngineError(f"did not take step {step.number}: epoch {step.epoch.number} is over here")

@@ -72,7 +72,6 @@ class Rank:
         self._steps: EpochSteps | None = None
         self._stage: Stage | None = None
         self._master: MasterLink | None = None  # of the newest epoch; None: the controller passes steps and results on
-        self._broken = 0  # the last epoch that broke here
         path = settings.iteration_log
         self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
 
@@ -249,7 +248,6 @@ class Rank:
         self._progress.at("broken", is_waiting=True)
         if not is_wanted:
             self._send(Kind.BROKEN, epoch=epoch, detail=f"{doing}: {reason}", is_link=is_link)
-            self._broken = epoch
             # Behind the word to the controller, which the master will ask for the cause.
             self._hang_up(f"rank {self._shard.rank}: {doing}: {reason}")
 
@@ -280,8 +278,8 @@ class Rank:
         except OSError as error:
             self._send(Kind.BROKEN, epoch=epoch, detail=str(error), is_link=False)
             return
-        if epoch != self._newest_epoch or epoch == self._broken or self._master is not None:
-            connection.close()  # it came late, or is a second one
+        if epoch != self._newest_epoch or self._steps is None or self._master is not None:
+            connection.close()  # it came late, behind a newer order or the epoch's end, or is a second one
             return
         self._master = MasterLink(connection, epoch, arrived, self._inbox)
         self._master.start()

@@ -165,7 +165,7 @@ def _last_round(standing: Standing, contest: Contest) -> str:
 
 
 def systems(contest: Contest) -> dict[str, Callable[[Contest], Ran]]:
-    """What takes part, by name. Transformers is for requests that are all there."""
+    """What takes part, by name: transformers where requests are all there, and only if it is to do more than judge."""
     runs: dict[str, Callable[[Contest], Ran]] = {}
     if not (contest.is_paced or contest.only_judges):
         runs |= {STATIC: partial(_run_transformers, "static"), CONTINUOUS: partial(_run_transformers, "continuous")}
