@@ -66,15 +66,17 @@ def add_products(
     lanes: Any,
     rows_max: Any,
     pairs: Any,
+    is_alone: Any,
 ) -> Any:
     """sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
 
     Args: the first eight are addresses, or bytes between them.
         before_bytes: from a row of `before` to the next; 0 takes one row for all.
         row_bytes: from a row of x to the next.
-        ahead: addresses to ask for, `ahead_bytes` of them for each input, or pair.
+        ahead: addresses to ask for, `ahead_bytes` of them for each input, or pair: a line or less, or two if is_alone.
         depth: in inputs, or in pairs of them; 1 or more.
-        rows: 1 to rows_max.
+        rows: 1 to rows_max; at least half of it unless is_alone.
+        is_alone: these rows are all for which the weights are read.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -82,17 +84,18 @@ def add_products(
         inputs = _Pairs(width) if pairs.literal_value else _Singles(width, kind.dtype)
         end = builder.append_basic_block("end")
         switch = builder.switch(values[9], end)
-        for count in range(1, rows_max.literal_value + 1):
+        most = rows_max.literal_value
+        for count in range(1 if is_alone.literal_value else (most + 1) // 2, most + 1):
             block = builder.append_basic_block(f"rows{count}")
             switch.add_case(ir.Constant(ir.IntType(64), count), block)
             builder.position_at_end(block)
-            _add_products(builder, values[:9], count, inputs)
+            _add_products(builder, values[:9], count, inputs, is_alone=is_alone.literal_value)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
     numbers = sums, before, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth, rows
-    return types.void(*numbers, kind, lanes, rows_max, pairs), generate
+    return types.void(*numbers, kind, lanes, rows_max, pairs, is_alone), generate
 
 
 class _Inputs(Protocol):
@@ -156,7 +159,7 @@ class _Pairs:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [sums, weights, one])
 
 
-def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None:
+def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs, *, is_alone: bool) -> None:
     """LLVM's code of `add_products` for one number of rows: a loop over the inputs."""
     sums_at, before_at, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth = values
     lanes, long = inputs.lanes, ir.IntType(64)
@@ -174,8 +177,6 @@ def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None
     done = builder.mul(index, long(2 * vector_bytes))
     asked = builder.add(ahead, builder.mul(index, ahead_bytes))
     ask_for(builder, asked)
-    if 2 * vector_bytes > LINE_BYTES:
-        ask_for(builder, builder.add(asked, builder.lshr(ahead_bytes, long(1))))
     halves = [
         inputs.weights(builder, builder.add(builder.add(weights, done), long(half * vector_bytes))) for half in range(2)
     ]
@@ -183,6 +184,8 @@ def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs) -> None
     for row, at in enumerate(rows_at):
         one = inputs.one(builder, builder.add(at, builder.mul(index, long(inputs.bytes))))
         after += [inputs.add(builder, sums[2 * row + half], one, halves[half]) for half in range(2)]
+    if is_alone and 2 * vector_bytes > LINE_BYTES:
+        ask_for(builder, builder.add(asked, builder.lshr(ahead_bytes, long(1))))
     following = builder.add(index, long(1))
     for phi, first, next_ in zip([index, *sums], [long(0), *before], [following, *after], strict=True):
         phi.add_incoming(first, start)
