@@ -21,13 +21,16 @@ def _kept() -> dict[Path, int]:
     return {} if kept_in is None else {file: file.stat().st_mtime_ns for file in kept_in.rglob("*.nbc")}
 
 
-@pytest.mark.timeout(1250)  # twice the limit of a run, where nothing is kept
+@pytest.mark.timeout(1850)  # three times the limit of a run, where nothing is kept
 @pytest.mark.skipif(folder() is None, reason="no code can be kept here")
 def test_kernels_of_kept_code_pass_their_tests() -> None:
-    for _ in range(2):
+    for _ in range(3):
         before = _kept()
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not prove", "-p", "no:cacheprovider", *_TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not prove", "-p", "no:cacheprovider", *_TESTS]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert ran.returncode == 0, ran.stdout[-8000:]
+        # Where some was compiled now, a norm by itself and one inside a product may differ by a bit: one of them may be
+        # kept code, perhaps of another process, and the other not.
         if _kept() == before:
-            return  # all of it was there; else it was compiled now, and runs from what is kept the next time
+            assert ran.returncode == 0, ran.stdout[-8000:]
+            return
+    pytest.fail("kernels are compiled in each run: none of them is kept")

@@ -21,7 +21,6 @@ from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import GREEDY
 from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.step import Claim, Epoch, Step
-from orca.kernels.numba_team import recorded
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.state import GroupState
@@ -154,6 +153,9 @@ def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
 
     if not all(isinstance(linear, PanelLinear) for linear, _ in pairs):
         return run
+    # The benchmark of GPUs reads this module where Numba is not installed.
+    from orca.kernels.numba_team import recorded
+
     with recorded() as recording:
         run()
     return recording.run
