@@ -11,6 +11,7 @@ Whatever goes wrong with the engine or the seat ends the epoch as a whole; what 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from orca.scheduler.commits import Commits
 from orca.scheduler.ending import Ending
 from orca.scheduler.observer import IterationRecord, Load
 from orca.scheduler.outbox import Outbox
+from orca.scheduler.pace import Pace
 from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.seams import Seams
 from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
@@ -47,6 +49,7 @@ class EpochRun:
         self._commits = Commits(seams, self._outbox, settle=self._settle, epoch=epoch.number)
         self._endings: dict[GroupRequest, Ending] = {}
         self._owned: dict[str, GroupRequest] = {}  # what the pool should say is ours, until an answer tells otherwise
+        self._pace = Pace()
         self._handed_over = 0  # number of the last step that the engine took
         self._is_draining = False
         self._can_step = asyncio.Event()  # something changed what can run
@@ -132,6 +135,9 @@ class EpochRun:
             await self._can_step.wait()
             self._can_step.clear()
             while not self._is_draining and self._is_due(batch := await self._next_batch()):
+                if (spare_s := self._spare_s(batch)) > 0:
+                    await self._until_news(spare_s)
+                    continue
                 self._is_quiet.clear()
                 step = self.state.schedule(batch, self._epoch, now_ns=self._seams.clock_ns())
                 for admission in batch.admitted:
@@ -149,6 +155,20 @@ class EpochRun:
         await self._claims.catch_up()
         return NOTHING if self._is_draining else next_batch(self._seams.policy, self.state, self._limits)
 
+    def _spare_s(self, batch: Batch) -> float:
+        """How long a prefetched batch can wait for a request that may still arrive, where it has room for one."""
+        is_open = len(batch.picks) < self._limits.max_batch_size and not self._claims.waiting
+        if not (self.state.steps and is_open and self._limits.prefetch and self._limits.stages == 1):
+            return 0.0
+        return (self._pace.due_ns(self.state.steps[0]) - self._seams.clock_ns()) / 1e9
+
+    async def _until_news(self, most_s: float) -> None:
+        """Until something changes what can run, or so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._can_step.wait()
+        self._can_step.clear()
+
     def _is_due(self, batch: Batch) -> bool:
         """Frees wait for a step with rows while one can be expected: alone they would only cost a step."""
         return bool(batch.picks) or (bool(batch.freed) and not self.state.steps)
@@ -161,6 +181,8 @@ class EpochRun:
     def _read(self, result: StepResult) -> None:
         if not self.state.steps or result.number != self.state.steps[0].number or result.epoch != self._epoch:
             raise EngineError(f"result {result.number} of epoch {result.epoch.number} came out of order")
+        now_ns = self._seams.clock_ns()
+        self._pace.read(self.state.steps[0], now_ns)
         step = self.state.read()
         drawn = [pick.request for pick in step.picks if pick.sample]
         if [entry.handle for entry in drawn] != [sampled.handle for sampled in result.sampled]:
@@ -174,7 +196,7 @@ class EpochRun:
                 step=step.number,
                 batch=step.batch,
                 submitted_ns=step.submitted_ns,
-                returned_ns=self._seams.clock_ns(),
+                returned_ns=now_ns,
             )
         )
         if not self.state.steps:
