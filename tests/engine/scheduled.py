@@ -12,7 +12,8 @@ from engine_builders import generate, new_request, until
 from orca.core.engine import Engine
 from orca.core.request import End, Request, SamplingParams
 from orca.core.step import Epoch
-from orca.pool.api import Caller, LogSlice, OnDisconnect, Submission
+from orca.pool.api import Caller, OnDisconnect, Submission
+from orca.pool.log_slice import LogSlice
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler

@@ -14,8 +14,8 @@ from orca.core.errors import PoolUnavailable, UnknownRequest
 from orca.core.request import End, FinishReason, Token
 from orca.gateway.readers import Readers
 from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
-from orca.pool.api import LogSlice
 from orca.pool.hints import Hints, LogNews
+from orca.pool.log_slice import LogSlice
 from orca.scheduler import virtual_time
 
 LIMIT_S = 60.0
@@ -485,3 +485,17 @@ async def test_an_entry_that_is_left_to_lapse_is_neither_taken_out_nor_renewed()
     await until(lambda: entries.sweeps > 2)
     task.cancel()
     assert entries.renewed == []
+
+
+async def test_entries_that_were_told_are_delivered_without_a_read() -> None:
+    logs = FakeLogs()
+    async with watching(logs) as watcher:
+        first, second = watcher.follow(["a"]), watcher.follow(["a"])
+        await until(lambda: logs.read)
+        logs.logs["a"] = [3, 4]
+        logs.ended.add("a")
+        logs.read.clear()
+        logs.hints.tell_log("a", 2, "3,4")
+        logs.hints.tell_log("a", 3, "length")
+        assert [await read_all(each, 1) for each in (first, second)] == [{"a": [3, 4]}] * 2
+        assert not logs.read

@@ -5,7 +5,8 @@ from pool_beds import Bed, entry, started, submission
 
 from orca.core.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.core.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, LogSlice, RequestState
+from orca.pool.api import CommitAnswer, CommitEntry, RequestState
+from orca.pool.log_slice import LogSlice
 
 
 async def test_tokens_and_end_enter_the_log_in_order(bed: Bed) -> None:

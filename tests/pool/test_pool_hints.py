@@ -10,9 +10,10 @@ from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, e
 from redis.asyncio import Redis
 from waiting import until
 
-from orca.core.request import FinishReason
+from orca.core.request import End, FinishReason, Token
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
+from orca.pool.log_slice import LogSlice
 from orca.pool.subscription import Subscription
 
 LONG_S = 60.0
@@ -316,3 +317,37 @@ async def test_it_stops_whatever_the_library_makes_of_the_cancellation() -> None
     await client.waits.wait()
     async with asyncio.timeout(10):
         await subscription.stop()
+
+
+async def test_what_is_told_of_a_commit_is_what_a_read_would_find(redis_bed: RedisBed) -> None:
+    _, owned = await started(redis_bed, "a", "b")
+    await listening(redis_bed)
+    cursors = {"a.0": 0, "b.0": 0}
+    with begun(redis_bed.pool.log_news(cursors)) as news:
+        async with asyncio.timeout(10):
+            await redis_bed.pool.commit([entry(owned["a.0"], 0, 5, 6), entry(owned["b.0"], 0, 7)])
+            await redis_bed.pool.commit([entry(owned["a.0"], 2, 8, end=FinishReason.LENGTH)])
+            while await news.wait(LONG_S) != {"a.0", "b.0"} or news.slice("a.0").end is None:  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+        assert {each: news.slice(each) for each in cursors} == await redis_bed.pool.read_many(cursors)
+
+
+def test_entries_that_follow_on_what_was_read_are_told_and_others_are_to_be_read() -> None:
+    cursors = {"a.0": 2}
+    hints = Hints(poll_s=LONG_S)
+    with begun(hints.log_news(cursors)) as news:
+        hints.tell_log("a.0", 4, "13,14")
+        hints.tell_log("a.0", 6, "15,length")
+        told = LogSlice(2, (Token(13), Token(14), Token(15)), End(FinishReason.LENGTH, 5))
+        assert news.slice("a.0") == told
+        cursors["a.0"] = 3
+        assert news.slice("a.0") == told, "the reader drops what it has"
+
+
+@pytest.mark.parametrize("told", [[(4, "14")], [(3, ""), (4, "14")], [(3, "13"), (5, "15")], [(3, "13"), (4, "")]])
+def test_where_an_entry_was_not_told_the_log_is_read(told: list[tuple[int, str]]) -> None:
+    hints = Hints(poll_s=LONG_S)
+    with begun(hints.log_news({"a.0": 2})) as news:
+        for entries, content in told:
+            hints.tell_log("a.0", entries, content)
+        assert news.slice("a.0") is None

@@ -9,8 +9,9 @@ from pool_beds import RedisBed, Scheduler, started
 
 from orca.core.request import End, FinishReason, Token
 from orca.gateway.state import read_logs
-from orca.pool.api import CommitEntry, LogSlice
+from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_TOKENS_MAX
+from orca.pool.log_slice import LogSlice
 from orca.pool.redis_pool import RedisPool
 
 READERS = 8

@@ -5,8 +5,9 @@ from pool_beds import Bed, started
 from pool_kinds import KINDS
 
 from orca.core.request import End, FinishReason, Logprob, Token
-from orca.pool.api import CommitEntry, LogSlice
+from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_BYTES_MAX, READ_TOKENS_MAX
+from orca.pool.log_slice import LogSlice
 
 pytestmark = pytest.mark.parametrize("make_bed", KINDS, indirect=True)
 LONG = 1_500

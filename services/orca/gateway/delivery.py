@@ -21,7 +21,7 @@ from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.metrics import Metrics
 from orca.gateway.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
 from orca.gateway.watcher import Follower
-from orca.pool.api import LogSlice
+from orca.pool.log_slice import LogSlice
 
 log = logging.getLogger(__name__)
 

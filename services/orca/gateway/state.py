@@ -13,7 +13,8 @@ from orca.core.request import Request
 from orca.gateway.aside import write_text
 from orca.gateway.goals import Goals, judge, latency_of
 from orca.gateway.render import Reading, Rendering
-from orca.pool.api import LogSlice, Parent, Pool, RequestState, RequestStatus
+from orca.pool.api import Parent, Pool, RequestState, RequestStatus
+from orca.pool.log_slice import LogSlice
 
 _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
 _NOTHING = LogSlice(0, (), None)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from orca.core.batches import batches
 from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
-from orca.pool.api import LogSlice, Pool
+from orca.pool.api import Pool
 from orca.pool.hints import LogNews
+from orca.pool.log_slice import LogSlice
 
 log = logging.getLogger(__name__)
 
@@ -151,15 +152,18 @@ class LogWatcher:
         """
         longer = await news.wait(0.0 if self._unread else WAIT_SECONDS)
         self._is_all_due = self._is_all_due or longer is None
+        told = {request_id: part for request_id in longer or () if (part := news.slice(request_id)) is not None}
+        self._deliver(told)
         # What is new before what is long: a call may have no room for both.
-        due = [*(longer or ()), *self._unread, *self._turn()]
+        untold = (longer or frozenset()) - told.keys()
+        due = [*untold, *self._unread, *self._turn()]
         starts = {request_id: self._cursors[request_id] for request_id in due}
         if not starts:
             return
         self._unread.difference_update(starts)
         is_seen = await self._read(starts)
         self._is_all_due = False
-        if longer and not is_seen:
+        if untold and not is_seen:
             # Told of, but not to be seen yet: replicas have not confirmed it.
             await asyncio.sleep(UNSEEN_SECONDS)
 

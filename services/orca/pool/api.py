@@ -31,6 +31,7 @@ from orca.core.request import End, Request, Token
 from orca.core.step import Claim, Epoch
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
+from orca.pool.log_slice import LogSlice
 
 
 class OnDisconnect(StrEnum):
@@ -152,16 +153,6 @@ class Heartbeat:
     """What the pool believes the caller owns, and what happened to it since."""
 
     owned: Mapping[str, Claim]  # request id -> claim: listed but not known to the caller -> give back
-
-
-@dataclass(frozen=True, slots=True)
-class LogSlice:
-    """A request's log from an index on."""
-
-    start: int
-    tokens: tuple[Token, ...]
-    end: End | None  # present only when all its tokens are in the slice or before it
-    is_cut: bool = False  # there is more behind the slice, for which this call had no room: read on from there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 Notifications are hints: the log is the truth. A connection that breaks is told of (`wake_all`), and everybody looks.
 For a message that is lost without that, every wait returns by the poll interval, and the caller looks as it sees fit.
 
-What a message costs does not depend on how many logs are read.
+What a message costs does not depend on how many logs are read. One may bring the entries themselves: then they need not
+be read, as they are what the log has.
 """
 
 import asyncio
@@ -11,9 +12,22 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from orca.core.request import End, FinishReason, Token
+from orca.pool.log_slice import LogSlice
 
 _OTHERS_MAX = 20_000
 """Logs of others that are remembered: who begins to read one must not miss what was told of it just before."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What is known of a log."""
+
+    entries: int
+    start: int  # from there on `contents` has them
+    contents: list[str]  # as commit.lua tells them
 
 
 class LogNews:
@@ -26,7 +40,7 @@ class LogNews:
     def __init__(self, cursors: Mapping[str, int], poll_s: float) -> None:
         self._cursors = cursors
         self._poll_s = poll_s
-        self._told: dict[str, int] = {}  # entries of the logs that are longer than what was read of them
+        self._told: dict[str, _Told] = {}  # of the logs that are longer than what was read of them
         self._others: OrderedDict[str, int] = OrderedDict()  # entries of logs that nobody reads here, the latest last
         self._is_missing = True  # messages may have been missed
         self._is_wait_over = False
@@ -52,8 +66,18 @@ class LogNews:
         self._is_wait_over = True
         _wake(self._woken)
 
-    def tell(self, request_id: str, entries: int) -> None:
-        """A log has this many entries now."""
+    def slice(self, request_id: str) -> LogSlice | None:
+        """What a log that `wait` returned has from its cursor on or earlier, as far as is known; None where it is to be
+        read."""
+        told = self._told[request_id]
+        if not told.contents or self._cursors[request_id] < told.start:
+            return None
+        words = ",".join(told.contents).split(",")
+        end = None if words[-1].isdecimal() else End(FinishReason(words.pop()), told.entries - 1)
+        return LogSlice(told.start, tuple(Token(int(word)) for word in words), end)
+
+    def tell(self, request_id: str, entries: int, content: str = "") -> None:
+        """A log has this many entries now, and these are the last ones."""
         cursor = self._cursors.get(request_id)
         if cursor is None:
             self._others[request_id] = entries
@@ -61,7 +85,12 @@ class LogNews:
             if len(self._others) > _OTHERS_MAX:
                 self._others.popitem(last=False)
         elif cursor < entries:
-            self._told[request_id] = entries
+            told, start = self._told.get(request_id), entries - len(content.split(",")) if content else entries
+            if content and told is not None and told.contents and told.entries == start:
+                told.contents.append(content)
+                told.entries = entries
+            else:
+                self._told[request_id] = _Told(entries, start, [content] if content else [])
             _wake(self._woken)
 
     def told_before(self, request_id: str) -> int:
@@ -76,7 +105,9 @@ class LogNews:
         _wake(self._woken)
 
     def _longer(self) -> frozenset[str]:
-        longer = frozenset(each for each, told in self._told.items() if self._cursors.get(each, math.inf) < told)
+        longer = frozenset(
+            each for each, told in self._told.items() if self._cursors.get(each, math.inf) < told.entries
+        )
         if len(longer) < len(self._told):
             self._told = {each: self._told[each] for each in longer}
         return longer
@@ -115,10 +146,10 @@ class Hints:
                 if not waiters:
                     del self._for_work[revision]
 
-    def tell_log(self, request_id: str, entries: int) -> None:
-        """A log has this many entries (tokens and end) now."""
+    def tell_log(self, request_id: str, entries: int, content: str = "") -> None:
+        """A log has this many entries (tokens and end) now, and these are the last ones."""
         for news in self._news:
-            news.tell(request_id, entries)
+            news.tell(request_id, entries, content)
 
     def tell_work(self, revision: str) -> None:
         """A request of this revision was queued or given back."""

@@ -13,7 +13,6 @@ from orca.core.request import FinishReason, Request
 from orca.core.step import Claim
 from orca.pool import codec
 from orca.pool.api import (
-    LogSlice,
     OnDisconnect,
     Parent,
     Pool,
@@ -33,6 +32,7 @@ from orca.pool.contract import (
 )
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
+from orca.pool.log_slice import LogSlice
 from orca.pool.memory_scheduler import MemoryScheduler
 from orca.pool.memory_state import Clock, ParentRecord, Record
 

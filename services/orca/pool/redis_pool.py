@@ -21,7 +21,6 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     Heartbeat,
-    LogSlice,
     OnDisconnect,
     Parent,
     Pool,
@@ -45,6 +44,7 @@ from orca.pool.contract import (
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import Hints, LogNews
 from orca.pool.keys import Keys
+from orca.pool.log_slice import LogSlice
 from orca.pool.redis_link import Fault, OutOfMemory, Purpose, RedisLink
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.server_check import ServerCheck
@@ -97,7 +97,9 @@ class RedisPool(Pool):
         self._link = RedisLink(url, self._keys, settings, schemas)
         self._server = ServerCheck(self._link, self._keys, settings, schemas)
         self._hints = Hints(settings.hint_poll_ms / 1000)
-        self._subscription = Subscription(self._link.listener, self._keys.single("news"), self._hints)
+        # With replicas only a read is confirmed by them.
+        news = self._keys.single("news")
+        self._subscription = Subscription(self._link.listener, news, self._hints, heeds_contents=settings.replicas == 0)
 
     @property
     def reader_lease_s(self) -> float:

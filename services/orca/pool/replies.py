@@ -6,7 +6,8 @@ from typing import Any
 from orca.core.request import End, Request, Token
 from orca.core.step import Claim
 from orca.pool import codec
-from orca.pool.api import Claimed, LogSlice
+from orca.pool.api import Claimed
+from orca.pool.log_slice import LogSlice
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

@@ -26,8 +26,14 @@ _QUIET_S = 2.0
 class Subscription:
     """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
 
-    def __init__(self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S) -> None:
-        """Args: quiet_s: half of what a link that went silent may cost until it is noticed."""
+    def __init__(
+        self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S, *, heeds_contents: bool = True
+    ) -> None:
+        """
+        Args:
+            quiet_s: half of what a link that went silent may cost until it is noticed.
+            heeds_contents: what is told of a log's entries is as good as to have read them.
+        """
         self._client = client
         self._quiet_s = quiet_s
         self._is_away = False
@@ -35,6 +41,7 @@ class Subscription:
         self._channel = channel
         self._hints = hints
         self._heeds_logs = False
+        self._heeds_contents = heeds_contents
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, for_logs: bool) -> None:
@@ -93,12 +100,14 @@ class Subscription:
         self._is_away = False
 
     def _take(self, data: bytes) -> None:
-        for line in data.decode().splitlines():
+        # A line of contents belongs to the one before it.
+        for line in data.decode().replace("\n=", " =").splitlines():
             if line.startswith("+"):
                 self._hints.tell_work(line[1:])
             elif self._heeds_logs:
-                name, _, entries = line.partition(" ")
-                self._hints.tell_log(name, int(entries or 0))
+                name, _, told = line.partition(" ")
+                entries, _, content = told.partition(" =")
+                self._hints.tell_log(name, int(entries or 0), content if self._heeds_contents else "")
 
 
 async def _quietly(close: Callable[[], Awaitable[None]]) -> None:

@@ -4,6 +4,7 @@
 -- Answers a digit per entry: 1 applied, 2 already there, 3 ended, 4 not yours.
 begin(true)
 local APPLIED, ALREADY_THERE, ENDED_NOW, NOT_YOURS = 1, 2, 3, 4
+local TOLD_MAX = 64 -- tokens of a log that are told as they are: each gateway hears of all
 
 -- Are these tokens, and the end where there is one, what the log holds from `index` on?
 local function is_there(id, index, tokens, reason, stop)
@@ -31,7 +32,7 @@ local function note_first_token(id)
   end
 end
 
-local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
+local function commit_entry(id, number, claim_call, index, tokens, are_plain, reason, stop)
   -- Only these five, which stand first in the record: the rest is needed when a request ends or goes back.
   local log, r = log_key(id), call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
   local state = r[2]
@@ -61,6 +62,9 @@ local function commit_entry(id, number, claim_call, index, tokens, reason, stop)
   else
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end
+  if are_plain and #tokens <= TOLD_MAX and (stop or '') == '' then
+    contents[#news] = table.concat(tokens, ',') .. (reason == '' and '' or (#tokens > 0 and ',' or '') .. reason)
+  end
   return APPLIED
 end
 
@@ -80,7 +84,9 @@ for line in string.gmatch(ARGV[1], '[^\n]+') do
     stop = ARGV[at]
     at = at + 1
   end
-  answers[#answers + 1] = commit_entry(id, number, claim_call, tonumber(index), tokens, reason, stop)
+  answers[#answers + 1] = commit_entry(
+    id, number, claim_call, tonumber(index), tokens, packed == '0', reason, stop
+  )
 end
 publish()
 return table.concat(answers)

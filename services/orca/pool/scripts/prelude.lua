@@ -33,10 +33,27 @@ local function count(field, change)
   if change ~= 0 then call('HINCRBY', META, field, change) end
 end
 
--- Logs that got longer, told to the waiting gateways in one message when the script ends. A hint, never the truth.
+-- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (settling.py), else ''.
+local unsettled_run
+local function unsettled()
+  if not unsettled_run then
+    local is_syncing = string.find(call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]')
+    unsettled_run = is_syncing and string.match(call('INFO', 'server'), 'run_id:(%x+)') or ''
+  end
+  return unsettled_run
+end
+
+-- What is told to those who wait, in one message when the script ends: "+<revision>" has work, "<request> <entries>" is
+-- how long a log is by now. A hint, never the truth. A line "=<token>,...", with the end's reason as its last word where
+-- there is one, has the last of these entries, as the log has them: who has read all before need not read these.
 local news = {}
+local contents = {} -- by the place of their line in `news`
 local function publish()
-  if #news > 0 then call('PUBLISH', NEWS, table.concat(news, '\n')) end
+  if #news == 0 then return end
+  if next(contents) and unsettled() == '' then
+    for place, content in pairs(contents) do news[place] = news[place] .. '\n=' .. content end
+  end
+  call('PUBLISH', NEWS, table.concat(news, '\n'))
 end
 
 local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
@@ -161,10 +178,4 @@ local function watch_readers(parent, at_least, grace_ms)
   if not call('ZSCORE', WATCH, parent) then return end
   local last = call('ZREVRANGE', readers_key(parent), 0, 0, 'WITHSCORES')
   call('ZADD', WATCH, math.max(tonumber(last[2] or 0), at_least) + grace_ms, parent)
-end
-
--- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (settling.py), else ''.
-local function unsettled()
-  if not string.find(call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]') then return '' end
-  return string.match(call('INFO', 'server'), 'run_id:(%x+)')
 end
