@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -14,6 +15,8 @@ from orca.core.request import End, FinishReason, Token
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
 from orca.pool.log_slice import LogSlice
+from orca.pool.redis_link import _Script
+from orca.pool.schemas import SCHEMAS
 from orca.pool.subscription import Subscription
 
 LONG_S = 60.0
@@ -351,3 +354,32 @@ def test_where_an_entry_was_not_told_the_log_is_read(told: list[tuple[int, str]]
         for entries, content in told:
             hints.tell_log("a.0", entries, content)
         assert news.slice("a.0") is None
+
+
+async def test_what_redis_may_still_hold_back_is_not_told(redis_bed: RedisBed) -> None:
+    """A kill could take it back; a read waits until it is written."""
+    _, owned = await started(redis_bed, "a")
+    await listening(redis_bed)
+    script = redis_bed.pool._link._transitions["commit"]
+    text = script.text.replace("'aof_pending_bio_fsync:[1-9]'", "'aof_pending_bio_fsync:%d'")
+    assert text != script.text
+    syncing = _Script("commit", SCHEMAS)
+    syncing.text, syncing.sha = text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    redis_bed.pool._link._transitions = {**redis_bed.pool._link._transitions, "commit": syncing}
+    with begun(redis_bed.pool.log_news({"a.0": 0})) as news:
+        async with asyncio.timeout(10):
+            await redis_bed.pool.commit([entry(owned["a.0"], 0, 5)])
+            assert await news.wait(LONG_S) == {"a.0"}
+        assert news.slice("a.0") is None
+
+
+@pytest.mark.parametrize("heeds_contents", [True, False])
+async def test_what_is_told_is_heeded_only_where_it_is_as_good_as_read(*, heeds_contents: bool) -> None:
+    hints = Hints(poll_s=LONG_S)
+    subscription = Subscription(Redis(), "news", hints, heeds_contents=heeds_contents)
+    subscription._heeds_logs = True
+    with begun(hints.log_news({"a.0": 0, "b.0": 0})) as news:
+        subscription._take(b"+r1\na.0 2\n=5,6\nb.0 1")
+        assert await news.wait(0.0) == {"a.0", "b.0"}
+        assert news.slice("b.0") is None
+        assert news.slice("a.0") == (LogSlice(0, (Token(5), Token(6)), None) if heeds_contents else None)

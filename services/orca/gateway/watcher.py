@@ -1,4 +1,5 @@
-"""One watcher per process reads the logs of all open connections: two pool calls a step, however many streams run.
+"""One watcher per process reads the logs of all open connections: one pool call a step, however many streams run, and
+none where the news brought the entries themselves.
 
 The pool's notifications are hints, so the watcher keeps a cursor per log and asks again. A connection that does not
 take its tokens is not read for until it does: the log is its buffer, and slow readers only hurt themselves.

@@ -23,11 +23,15 @@ _OTHERS_MAX = 20_000
 
 @dataclass(slots=True)
 class _Told:
-    """What is known of a log."""
+    """The last entries of a log, as commit.lua tells them. None where only its length is known."""
 
-    entries: int
-    start: int  # from there on `contents` has them
-    contents: list[str]  # as commit.lua tells them
+    start: int
+    words: list[str]
+
+    @property
+    def entries(self) -> int:
+        """Of the whole log."""
+        return self.start + len(self.words)
 
 
 class LogNews:
@@ -67,17 +71,18 @@ class LogNews:
         _wake(self._woken)
 
     def slice(self, request_id: str) -> LogSlice | None:
-        """What a log that `wait` returned has from its cursor on or earlier, as far as is known; None where it is to be
-        read."""
+        """All that a log which `wait` returned has behind its cursor, and perhaps before it; None: it is to be read."""
         told = self._told[request_id]
-        if not told.contents or self._cursors[request_id] < told.start:
+        if self._cursors[request_id] < told.start:
             return None
-        words = ",".join(told.contents).split(",")
-        end = None if words[-1].isdecimal() else End(FinishReason(words.pop()), told.entries - 1)
-        return LogSlice(told.start, tuple(Token(int(word)) for word in words), end)
+        *tokens, last = told.words
+        if last.isdecimal():
+            return LogSlice(told.start, tuple(Token(int(word)) for word in told.words), None)
+        end = End(FinishReason(last), told.start + len(tokens))
+        return LogSlice(told.start, tuple(Token(int(word)) for word in tokens), end)
 
     def tell(self, request_id: str, entries: int, content: str = "") -> None:
-        """A log has this many entries now, and these are the last ones."""
+        """A log has this many entries now, and these are the last ones, if any are told."""
         cursor = self._cursors.get(request_id)
         if cursor is None:
             self._others[request_id] = entries
@@ -85,12 +90,12 @@ class LogNews:
             if len(self._others) > _OTHERS_MAX:
                 self._others.popitem(last=False)
         elif cursor < entries:
-            told, start = self._told.get(request_id), entries - len(content.split(",")) if content else entries
-            if content and told is not None and told.contents and told.entries == start:
-                told.contents.append(content)
-                told.entries = entries
+            words = content.split(",") if content else []
+            told, start = self._told.get(request_id), entries - len(words)
+            if told is not None and told.entries == start:
+                told.words += words
             else:
-                self._told[request_id] = _Told(entries, start, [content] if content else [])
+                self._told[request_id] = _Told(start, words)
             _wake(self._woken)
 
     def told_before(self, request_id: str) -> int:
@@ -147,7 +152,7 @@ class Hints:
                     del self._for_work[revision]
 
     def tell_log(self, request_id: str, entries: int, content: str = "") -> None:
-        """A log has this many entries (tokens and end) now, and these are the last ones."""
+        """A log has this many entries (tokens and end) now, and these are the last ones, if any are told."""
         for news in self._news:
             news.tell(request_id, entries, content)
 

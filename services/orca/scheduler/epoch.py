@@ -158,7 +158,7 @@ class EpochRun:
     def _spare_s(self, batch: Batch) -> float:
         """How long a prefetched batch can wait for a request that may still arrive, where it has room for one."""
         is_open = len(batch.picks) < self._limits.max_batch_size and not self._claims.waiting
-        if not (self.state.steps and is_open and self._limits.prefetch and self._limits.stages == 1):
+        if not self.state.steps or not is_open or self._limits.stages > 1:
             return 0.0
         return (self._pace.due_ns(self.state.steps[0]) - self._seams.clock_ns()) / 1e9
 

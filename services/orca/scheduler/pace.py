@@ -28,15 +28,17 @@ class Pace:
         taken_ns, more = now_ns - self._began_ns(step), _more_tokens(step)
         self._read_ns = now_ns
         if not step.picks:
-            self._way_ns += (taken_ns - self._way_ns) * (_CLOSE if taken_ns > self._way_ns else _FAR)
+            self._way_ns = _followed(self._way_ns, taken_ns, is_earlier=taken_ns > self._way_ns)
         elif not more:
             self._step_ns = _lowered(self._step_ns, taken_ns)
         elif self._step_ns is not None:
             self._token_ns = _lowered(self._token_ns, max(0.0, taken_ns - self._step_ns) / more)
 
     def due_ns(self, step: StepInFlight) -> int:
-        """When the step behind the oldest one in flight is to go out; in the past where that one
-        computes nothing, or nothing is known yet."""
+        """When the step behind this one, the oldest in flight, is to go out.
+
+        In the past where this one computes nothing, and where nothing is known yet.
+        """
         more = _more_tokens(step)
         if not step.picks or self._step_ns is None or (more and self._token_ns is None):
             return 0
@@ -54,4 +56,9 @@ def _more_tokens(step: StepInFlight) -> int:
 
 def _lowered(before: float | None, now: float) -> float:
     """An estimate near the lowest of late."""
-    return now if before is None else before + (now - before) * (_CLOSE if now < before else _FAR)
+    return now if before is None else _followed(before, now, is_earlier=now < before)
+
+
+def _followed(before: float, now: float, *, is_earlier: bool) -> float:
+    """An estimate that follows. Args: is_earlier: it makes the next step go out earlier."""
+    return before + (now - before) * (_CLOSE if is_earlier else _FAR)

@@ -63,7 +63,8 @@ local function commit_entry(id, number, claim_call, index, tokens, are_plain, re
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end
   if are_plain and #tokens <= TOLD_MAX and (stop or '') == '' then
-    contents[#news] = table.concat(tokens, ',') .. (reason == '' and '' or (#tokens > 0 and ',' or '') .. reason)
+    if reason ~= '' then tokens[#tokens + 1] = reason end
+    contents[#news] = table.concat(tokens, ',')
   end
   return APPLIED
 end
