@@ -78,7 +78,7 @@ def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def draw(stage: Stage, plan: Plan, logits: Tensor) -> HostDrawn:
         first, *others = right(stage, plan, logits).read()
-        wrong = replace(first.token, id=(first.token.id + 1) % SMALL.vocab_size)
+        wrong = first.token._replace(id=(first.token.id + 1) % SMALL.vocab_size)
         return HostDrawn([replace(first, token=wrong), *others])
 
     monkeypatch.setattr(Stage, "draw", draw)

@@ -6,6 +6,7 @@ changes it: what changes during a request's life (state, owner, claim, log) belo
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 SCHEMA = 2
 """Number of the record layout written by this release (protocol: schema number)."""
@@ -105,8 +106,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """An entry of a request's log: the token with index i is the i-th generated one, from 0."""
 
     id: int

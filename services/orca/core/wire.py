@@ -56,13 +56,7 @@ def step_from_wire(message: pb.StepMessage) -> Step:
         freed=tuple(message.freed),
         new=tuple(_new_from_wire(new) for new in message.added),
         rows=tuple(
-            Row(
-                handle=row.handle,
-                start=row.start,
-                count=row.count,
-                sample=row.sample,
-                token=row.token if row.HasField("token") else None,
-            )
+            Row(row.handle, row.start, row.count, row.sample, row.token if row.HasField("token") else None)
             for row in message.rows
         ),
     )

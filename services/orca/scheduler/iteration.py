@@ -1,5 +1,6 @@
 """Iteration-level scheduling: `Select` of Algorithm 1 (ORCA, section 4.2)."""
 
+import sys
 from dataclasses import dataclass
 
 from orca.scheduler.policy import Limits, Room, slots_for
@@ -27,9 +28,12 @@ class Iteration:
 
         Source: ORCA, Algorithm 1, lines 17 to 28.
         """
-        freed = tuple(entry for entry in state.requests if entry.is_over and not entry.in_flight)
+        freed: list[GroupRequest] = []
+        pool: list[GroupRequest] = []
+        for entry in state.requests:
+            if not entry.in_flight:
+                (freed if entry.is_over else pool).append(entry)
         reserved = state.reserved - sum(entry.slots for entry in freed)
-        pool = [entry for entry in state.requests if not entry.in_flight and not entry.is_over]
         prompt_tokens = _prompt_tokens(pool, limits)
         admitted: list[Admission] = []
         picks: list[Pick] = []
@@ -51,8 +55,8 @@ class Iteration:
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
             if known_left > 0:
                 prompt_tokens -= count
-            picks.append(Pick(entry, entry.computed, count, sample=count >= known_left))
-        return Batch(freed=freed, admitted=tuple(admitted), picks=tuple(picks))
+            picks.append(Pick(entry, entry.computed, count, count >= known_left))
+        return Batch(freed=tuple(freed), admitted=tuple(admitted), picks=tuple(picks))
 
     def room(self, state: GroupState, limits: Limits) -> Room:
         """A full batch for each stage, as far as slots go.
@@ -74,6 +78,6 @@ class Iteration:
 def _prompt_tokens(pool: list[GroupRequest], limits: Limits) -> int:
     """Tokens of a step that prompts may use: what the increments, one each, leave of the bound."""
     if limits.max_batch_tokens is None:
-        return sum(len(entry.known) for entry in pool)
+        return sys.maxsize
     increments = sum(entry.computed >= len(entry.known) for entry in pool)
     return limits.max_batch_tokens - min(increments, limits.max_batch_size)

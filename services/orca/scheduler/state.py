@@ -77,7 +77,7 @@ class Admission:
     microbatch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pick:
     """A request's part of a batch: `count` tokens from position `start`; see `core.step.Row`."""
 
@@ -249,7 +249,7 @@ class GroupState:
         entry.sampled += pick.sample
         entry.in_flight += 1
         entry.iterations += 1
-        return Row(handle=entry.handle, start=pick.start, count=pick.count, sample=pick.sample, token=token)
+        return Row(entry.handle, pick.start, pick.count, pick.sample, token)
 
 
 def _return(step: StepInFlight) -> None:

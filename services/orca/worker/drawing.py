@@ -22,7 +22,7 @@ from orca.worker.recorded_steps import Ran
 from orca.worker.sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Asked:
     """A request that draws a token in a step."""
 
@@ -102,12 +102,10 @@ class HostDrawing:
         draws = [Draw(self._states[each.line], each.index) for each in asked]
         tokens = sample(ran.output, draws, ran.largest)
         reported = _reported(ran.output, tokens, asked)
-        sampled = []
-        for each, draw, token, logprob in zip(asked, draws, tokens, reported, strict=True):
+        for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
-            sampled.append(Sampled(each.handle, each.index, Token(token, logprob, each.told)))
-        return HostDrawn(sampled)
+        return HostDrawn(_sampled(asked, tokens, reported))
 
 
 class DeviceDrawn:
@@ -136,10 +134,7 @@ class DeviceDrawn:
             told = Scores(*scores).read(_tops(self._asked, self._asking))
             for row, logprob in zip(self._asking, told, strict=True):
                 reported[row] = logprob
-        return [
-            Sampled(each.handle, each.index, Token(token, logprob, each.told))
-            for each, token, logprob in zip(self._asked, tokens.tolist(), reported, strict=True)
-        ]
+        return _sampled(self._asked, tokens.tolist(), reported)
 
 
 class DeviceDrawing:
@@ -178,6 +173,13 @@ def settings_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSet
         min_tokens=params.min_tokens,
         masked=sorted({*eos_token_ids, *params.stop_token_ids}),
     )
+
+
+def _sampled(asked: Sequence[Asked], tokens: Sequence[int], reported: Sequence[Logprob | None]) -> list[Sampled]:
+    return [
+        Sampled(each.handle, each.index, Token(token, logprob, each.told))
+        for each, token, logprob in zip(asked, tokens, reported, strict=True)
+    ]
 
 
 def _asking(asked: Sequence[Asked]) -> list[int]:

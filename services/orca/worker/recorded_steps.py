@@ -9,10 +9,12 @@ side (the items of attention are made beside the first products), so it is the b
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.kernels.device import Kernels, Sampler, kernels_of
@@ -31,8 +33,16 @@ class Ran(NamedTuple):
     """What a run has made, good until the next one: of all tokens, or of those that are wanted."""
 
     output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
-    largest: Tensor | None = None  # [rows] int64: the first of each row's largest logits, where the host draws
+    largest: NDArray[np.int64] | None = None  # [rows]: the first of each row's largest logits, where the host draws
     drawn: Tensor | None = None  # [rows] int64: the tokens, where the device draws
+
+
+class _Made(NamedTuple):
+    """As `Ran`, with memory for the most rows."""
+
+    output: Tensor
+    largest: Tensor | None = None
+    drawn: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +53,23 @@ class _Recording:
     hidden: Tensor | None  # [tokens, hidden] from the stage before
     turns: Tensor | None  # [tokens, 1, head_dim / 2] where they do not follow from positions alone
     context: StepContext
-    ran: Ran
+    made: _Made
     run: Callable[[], None]
-    compute: Callable[[], Ran]  # what was recorded: it holds the rest of what is read
+    compute: Callable[[], _Made]  # what was recorded: it holds the rest of what is read
+    parts: dict[int, Ran] = field(default_factory=dict)
+
+    def part(self, rows: int) -> Ran:
+        """What a run with so many rows has made.
+
+        Kept, though it is but views: behind a step the processor's caches hold weights instead of PyTorch's code, and
+        making two views took 105 us then.
+        """
+        part = self.parts.get(rows)
+        if part is None:
+            output, largest, drawn = (None if each is None else each[:rows] for each in self.made)
+            assert output is not None
+            part = self.parts[rows] = Ran(output, None if largest is None else largest.numpy(), drawn)
+        return part
 
 
 class RecordedSteps:
@@ -111,7 +135,7 @@ class RecordedSteps:
         recording = self._recordings[size]
         self._tell(recording, said, lines, hidden)
         recording.run()
-        return self._made(recording, said.tokens if said.wanted is None else said.wanted)
+        return self._behind_head(recording, said.tokens if said.wanted is None else said.wanted)
 
     def _forget_what_moved(self, lines: Lines) -> None:
         """Recordings whose memory is given up."""
@@ -133,18 +157,16 @@ class RecordedSteps:
             turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
             recording.turns[: len(turns)].copy_(turns)
 
-    def _made(self, recording: _Recording, rows: int) -> Ran:
-        """The step's part of what a run has made, behind the head where that is not recorded."""
-        model = self._model
-        output, largest, drawn = (None if each is None else _first(each, rows) for each in recording.ran)
-        assert output is not None
+    def _behind_head(self, recording: _Recording, rows: int) -> Ran:
+        """What a run has made, behind the head also where that is not recorded."""
+        model, part = self._model, recording.part(rows)
         if model.head is None:
             # It may still be on its way to the next stage when the next step runs.
-            return Ran(output.clone())
+            return Ran(part.output.clone())
         if not self._records_head:
-            logits = model.head(output, recording.context)
-            return Ran(logits, largest=self._kernels.largest(logits))
-        return Ran(output, largest, drawn)
+            logits = model.head(part.output, recording.context)
+            return Ran(logits, largest=self._kernels.largest(logits).numpy())
+        return part
 
     def _record(self, size: Size, lines: Lines) -> _Recording:
         # What is recorded holds no reference to this object, which would live on in a circle with all of its memory.
@@ -159,7 +181,7 @@ class RecordedSteps:
         elif model.rotary is not None:
             known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
 
-        def compute() -> Ran:
+        def compute() -> _Made:
             inputs.lay_out([each for each in (given, turns) if each is not None])
             own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
             hidden = given if model.embed is None else model.embed(inputs.ids, own)
@@ -167,22 +189,18 @@ class RecordedSteps:
             for layer in model.layers:
                 hidden = layer(hidden, own)
             if model.head is None or not records_head:
-                return Ran(hidden)
+                return _Made(hidden)
             logits = model.head(hidden, own)
             if sampler is None or inputs.sampled is None:
-                return Ran(logits, largest=kernels.largest(logits))
-            return Ran(logits, drawn=sampler.sample(logits, *inputs.sampled))
+                return _Made(logits, largest=kernels.largest(logits))
+            return _Made(logits, drawn=sampler.sample(logits, *inputs.sampled))
 
         captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
-        ran, run = self._recorder.record(compute, captured)
-        return _Recording(inputs, given, turns, context, ran, run, compute)
+        made, run = self._recorder.record(compute, captured)
+        return _Recording(inputs, given, turns, context, made, run, compute)
 
 
-def _first(made: Tensor, rows: int) -> Tensor:
-    return made if len(made) == rows else made[:rows]
-
-
-def on_streams(compute: Callable[[], Ran]) -> Callable[[], Ran]:
+def on_streams(compute: Callable[[], _Made]) -> Callable[[], _Made]:
     """The same computation with its tasks on the streams that Nimble's algorithm gives them, to be called in a capture.
 
     Nothing is computed here.
@@ -204,9 +222,9 @@ def on_streams(compute: Callable[[], Ran]) -> Callable[[], Ran]:
     sizes = (len(graph.tasks), assignment.stream_count, len(assignment.syncs))
     log.info("a step of %d tasks is captured on %d streams with %d synchronisations", *sizes)
 
-    def captured() -> Ran:
+    def captured() -> _Made:
         made = cast("tuple[Tensor, ...]", run_on_streams(graph, assignment, (), CudaStreams()))
-        return Ran(**dict(zip(names, made, strict=True)))
+        return _Made(**dict(zip(names, made, strict=True)))
 
     return captured
 

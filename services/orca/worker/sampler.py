@@ -12,6 +12,7 @@ Log probabilities are those of the model: log_softmax of the raw logits, before 
 report them).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -79,8 +80,12 @@ class SamplingState:
     counts: TokenCounts | None = None  # where a penalty is in force
     bias: NDArray[np.float32] = field(init=False)
     bias_tokens: NDArray[np.int64] = field(init=False)
+    is_greedy: bool = field(init=False)
+    _raw_from: float = field(init=False)  # the index of the first token that is drawn from the raw logits
 
     def __post_init__(self) -> None:
+        self.is_greedy = self.params.temperature <= 0
+        self._raw_from = math.inf if self.params.logit_bias or self.counts is not None else self.params.min_tokens
         self.bias_tokens = np.array([token for token, _ in self.params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in self.params.logit_bias], np.float32)
 
@@ -95,10 +100,10 @@ class SamplingState:
 
     def changes_logits(self, index: int) -> bool:
         """Whether the token with this index is drawn from anything but the raw logits."""
-        return bool(self.params.logit_bias) or self.counts is not None or index < self.params.min_tokens
+        return index < self._raw_from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """A row of logits that wants a token: the `index`-th generated one of its request."""
 
@@ -106,13 +111,13 @@ class Draw:
     index: int
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], largest: Tensor | None = None) -> list[int]:
+def sample(logits: Tensor, draws: Sequence[Draw], largest: NDArray[np.int64] | None = None) -> list[int]:
     """One token for each row.
 
     Args:
         logits: [rows, vocab] float32; left as it is.
         draws: one for each row.
-        largest: [rows] int64, the first of the largest of each row, where that is known.
+        largest: [rows], the first of the largest of each row, where that is known.
     Returns: token ids in row order. The caller counts them (`TokenCounts.add`).
     """
     changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
@@ -122,7 +127,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], largest: Tensor | None = None)
         _apply_bias(logits, draws, changed)
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
-    drawn = [row for row, draw in enumerate(draws) if draw.state.params.temperature > 0]
+    drawn = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
     if len(drawn) == len(draws):
         return _as_ints(_draw(logits, draws))
     tokens = _as_ints(kernels_of(logits.device).largest(logits) if largest is None else largest)
@@ -274,5 +279,5 @@ def _index(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.
     return torch.from_numpy(row).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
 
 
-def _as_ints(tokens: Tensor) -> list[int]:
+def _as_ints(tokens: Tensor | NDArray[np.int64]) -> list[int]:
     return [int(token) for token in tokens.tolist()]

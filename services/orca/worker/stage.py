@@ -193,9 +193,10 @@ class Stage:
         asked = []
         for row, request in plan.draws:
             index = row.start + row.count - request.prompt_length
-            told = tuple(request.prompt_logprobs) if index == 0 else ()
-            asked.append(Asked(handle=row.handle, line=request.line, index=index, params=request.params, told=told))
-            request.prompt_logprobs = []
+            told: tuple[Logprob, ...] = ()
+            if index == 0:
+                told, request.prompt_logprobs = tuple(request.prompt_logprobs), []
+            asked.append(Asked(row.handle, request.line, index, request.params, told))
         assert self._drawing is not None
         return self._drawing.draw(asked, plan.ran or Ran(logits))
 
