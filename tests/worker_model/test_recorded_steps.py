@@ -4,20 +4,35 @@ import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from stage_driver import GREEDY, Ask, Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orca.core.step import Step
 from orca.kernels.numba_recording import CpuRecorder
 from orca.kernels.recording import Size
+from orca.worker.drawing import Drawn
 from orca.worker.linear import PanelLinear
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.recorded_steps import RecordedSteps
 from orca.worker.stage import Plan
+
+
+class Operations(TorchDispatchMode):
+    """Notes PyTorch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(operation))
+        return operation(*args, **(kwargs or {}))
 
 
 class CountedLayer:
@@ -117,6 +132,32 @@ def test_stages_in_the_middle_record_chunks(chunk: int, tmp_path: Path) -> None:
         serve(chain, asks, max_batch_size=8, chunk=chunk)
         outputs.append([ask.output for ask in asks])
     assert outputs[0] == outputs[1]
+
+
+def test_a_step_of_a_size_that_was_there_runs_no_operation_of_pytorch(tmp_path: Path) -> None:
+    chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear)
+    [[stage]] = chain.stages
+    steps = list[list[str]]()
+    forward, draw = stage.forward, stage.draw
+
+    def noted_forward(plan: Plan, hidden: Tensor | None = None) -> Tensor:
+        with Operations() as noted:
+            made = forward(plan, hidden)
+        steps.append(noted.names)
+        return made
+
+    def noted_draw(plan: Plan, logits: Tensor) -> Drawn:
+        with Operations() as noted:
+            drawn = draw(plan, logits)
+        steps[-1].extend(noted.names)
+        return drawn
+
+    stage.forward, stage.draw = noted_forward, noted_draw  # type: ignore[method-assign]
+    serve(chain, [Ask([5, 6, 7], 6), Ask([8, 9], 6)])
+    prompts, first, *others = steps
+    assert prompts
+    assert first
+    assert others == [[]] * 4
 
 
 def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
