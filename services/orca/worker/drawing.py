@@ -101,11 +101,12 @@ class HostDrawing:
     def draw(self, asked: Sequence[Asked], ran: Ran) -> HostDrawn:
         draws = [Draw(self._states[each.line], each.index) for each in asked]
         tokens = sample(ran.output, draws, ran.largest)
-        reported = _reported(ran.output, tokens, asked)
+        asking = _asking(asked)
+        told = _scored(ran.output, tokens, asked, asking) if asking else ()
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
-        return HostDrawn(_sampled(asked, tokens, reported))
+        return HostDrawn(_sampled(asked, tokens, asking, told))
 
 
 class DeviceDrawn:
@@ -129,12 +130,8 @@ class DeviceDrawn:
 
     def read(self) -> list[Sampled]:
         tokens, *scores = self._on_the_way.read()
-        reported: list[Logprob | None] = [None] * len(self._asked)
-        if self._asking:
-            told = Scores(*scores).read(_tops(self._asked, self._asking))
-            for row, logprob in zip(self._asking, told, strict=True):
-                reported[row] = logprob
-        return _sampled(self._asked, tokens.tolist(), reported)
+        told = Scores(*scores).read(_tops(self._asked, self._asking)) if self._asking else ()
+        return _sampled(self._asked, tokens.tolist(), self._asking, told)
 
 
 class DeviceDrawing:
@@ -175,10 +172,14 @@ def settings_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSet
     )
 
 
-def _sampled(asked: Sequence[Asked], tokens: Sequence[int], reported: Sequence[Logprob | None]) -> list[Sampled]:
+def _sampled(
+    asked: Sequence[Asked], tokens: Sequence[int], asking: Sequence[int], told: Sequence[Logprob]
+) -> list[Sampled]:
+    """Args: told: the log probabilities of the rows `asking`."""
+    scores = dict(zip(asking, told, strict=True))
     return [
-        Sampled(each.handle, each.index, Token(token, logprob, each.told))
-        for each, token, logprob in zip(asked, tokens, reported, strict=True)
+        Sampled(each.handle, each.index, Token(token, scores.get(row), each.told))
+        for row, (each, token) in enumerate(zip(asked, tokens, strict=True))
     ]
 
 
@@ -191,13 +192,7 @@ def _tops(asked: Sequence[Asked], rows: Sequence[int]) -> list[int]:
     return [asked[row].params.logprobs or 0 for row in rows]
 
 
-def _reported(logits: Tensor, tokens: Sequence[int], asked: Sequence[Asked]) -> list[Logprob | None]:
-    """Log probabilities where a request asks for them."""
-    asking = _asking(asked)
-    reported: list[Logprob | None] = [None] * len(asked)
-    if asking:
-        rows = logits if len(asking) == len(asked) else logits[torch.tensor(asking, device=logits.device)]
-        told = logprobs(rows, [tokens[row] for row in asking], _tops(asked, asking))
-        for row, logprob in zip(asking, told, strict=True):
-            reported[row] = logprob
-    return reported
+def _scored(logits: Tensor, tokens: Sequence[int], asked: Sequence[Asked], asking: Sequence[int]) -> list[Logprob]:
+    """The log probabilities of the rows `asking`."""
+    rows = logits if len(asking) == len(asked) else logits[torch.tensor(asking, device=logits.device)]
+    return logprobs(rows, [tokens[row] for row in asking], _tops(asked, asking))
