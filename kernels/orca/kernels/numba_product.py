@@ -136,4 +136,4 @@ class Panels:
         """Of a thread whose tasks have so many rows."""
         if self._tile.is_amx:
             return numba_amx_product.scratch_bytes(rows, self.inputs)
-        return numba_vector_product.scratch_bytes(rows, self.inputs, dtype, is_normed=is_normed)
+        return numba_vector_product.scratch_bytes(rows, self.inputs, dtype, self._tile, is_normed=is_normed)

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from orca.kernels import numba_amx
-from orca.kernels.numba_intrinsics import BFLOAT, LINE_BYTES, ask_for, compiles_for, spread, vector, widened
+from orca.kernels.numba_intrinsics import BFLOAT, LINE_BYTES, ask_for, compiles_for, spread, vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ def add_products(
 ) -> Any:
     """sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
 
+    The weights are of a kind; x of bfloat16 where there are pairs, and else of float32.
+
     Args: the first eight are addresses, or bytes between them.
         before_bytes: from a row of `before` to the next; 0 takes one row for all.
         row_bytes: from a row of x to the next.
@@ -102,7 +104,8 @@ class _Inputs(Protocol):
     """How inputs are multiplied. Addresses and vectors are LLVM's."""
 
     lanes: int
-    bytes: int  # of those that are multiplied at a time
+    bytes: int  # of a row's that are multiplied at a time
+    weight_bytes: int  # of an output's
 
     def one(self, builder: Any, address: Any) -> Any:
         """A row's input (or pair), in each lane."""
@@ -120,13 +123,14 @@ class _Inputs(Protocol):
 class _Singles:
     """One by one, as float32."""
 
+    bytes = 4
+
     def __init__(self, lanes: int, kind: Any) -> None:
-        self.lanes, self.bytes, self._kind = lanes, kind.bitwidth // 8, kind
+        self.lanes, self.weight_bytes, self._kind = lanes, kind.bitwidth // 8, kind
 
     def one(self, builder: Any, address: Any) -> Any:
-        bits = ir.FloatType() if self._kind == types.float32 else ir.IntType(16)
-        loaded = builder.load(builder.inttoptr(address, bits.as_pointer()))
-        return spread(builder, widened(builder, loaded, self._kind), self.lanes)
+        number = builder.load(builder.inttoptr(address, ir.FloatType().as_pointer()))
+        return spread(builder, number, self.lanes)
 
     def weights(self, builder: Any, address: Any) -> Any:
         return vector(builder, address, 0, self._kind, self.lanes)
@@ -138,7 +142,7 @@ class _Singles:
 class _Pairs:
     """Two neighbours of bfloat16 at a time, with one instruction of AVX512_BF16."""
 
-    bytes = 4
+    bytes = weight_bytes = 4
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
@@ -163,7 +167,7 @@ def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs, *, is_a
     """LLVM's code of `add_products` for one number of rows: a loop over the inputs."""
     sums_at, before_at, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth = values
     lanes, long = inputs.lanes, ir.IntType(64)
-    vector_bytes = lanes * inputs.bytes
+    vector_bytes = lanes * inputs.weight_bytes
     places = [(row, half) for row in range(rows) for half in range(2)]
     rows_at = [builder.add(x, builder.mul(row_bytes, long(row))) for row in range(rows)]
     before_rows = [builder.add(before_at, builder.mul(before_bytes, long(row))) for row in range(rows)]

@@ -8,6 +8,9 @@ input, where a share takes one: with one code for both, the lines of shares were
 63 M parameters in float32 took 1.02 to 1.06 times as long from 2 rows on, on an Intel Xeon (for one row the same; two
 processes of each by turns, ten rounds), the engine 1.02 times.
 
+Half precision without pairs is multiplied as float32, to which a thread widens its rows once for all of its panels:
+widened one by one for each panel, inputs took four instructions where each of them is multiplied by two.
+
 Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008: the inner kernel. The rest is left out:
 a batch is small enough to stay in the cache as it is.
 """
@@ -17,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit
 
 from orca.kernels import numba_panel as at
-from orca.kernels.numba_intrinsics import BITS_OF, FAST, join, own_floats, real, take
+from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, join, own_floats, real, take, wide
 from orca.kernels.numba_panel import ask_for_outputs, blocks_of, finish, panel_of
 from orca.kernels.numba_rows import normalise_row
 from orca.kernels.numba_team import Kernel
@@ -35,35 +38,42 @@ _AHEAD_BYTES = 8 << 10
 is asked for in vain more often."""
 
 
-def scratch_bytes(rows: int, inputs: int, dtype: torch.dtype, *, is_normed: bool) -> int:
+def scratch_bytes(rows: int, inputs: int, dtype: torch.dtype, tile: Tile, *, is_normed: bool) -> int:
     """Of a thread whose tasks have so many rows."""
+    if _widens(dtype, tile):
+        return rows * inputs * torch.float32.itemsize + inputs * dtype.itemsize
     return rows * inputs * dtype.itemsize if is_normed else 0
+
+
+def _widens(dtype: torch.dtype, tile: Tile) -> bool:
+    return dtype != torch.float32 and not tile.pairs
 
 
 @cache
 def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
     kind, lanes, tile_rows, together, is_paired = BITS_OF[dtype], tile.lanes, tile.rows, tile.together, tile.pairs
     kind_bytes = dtype.itemsize
-    input_bytes, sums_bytes = together * kind_bytes, 2 * lanes * 4
+    is_widened = _widens(dtype, tile)
+    input_bytes, sums_bytes = 4 if is_widened else together * kind_bytes, 2 * lanes * 4
     task_sums = at.TASK_ROWS * 2 * lanes
 
     def body(args: Any) -> None:
         rows, panels, depth = args[at.ROWS], args[at.PANELS], args[at.INPUTS] // together
         blocks = blocks_of(rows, panels, args[at.THREADS], tile_rows)
-        row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * input_bytes
+        row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * together * kind_bytes
         sums_at = own_floats(task_sums)
-        normed_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]
-        normed_block = -1
+        own_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]
+        own_block = -1
         task = take(args)
         while task < panels * blocks:
             block, panel = task // panels, panel_of(task % panels, args)
             first, last = rows * block // blocks, rows * (block + 1) // blocks
-            x = args[at.X] + first * row_bytes
-            if args[at.NORM] != 0:
-                if normed_block != block:
-                    _normalise(normed_at, x, args, last - first, kind, kind_bytes)
-                    normed_block = block
-                x = normed_at
+            x = args[at.X] + first * args[at.INPUTS] * kind_bytes
+            if is_widened or args[at.NORM] != 0:
+                if own_block != block:
+                    _prepare(own_at, x, args, last - first, kind, kind_bytes, is_widened)
+                    own_block = block
+                x = own_at
             weights = args[at.WEIGHT] + panel * depth * vectors_bytes
             turns = (last - first + tile_rows - 1) // tile_rows
             bias = args[at.BIAS] + panel * sums_bytes
@@ -118,10 +128,23 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
     return Kernel(f"product-{dtype}-{tile.name}", body)
 
 
-# A function of the module, not of `kernel`: Numba would not know it again in the next process.
+# Functions of the module, not of `kernel`: Numba would not know them again in the next process.
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _normalise(normed_at: Any, x_at: Any, args: Any, rows: Any, kind: Any, bytes_: Any) -> None:
+def _prepare(own_at: Any, x_at: Any, args: Any, rows: Any, kind: Any, bytes_: Any, is_widened: Any) -> None:
+    """A thread's own copy of rows, normalised if they are to be, and in float32 if that is what is multiplied."""
     inputs, eps = args[at.INPUTS], np.float32(real(args[at.EPS]))
     for row in range(rows):
-        behind = row * inputs * bytes_
-        normalise_row(normed_at + behind, x_at + behind, args[at.NORM], args[at.NORM_BIAS], inputs, eps, kind)
+        of = x_at + row * inputs * bytes_
+        to = own_at + rows * inputs * 4 if is_widened else own_at + row * inputs * bytes_
+        if args[at.NORM] != 0:
+            normalise_row(to, of, args[at.NORM], args[at.NORM_BIAS], inputs, eps, kind)
+            of = to
+        if is_widened:
+            _widen(own_at + row * inputs * 4, of, inputs, kind)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _widen(to: Any, of: Any, count: Any, kind: Any) -> None:
+    widened, numbers = carray(elements(to, np.float32), (count,)), carray(elements(of, kind), (count,))
+    for place in range(count):
+        widened[place] = wide(numbers[place])
