@@ -2,14 +2,15 @@
 
     x [rows, inputs], W [outputs, inputs], b [outputs], y [rows, outputs]; sums in float32
 
-A panel holds two vectors of outputs, input by input: the `lanes` of the first, then those of the second. A task is a
-panel for some rows. The result of a row does not depend on the rows beside it.
+A panel holds two vectors of outputs, input by input: the `lanes` of the first, then those of the second, or both by
+turns (`has_words`). A task is a panel for some rows. The result of a row does not depend on the rows beside it.
 
 Rows are normalised by each thread for itself: that takes less time than to hand them over. The sums of a task are in
 the processor's cache when they are activated, gated, added to what is there, or turned and put into the KV cache.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels import huge_pages, numba_amx_product, numba_vector_product
@@ -17,7 +18,7 @@ from orca.kernels.activation import Activation
 from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
 from orca.kernels.numba_team import Kernel, new_empty, rows_of
-from orca.kernels.numba_tile import Tile, tile_of
+from orca.kernels.numba_tile import Tile, has_words, tile_of
 from orca.kernels.reference import Kept, RowNorm
 
 
@@ -100,16 +101,24 @@ class Panels:
 
     def _laid_out(self, features: Tensor, together: int, step: int, memory: huge_pages.Weights | None = None) -> Tensor:
         """[outputs, inputs] as [panels, inputs / together, 2 x lanes (x together)], filled up with zeros."""
-        each, size = 2 * self._tile.lanes // self._parts, self.outputs // self._parts
+        lanes, parts, size = self._tile.lanes, self._parts, self.outputs // self._parts
+        each = 2 * lanes // parts
         whole, rest = divmod(size, each)
         depth, filled = features.shape[1] // together, -(-features.shape[1] // step) * step // together
-        rows = features.view(self._parts, size, depth, together)
-        shape = (whole + (rest > 0), filled, self._parts, each, together)
+        rows = features.view(parts, size, depth, together)
         # Filled in place: a copy more of a vocabulary would be the most memory that loading takes.
+        shape = (whole + (rest > 0), filled, 2 * lanes * together)
         panels = features.new_zeros(shape) if memory is None else memory.zeros(shape, features.dtype)
-        panels[:whole, :depth] = rows[:, : whole * each].unflatten(1, (whole, each)).permute(1, 3, 0, 2, 4)
-        panels[whole:, :depth, :, :rest] = rows[:, whole * each :].permute(2, 0, 1, 3)
-        return panels.flatten(2)
+        if has_words(features.dtype, self._tile):
+            vectors = panels.unflatten(2, (lanes, 2, together)).transpose(2, 3)
+        else:
+            vectors = panels.unflatten(2, (2, lanes, together))
+        last = F.pad(rows[:, whole * each :], (0, 0, 0, 0, 0, -rest % each))
+        for first, some in ((0, rows[:, : whole * each]), (whole, last)):
+            many = some.shape[1] // each
+            laid = some.unflatten(1, (many, 2 // parts, lanes)).permute(1, 4, 0, 2, 3, 5).flatten(2, 3)
+            vectors[first : first + many, :depth] = laid
+        return panels
 
     def _launch(self, x: Tensor, y: Tensor, ending: int, norm: RowNorm | None = None, kept: Kept | None = None) -> None:
         assert x.dtype == self.weight.dtype
