@@ -304,3 +304,51 @@ def test_a_product_that_is_kept(
     unit = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(kept, qkv, atol=3 * unit, rtol=unit)
     torch.testing.assert_close(*caches, atol=3 * unit, rtol=unit, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile", ["avx2", "avx512", "own"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+    rounded = torch.randint(-127, 128, (outputs, inputs), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    scale, bias = some(outputs, dtype=torch.float32).abs() / 256, some(outputs, dtype=dtype, seed=1)
+    weight = rounded.double() * scale.double()[:, None]
+    with_bias, without = (Panels(rounded, each, scale=scale, dtype=dtype, tile=TILES[tile]) for each in (bias, None))
+    for rows in (0, 1, 5, 13, 97, 300):
+        x = some(rows, inputs, dtype=dtype, seed=2)
+        exact = x.double() @ weight.t()
+        assert_rounded_once(without.product(x), exact, inputs)
+        assert_rounded_once(with_bias.product(x), exact + bias.double(), inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [96, 44])
+def test_a_weight_of_8_bits_and_the_same_numbers_in_full_give_the_same_bits(outputs: int, dtype: torch.dtype) -> None:
+    """With whatever comes before and behind. A scale of a power of two changes no bit of a sum."""
+    tile = Tile(lanes=8, rows=6, pairs=False)
+    rounded = torch.randint(-127, 128, (outputs, 90), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    scale, norm = torch.full((outputs,), 1 / 128), RowNorm(some(90, dtype=dtype, seed=1), 1e-5)
+
+    def products(rows: int, *, is_small: bool) -> list[Tensor]:
+        def panels(*, is_gated: bool) -> Panels:
+            if is_small:
+                return Panels(rounded, scale=scale, dtype=dtype, is_gated=is_gated, tile=tile)
+            return Panels(rounded.to(dtype) / 128, is_gated=is_gated, tile=tile)
+
+        x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, outputs, dtype=dtype, seed=3)
+        plain = panels(is_gated=False)
+        plain.add_product(x, added)
+        cache = torch.zeros(rows, 2, 1, 4, dtype=dtype)
+        return [
+            plain.product(x, norm),
+            plain.product(x, None, Activation.GELU),
+            plain.wide_product(x),
+            panels(is_gated=True).gated_product(x, norm),
+            plain.kept_product(x, norm, Kept(cache, torch.arange(rows), None)),
+            added,
+            cache,
+        ]
+
+    for rows in (1, 20):
+        for small, full in zip(products(rows, is_small=True), products(rows, is_small=False), strict=True):
+            assert torch.equal(small, full)

@@ -135,7 +135,7 @@ _COMPILE = """
 from torch import float32
 from orca.kernels.numba_tile import Tile
 from orca.kernels.numba_vector_product import kernel
-kernel(float32, Tile(lanes=4, rows=1, pairs=False)).compile()
+kernel(float32, float32, Tile(lanes=4, rows=1, pairs=False)).compile()
 """
 
 

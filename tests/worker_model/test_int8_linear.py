@@ -8,10 +8,12 @@ import pytest
 import torch
 from stage_driver import Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
+from torch import Tensor
 
 from orca.core.errors import ModelError
-from orca.worker.int8_linear import Int8Linear, OneDnnInt8Linear, int8_layout
-from orca.worker.linear import Linear
+from orca.worker import int8_linear, linear
+from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
+from orca.worker.linear import Layouts, Linear
 from orca.worker.models.build import load_stage
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -19,18 +21,21 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-def test_each_output_has_its_own_scale_and_rounds_to_the_nearest_of_255_values() -> None:
+needs_bytes = pytest.mark.skipif(not int8_linear._multiplies_bytes(), reason="this processor has no 8-bit dot products")
+KINDS = [Int8PanelLinear, pytest.param(OneDnnInt8Linear, marks=needs_bytes)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_output_has_its_own_scale_and_rounds_to_the_nearest_of_255_values(kind: type[Linear]) -> None:
     weight = torch.tensor([[127.0, 1.4, -126.6, 0.0], [0.00127, 0.0, -0.00127, 0.0000149], [0.0, 0.0, 0.0, 0.0]])
     expected = torch.tensor([[127.0, 1.0, -127.0, 0.0], [0.00127, 0.0, -0.00127, 0.00001], [0.0, 0.0, 0.0, 0.0]])
-    torch.testing.assert_close(Int8Linear(weight)(torch.eye(4)).t(), expected)
+    torch.testing.assert_close(kind(weight)(torch.eye(4)).t(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [Int8Linear, OneDnnInt8Linear])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_products_stay_near_those_of_the_full_weight(
-    kind: type[Int8Linear], has_bias: bool, dtype: torch.dtype
-) -> None:
+def test_products_stay_near_those_of_the_full_weight(kind: type[Linear], has_bias: bool, dtype: torch.dtype) -> None:
     """A weight of a normal distribution, rounded to 127 steps of its largest in 300, is 0.7 % off in sum."""
     weight, bias = torch.randn(530, 300, dtype=dtype), torch.randn(530, dtype=dtype) if has_bias else None
     x = torch.randn(40, 300, dtype=dtype)
@@ -39,52 +44,76 @@ def test_products_stay_near_those_of_the_full_weight(
     assert (y - full).norm() / full.norm() < 0.012
 
 
+@needs_bytes
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_product_of_bytes_equals_one_of_floats_for_any_number_of_rows(has_bias: bool, dtype: torch.dtype) -> None:
-    if int8_layout() is not OneDnnInt8Linear:
-        pytest.skip("this processor has no 8-bit dot products")
     weight, bias = torch.randn(53, 31, dtype=dtype), torch.randn(53, dtype=dtype) if has_bias else None
-    packed, plain = OneDnnInt8Linear(weight, bias), Int8Linear(weight, bias)
+    packed, plain = OneDnnInt8Linear(weight, bias), Int8PanelLinear(weight, bias)
     for rows in (1, 2, 17, 127, 128, 129, 300):
         x = torch.randn(rows, 31, dtype=dtype) * torch.logspace(-3, 2, rows, dtype=dtype)[:, None]
         y, expected = packed(x), plain(x)
         assert ((y - expected).abs() <= NEAR[dtype] * expected.abs().amax(dim=1, keepdim=True)).all()
 
 
-def test_a_row_of_zeros_gives_the_bias_and_one_that_is_no_number_stays_none() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_zeros_gives_the_bias_and_one_that_is_no_number_stays_none(kind: type[Linear]) -> None:
     bias = torch.randn(20)
-    y = int8_layout()(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [torch.inf], [1.0]]).expand(4, 64))
+    y = kind(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [torch.inf], [1.0]]).repeat(1, 64))
     assert torch.equal(y[0], bias)
-    assert y[1:3].isnan().all()
+    assert not y[1:3].isfinite().any()
     assert y[3].isfinite().all()
 
 
-def test_an_8_bit_weight_replaces_the_plain_one() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_8_bit_weight_replaces_the_plain_one(kind: type[Linear]) -> None:
     weight = torch.randn(64, 512)
-    assert int8_layout()(weight).bytes == 64 * 512 + 64 * 4
+    assert kind(weight).bytes == 64 * 512 + 64 * 4
+    assert kind(weight, torch.randn(64)).bytes == 64 * 512 + 2 * 64 * 4
 
 
-def test_a_model_takes_a_quarter_of_the_memory_and_says_which_layout_it_has(
+def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(int8_linear, "_multiplies_bytes", lambda: False)
+    monkeypatch.setattr(linear, "least_s", None)
+    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
+        assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS) is Int8PanelLinear
+    assert caplog.messages == ["weight 400 x 300 float32: Int8PanelLinear, the only one here"]
+
+
+def test_bytes_are_multiplied_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(candidates: list[Linear], _x: Tensor) -> list[float]:
+        return [1e-3 if isinstance(each, Bytes) else 2e-3 for each in candidates]
+
+    class Bytes(Linear):
+        """Stands in for oneDNN's, which not all processors have."""
+
+    layouts = Layouts(Int8PanelLinear, ((Bytes, 0.9),))
+    monkeypatch.setattr(linear, "least_s", timed)
+    assert linear.fastest(torch.randn(400, 300), None, layouts=layouts) is Bytes
+
+
+def test_a_model_takes_a_quarter_of_the_memory_and_says_which_layouts_it_has(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tiny_checkpoint("llama", tmp_path, hidden_size=240, intermediate_size=640, vocab_size=199)
-    int8_layout.cache_clear()
-    with caplog.at_level(logging.INFO, logger="orca.worker.int8_linear"):
+    with caplog.at_level(logging.INFO, logger="orca.worker"):
         small = load_stage(folder, quantization="int8")
-    said = [record.message for record in caplog.records if record.name == "orca.worker.int8_linear"]
-    assert said == [f"weights of 8 bits: {int8_layout().__name__}"]
+    said = [record.message for record in caplog.records if record.message.startswith("weight ")]
+    assert said
+    assert all(": Int8PanelLinear" in each or ": OneDnnInt8Linear" in each for each in said)
     full = load_stage(folder, packs=False)
     embedding = 199 * 240 * 4
     assert (small.weight_bytes - embedding) / (full.weight_bytes - embedding) == pytest.approx(0.25, abs=0.01)
-    assert all(isinstance(linear, Int8Linear) for linear in small.linears)
+    assert all(isinstance(linear, Int8PanelLinear | OneDnnInt8Linear) for linear in small.linears)
 
 
 def test_a_tied_table_stays_as_it_is_and_the_head_is_a_rounded_copy(tmp_path: Path) -> None:
     model = load_stage(tiny_checkpoint("qwen2", tmp_path), quantization="int8")
     embed: Any = model.embed
     assert embed.table.weight.dtype == torch.float32
-    assert isinstance(model.linears[-1], Int8Linear)
+    assert isinstance(model.linears[-1], Int8PanelLinear | OneDnnInt8Linear)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -52,7 +52,7 @@ BFLOAT = _Bfloat()
 _HALF = ir.HalfType()
 _FLOAT = ir.FloatType()
 
-BITS_OF = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
+BITS_OF = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16, torch.int8: np.int8}
 """What a kernel takes the elements of a tensor for: the two half precisions for whole numbers of different kinds."""
 
 
@@ -121,6 +121,8 @@ def widened(builder: Any, bits: Any, kind: Any) -> Any:
     """LLVM's float32 of elements of that kind."""
     if kind == types.float32:
         return bits
+    if kind == types.int8:
+        return builder.sitofp(builder.sext(bits, shaped(ir.IntType(32), bits)), shaped(_FLOAT, bits))
     if kind == types.int16:
         return builder.fpext(builder.bitcast(bits, shaped(_HALF, bits)), shaped(_FLOAT, bits))
     word = shaped(ir.IntType(32), bits)
@@ -174,7 +176,7 @@ _LANES = 16
 
 def vector(builder: Any, address: Any, element: int, kind: Any, lanes: int) -> Any:
     """LLVM's vector of elements of a kind as float32, from `element` behind an address on."""
-    bits = ir.VectorType(_FLOAT if kind == types.float32 else ir.IntType(16), lanes)
+    bits = ir.VectorType(_FLOAT if kind == types.float32 else ir.IntType(kind.bitwidth), lanes)
     here = builder.add(address, ir.Constant(ir.IntType(64), element * kind.bitwidth // 8))
     loaded = builder.load(builder.inttoptr(here, bits.as_pointer()), align=kind.bitwidth // 8)
     return widened(builder, loaded, kind)

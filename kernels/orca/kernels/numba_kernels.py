@@ -9,7 +9,6 @@ from orca.kernels.numba_attention import CpuAttention
 from orca.kernels.numba_code import has_compiled
 from orca.kernels.numba_recording import CpuRecorder
 from orca.kernels.numba_team import compile_launches, together
-from orca.kernels.numba_tile import tile_of
 from orca.kernels.reference import ContextRow, ModelSizes, Sight
 
 
@@ -20,7 +19,7 @@ class CpuKernels:
         """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
         for kernel in (
             numba_attention.kernel(sizes.dtype, sizes.head_dim),
-            numba_product.kernel(sizes.dtype, tile_of(sizes.dtype)),
+            numba_product.kernel(sizes.dtype, sizes.weight_dtype),
             *numba_lookups.kernels(sizes.dtype),
             *numba_rows.kernels(sizes.dtype),
             *numba_recording.kernels(),

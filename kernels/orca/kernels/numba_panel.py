@@ -35,7 +35,7 @@ float32, unrounded; y by the first activation, and by the others from there on."
 # Places of the arguments, in the order in which `Panels` gives them.
 X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
 ROWS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 17)
-HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS = range(17, 24)
+HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS, SCALE = range(17, 25)
 
 _TASKS_A_THREAD = 4
 """At least, where there are rows to split: threads end at about the same time."""

@@ -2,6 +2,8 @@
 
     x [rows, inputs], W [outputs, inputs], b [outputs], y [rows, outputs]; sums in float32
 
+W may be of 8 bits with a scale for each output, y = s (x W^T) + b.
+
 A panel holds two vectors of outputs, input by input: the `lanes` of the first, then those of the second, or both by
 turns (`has_words`). A task is a panel for some rows. The result of a row does not depend on the rows beside it.
 
@@ -22,15 +24,18 @@ from orca.kernels.numba_tile import Tile, has_words, tile_of
 from orca.kernels.reference import Kept, RowNorm
 
 
-def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
-    """That of all products of a dtype."""
-    return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, tile)
+def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile | None = None) -> Kernel:
+    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits."""
+    tile = tile or tile_of(weight_dtype)
+    return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, weight_dtype, tile)
 
 
 class Panels:
     """A weight [outputs, inputs] and perhaps a bias [outputs], laid out for products with few rows.
 
     Args:
+        scale: [outputs] of float32, of a weight of int8.
+        dtype: of rows and results; None if it is the weight's.
         is_gated: the outputs are a gate and what it opens for, of equal sizes (`gated_silu`): each panel has a vector
             of both.
         memory: for the weight; None takes it anywhere.
@@ -42,24 +47,30 @@ class Panels:
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
         is_gated: bool = False,
         memory: huge_pages.Weights | None = None,
         tile: Tile | None = None,
     ) -> None:
-        self._tile = tile or tile_of(weight.dtype)
+        self._tile, self._dtype = tile or tile_of(weight.dtype), dtype or weight.dtype
+        assert (self._dtype != weight.dtype) == (scale is not None)
         self.outputs, self.inputs = weight.shape
         if self._tile.pairs and self.inputs % 2:
             raise ValueError(f"an odd number of inputs, {self.inputs}, has no pairs")
         self._parts = 2 if is_gated else 1
         self.weight = self._laid_out(weight, self._tile.together, self._tile.step, memory)
-        own_bias = weight.new_zeros(self.outputs) if bias is None else bias
-        self._bias = self._laid_out(own_bias.float()[:, None], 1, 1).flatten()
-        self._kernel = kernel(weight.dtype, self._tile)
+        self._scale = None if scale is None else self._laid_out(scale[:, None], 1, 1).flatten()
+        if bias is None and scale is None:  # sums begin with it
+            bias = torch.zeros(self.outputs)
+        self._bias = None if bias is None else self._laid_out(bias.float()[:, None], 1, 1).flatten()
+        self._kernel = kernel(self._dtype, weight.dtype, self._tile)
         self._kernel.compile()
 
     @property
     def bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in (self.weight, self._bias))
+        tensors = (self.weight, self._bias, self._scale)
+        return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     def product(self, x: Tensor, norm: RowNorm | None = None, activation: Activation | None = None) -> Tensor:
         """x [rows, inputs] to y [rows, outputs]."""
@@ -121,7 +132,7 @@ class Panels:
         return panels
 
     def _launch(self, x: Tensor, y: Tensor, ending: int, norm: RowNorm | None = None, kept: Kept | None = None) -> None:
-        assert x.dtype == self.weight.dtype
+        assert x.dtype == self._dtype
         assert y.dtype == (torch.float32 if ending == WIDE else x.dtype)
         assert x.shape[1] == self.inputs
         assert y.is_contiguous()
@@ -132,13 +143,14 @@ class Panels:
         scratch = new_empty(torch.uint8, threads * scratch_bytes)
         self._kernel(
             panels * blocks,
-            *(x.data_ptr(), self.weight.data_ptr(), self._bias.data_ptr(), y.data_ptr()),
+            *(x.data_ptr(), self.weight.data_ptr(), _address(self._bias), y.data_ptr()),
             scratch.data_ptr(),
             *((0, 0, 0) if kept is None else kept_addresses(kept, rows)),
             *(rows_of(x), self.inputs, self.outputs, self._parts, panels, threads, ending),
             *((1, 1, 1) if kept is None else (kept.cache.shape[3], kept.cache.shape[1], kept.cache.shape[2])),
             scratch_bytes,
             *norm_arguments(norm, x),
+            _address(self._scale),
         )
 
     def _scratch_bytes(self, rows: int, dtype: torch.dtype, *, is_normed: bool) -> int:
@@ -146,3 +158,7 @@ class Panels:
         if self._tile.is_amx:
             return numba_amx_product.scratch_bytes(rows, self.inputs)
         return numba_vector_product.scratch_bytes(rows, self.inputs, dtype, self._tile, is_normed=is_normed)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

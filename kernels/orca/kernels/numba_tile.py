@@ -41,7 +41,7 @@ class Tile:
 
 @cache
 def tile_of(dtype: torch.dtype) -> Tile:
-    """For the processor at hand."""
+    """For weights of a dtype on the processor at hand."""
     if dtype == torch.bfloat16 and numba_amx.is_there():
         return Tile(lanes=numba_amx.LANES, rows=2 * numba_amx.ROWS, pairs=True, is_amx=True)
     if not compiles_for("avx512f"):
@@ -76,7 +76,7 @@ def add_products(
 ) -> Any:
     """sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
 
-    The weights are of a kind; x of bfloat16 where there are pairs, and else of float32.
+    The weights are of a kind; x is of bfloat16 where there are pairs, and else of float32.
 
     Args: the first eight are addresses, or bytes between them.
         before_bytes: from a row of `before` to the next; 0 takes one row for all.

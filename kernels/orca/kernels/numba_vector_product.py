@@ -9,7 +9,8 @@ input, where a share takes one: with one code for both, the lines of shares were
 processes of each by turns, ten rounds), the engine 1.02 times.
 
 Half precision without pairs is multiplied as float32, to which a thread widens its rows once for all of its panels:
-widened one by one for each panel, inputs took four instructions where each of them is multiplied by two.
+widened one by one for each panel, inputs took four instructions where each of them is multiplied by two. So are weights
+of 8 bits, whose outputs have a scale each that their sums are multiplied by at the end.
 
 Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008: the inner kernel. The rest is left out:
 a batch is small enough to stay in the cache as it is.
@@ -50,20 +51,23 @@ def _widens(dtype: torch.dtype, tile: Tile) -> bool:
 
 
 @cache
-def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
+def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile) -> Kernel:
+    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits."""
     kind, lanes, tile_rows, together, is_paired = BITS_OF[dtype], tile.lanes, tile.rows, tile.together, tile.pairs
-    kind_bytes = dtype.itemsize
+    weight_kind, is_scaled = BITS_OF[weight_dtype], weight_dtype != dtype
+    kind_bytes, weight_bytes = dtype.itemsize, weight_dtype.itemsize
     is_widened = _widens(dtype, tile)
     input_bytes, sums_bytes = 4 if is_widened else together * kind_bytes, 2 * lanes * 4
-    task_sums = at.TASK_ROWS * 2 * lanes
+    width, task_sums = 2 * lanes, at.TASK_ROWS * 2 * lanes
 
     def body(args: Any) -> None:
         rows, panels, depth = args[at.ROWS], args[at.PANELS], args[at.INPUTS] // together
         blocks = blocks_of(rows, panels, args[at.THREADS], tile_rows)
-        row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * together * kind_bytes
+        row_bytes, vectors_bytes = depth * input_bytes, 2 * lanes * together * weight_bytes
         sums_at = own_floats(task_sums)
         own_at = args[at.SCRATCH] + join(args) * args[at.SCRATCH_BYTES]
-        own_block = -1
+        zeros_at, own_block = own_floats(width), -1
+        carray(elements(zeros_at, np.float32), (width,))[:] = 0
         task = take(args)
         while task < panels * blocks:
             block, panel = task // panels, panel_of(task % panels, args)
@@ -76,12 +80,13 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
                 x = own_at
             weights = args[at.WEIGHT] + panel * depth * vectors_bytes
             turns = (last - first + tile_rows - 1) // tile_rows
-            bias = args[at.BIAS] + panel * sums_bytes
+            bias = zeros_at if args[at.BIAS] == 0 else args[at.BIAS] + panel * sums_bytes
+            start = zeros_at if is_scaled else bias
             if turns == 1:
                 ask_for_outputs(first, last, panel, args, kind_bytes, lanes)
                 add_products(
                     sums_at,
-                    bias,
+                    start,
                     0,
                     x,
                     row_bytes,
@@ -90,7 +95,7 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
                     vectors_bytes,
                     depth,
                     last - first,
-                    kind,
+                    weight_kind,
                     lanes,
                     tile_rows,
                     is_paired,
@@ -107,7 +112,7 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
                             ask_for_outputs(first + low, first + high, panel, args, kind_bytes, lanes)
                         add_products(
                             sums,
-                            bias if done == 0 else sums,
+                            start if done == 0 else sums,
                             0 if done == 0 else sums_bytes,
                             x + low * row_bytes + done * input_bytes,
                             row_bytes,
@@ -116,16 +121,18 @@ def kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
                             (vectors_bytes + turns - 1) // turns,
                             some,
                             high - low,
-                            kind,
+                            weight_kind,
                             lanes,
                             tile_rows,
                             is_paired,
                             False,
                         )
+            if is_scaled:
+                _scale(sums_at, last - first, args[at.SCALE] + panel * sums_bytes, bias, width)
             finish(sums_at, first, last, panel, args, kind, kind_bytes, lanes)
             task = take(args)
 
-    return Kernel(f"product-{dtype}-{tile.name}", body)
+    return Kernel(f"product-{dtype}-{f'{weight_dtype}-' if is_scaled else ''}{tile.name}", body)
 
 
 # Functions of the module, not of `kernel`: Numba would not know them again in the next process.
@@ -148,3 +155,13 @@ def _widen(to: Any, of: Any, count: Any, kind: Any) -> None:
     widened, numbers = carray(elements(to, np.float32), (count,)), carray(elements(of, kind), (count,))
     for place in range(count):
         widened[place] = wide(numbers[place])
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _scale(sums_at: Any, rows: Any, scale_at: Any, bias_at: Any, width: Any) -> None:
+    """sums [rows, width] x scale [width] + bias [width], in place."""
+    sums = carray(elements(sums_at, np.float32), (rows, width))
+    scale, bias = carray(elements(scale_at, np.float32), (width,)), carray(elements(bias_at, np.float32), (width,))
+    for row in range(rows):
+        for place in range(width):
+            sums[row, place] = sums[row, place] * scale[place] + bias[place]

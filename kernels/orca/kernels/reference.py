@@ -78,7 +78,8 @@ class Sight:
 class ModelSizes:
     """What of a rank's model decides which kernels its steps call, and for what these are compiled."""
 
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations and cache
+    weight_dtype: torch.dtype  # of matrices
     device: torch.device
     hidden: int
     heads: int  # of queries, of this rank

@@ -5,27 +5,28 @@
 Nothing else is rounded so. A rank scales its own part of a weight, so where inputs are divided among ranks, an output
 has a scale on each.
 
-Processors multiply bytes by bytes, so a row of activations goes through a product as two rows, the low and the high
+In panels bytes are widened to float32 between memory and registers. Processors that multiply bytes by bytes may do
+better where there are many rows. A row of activations goes through such a product as two rows, the low and the high
 bytes of whole numbers:
 
     x[r, i] is about step[r] (256 (high[r, i] - 128) + low[r, i] - 128),  step[r] = max over i of |x[r, i]| / 32512
 
 Over a whole row the error is smaller than that of rounding to bfloat16. Beside one element that is a thousand times as
 large as the others, these are rounded as coarsely as bfloat16 does, beside a larger one more coarsely: a row has one
-step. Two rows of bytes cost as much as one of bfloat16, and the weight, which is what a small batch waits for, takes
-half the memory.
+step.
 """
 
-import logging
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from orca.worker.linear import Linear
+from orca.kernels import huge_pages
+from orca.worker.linear import Layouts, Linear, PanelLinear
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from orca.kernels.numba_product import Panels
 
 _WEIGHT_MAX = 127
 # The largest is 127 x 256, so that low bytes of either sign fit beside it.
@@ -40,32 +41,38 @@ _ROWS = 128
 _OUTPUTS = 4096
 # Stands in for the largest of a row of zeros.
 _TINY = 1e-30
+_ZERO = torch.zeros(1, dtype=torch.int64)
 
 
-class Int8Linear(Linear):
-    """Weight as it is, made floats anew for each product: right on any processor, and slow."""
+class Int8PanelLinear(PanelLinear):
+    """Weight in panels of our own kernel, which widens it."""
+
+    def _laid_out(
+        self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
+    ) -> "Panels":
+        from orca.kernels.numba_product import Panels
+
+        rounded, scale = _rounded(weight)
+        return Panels(rounded, bias, scale=scale, dtype=weight.dtype, is_gated=is_gated, memory=memory)
+
+
+class OneDnnInt8Linear(Linear):
+    """Weight in oneDNN's blocked layout, multiplied as bytes.
+
+    Raises: NotImplementedError on a processor without 8-bit dot products: there, sums of bytes overflow.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        if not _multiplies_bytes():
+            raise NotImplementedError("this processor does not multiply bytes")
         super().__init__(weight, bias)
-        self.weight, self._scale = _rounded(weight)
+        rounded, self._scale = _rounded(weight)
+        self.weight = _prepacked(rounded)
+        self._scale /= _ROW_MAX
 
     @property
     def bytes(self) -> int:
         return super().bytes + self._scale.numel() * self._scale.element_size()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, (self.weight * self._scale[:, None]).to(x.dtype), self.bias)
-
-
-class OneDnnInt8Linear(Int8Linear):
-    """Weight in oneDNN's blocked layout, multiplied as bytes."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__(weight, bias)
-        self.weight = torch.ops.onednn.qlinear_prepack(self.weight, None)
-        self._scale /= _ROW_MAX
-        self._zero = torch.zeros(1, dtype=torch.int64)
-        self._multiply = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] <= _ROWS:
@@ -77,37 +84,40 @@ class OneDnnInt8Linear(Int8Linear):
         largest += largest - largest  # a row with an infinity has no numbers, as one with NaN
         numbers = torch.addcmul(_OFFSET, x.float(), largest.reciprocal(), value=_ROW_MAX).int()
         low_high = (numbers >> _LOW_HIGH).byte()
-        products = self._multiply(
-            low_high.flatten(0, 1),
-            1.0,  # scale of x: each row has its own, below
-            128,  # zero of x
-            self.weight,
-            self._scale,
-            self._zero,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        products = _products(low_high.flatten(0, 1), self.weight, self._scale)
         low, high = products.view(2, x.shape[0], self._scale.numel())
         y: Tensor = low.add_(high, alpha=256).mul_(largest)
         return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
 
 
+def _prepacked(rounded: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
+    return packed
+
+
+def _products(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    """(rows - 128) W^T, with a scale for each output, in float32.
+
+    Args: rows: of uint8; packed: of int8, by `_prepacked`.
+    """
+    products: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        rows, 1.0, 128, packed, scale, _ZERO, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return products
+
+
+INT8_LAYOUTS = Layouts(Int8PanelLinear, ((OneDnnInt8Linear, 0.9),))
+
+
 @cache
-def int8_layout() -> type[Int8Linear]:
-    """The faster of the two that is right on this processor: without 8-bit dot products sums of bytes overflow."""
-    weight, x = torch.ones(16, 256), torch.ones(2, 256)
+def _multiplies_bytes() -> bool:
+    """Whether oneDNN does, and its sums are right where bytes are the largest."""
+    rows, rounded = torch.full((2, 256), 255, dtype=torch.uint8), torch.full((16, 256), 127, dtype=torch.int8)
     try:
-        is_right = torch.allclose(OneDnnInt8Linear(weight)(x), Int8Linear(weight)(x), rtol=1e-3)
+        products = _products(rows, _prepacked(rounded), torch.ones(16))
     except (RuntimeError, NotImplementedError, AttributeError):
-        is_right = False  # not in this build of torch
-    kind = OneDnnInt8Linear if is_right else Int8Linear
-    log.info("weights of 8 bits: %s", kind.__name__)
-    return kind
+        return False  # not in this build of torch
+    return bool((products == (255 - 128) * 127 * 256).all())
 
 
 def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ on. Where nothing can be kept, each start times anew.
 """
 
 import hashlib
+import inspect
 import logging
 import os
 from functools import cache, partial
@@ -15,20 +16,25 @@ import torch
 from torch import Tensor
 
 from orca.worker import linear
-from orca.worker.linear import Choose, Linear, fastest, shape_name
+from orca.worker.linear import LAYOUTS, Choose, Layouts, Linear, fastest, shape_name
 
 log = logging.getLogger(__name__)
 
 
 def remembered(
-    weight: Tensor, bias: Tensor | None, choose: Choose | None = None, *, is_together: bool = False
+    weight: Tensor,
+    bias: Tensor | None,
+    choose: Choose | None = None,
+    *,
+    layouts: Layouts = LAYOUTS,
+    is_together: bool = False,
 ) -> type[Linear]:
     """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has."""
-    choose = choose or partial(fastest, is_together=is_together)
-    file = _file(weight, is_together=is_together)
+    choose = choose or partial(fastest, layouts=layouts, is_together=is_together)
+    file = _file(weight, layouts, is_together=is_together)
     if file is None:
         return choose(weight, bias)
-    kind = _read(file)
+    kind = _read(file, layouts)
     if kind is None:
         kind = _confirmed(weight, bias, choose)
         _write(file, kind)
@@ -43,23 +49,24 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
     return first if choose(weight, bias) is first else choose(weight, bias)
 
 
-def _file(weight: Tensor, *, is_together: bool) -> Path | None:
+def _file(weight: Tensor, layouts: Layouts, *, is_together: bool) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
     from orca.kernels.numba_code import folder
 
     kept_in = folder()
     if kept_in is None:
         return None
-    name = f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads())}"
+    name = f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads(), layouts)}"
     return kept_in / "layouts" / (f"{name}-together" if is_together else name)
 
 
 @cache
-def _conditions(threads: int) -> str:
+def _conditions(threads: int, layouts: Layouts) -> str:
     """What times depend on besides the shape, as a few letters."""
     spins = os.environ.get("GOMP_SPINCOUNT", "")  # how long PyTorch's threads are in the way of ours
     on = hashlib.sha256(f"{torch.__version__} {threads} {spins} {_processor()}".encode())
     on.update(Path(linear.__file__).read_bytes())
+    on.update(Path(inspect.getfile(layouts.first)).read_bytes())
     return on.hexdigest()[:16]
 
 
@@ -72,14 +79,14 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
-def _read(file: Path) -> type[Linear] | None:
+def _read(file: Path, layouts: Layouts) -> type[Linear] | None:
     """None where there is no file, or none that names a layout."""
     try:
         name = file.read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    layouts: list[type[Linear]] = [Linear, *Linear.__subclasses__()]
-    return next((kind for kind in layouts if kind.__name__ == name), None)
+    kinds = (layouts.first, *(kind for kind, _ in layouts.others))
+    return next((kind for kind in kinds if kind.__name__ == name), None)
 
 
 def _write(file: Path, kind: type[Linear]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,9 @@ from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
 from orca.worker.norms import Norm
+
+if TYPE_CHECKING:
+    from orca.kernels.numba_product import Panels
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +116,17 @@ class PanelLinear(Linear):
         is_gated: bool = False,
         memory: huge_pages.Weights | None = None,
     ) -> None:
+        super().__init__(weight)
+        self._panels = self._laid_out(weight, bias, is_gated, memory)
+        self.weight = self._panels.weight
+
+    def _laid_out(
+        self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
+    ) -> "Panels":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
-        super().__init__(weight)
-        self._panels = Panels(weight, bias, is_gated=is_gated, memory=memory)
-        self.weight = self._panels.weight
+        return Panels(weight, bias, is_gated=is_gated, memory=memory)
 
     @property
     def bytes(self) -> int:
@@ -181,10 +190,22 @@ class MklLinear(Linear):
         return y[:rows]
 
 
-# By how much each must win against the best of those before it. Packed weights against plain ones: below it is noise,
-# and plain weights can be shared with an embedding. Others against panels: those ask for weights that are not in the
-# cache, which the timing does not show. MKL keeps a second copy.
-_WORTH = {PanelLinear: 0.95, OneDnnLinear: 0.9, MklLinear: 0.8}
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Among which the fastest is found.
+
+    Args:
+        first: what is taken unless another one wins.
+        others: each with the share of the time of the best of those before it that it must stay below.
+    """
+
+    first: type[Linear]
+    others: tuple[tuple[type[Linear], float], ...]
+
+
+# Packed weights against plain ones: above it is noise, and plain weights can be shared with an embedding. Others
+# against panels: those ask for weights that are not in the cache, which the timing does not show. MKL keeps a copy.
+LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
 # Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
 # that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took
@@ -195,10 +216,13 @@ Choose = Callable[[Tensor, Tensor | None], type[Linear]]
 """From a weight and its bias to the layout for all weights of its shape."""
 
 
-def fastest(weight: Tensor, bias: Tensor | None, *, is_together: bool = False) -> type[Linear]:
+def fastest(
+    weight: Tensor, bias: Tensor | None, *, layouts: Layouts = LAYOUTS, is_together: bool = False
+) -> type[Linear]:
     """The layout with the least time, as the product over `_TIMED_ROWS`: a tenth counts alike at each.
 
     Args:
+        layouts: the first of which takes any weight.
         is_together: its layer runs together with others, as long as all weights are in panels (`_APART_S`).
 
     The run that counts follows one of the same product. With memory written in between, so that the weight comes from
@@ -207,19 +231,22 @@ def fastest(weight: Tensor, bias: Tensor | None, *, is_together: bool = False) -
     """
     part, part_bias = weight[:_TIMED_OUTPUTS], None if bias is None else bias[:_TIMED_OUTPUTS]
     candidates: list[Linear] = []
-    for kind in (Linear, *_WORTH):
+    for kind in (layouts.first, *(kind for kind, _ in layouts.others)):
         try:
             candidate = kind(part, part_bias)
             candidate(weight.new_ones(1, weight.shape[1]))
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             continue  # not in this build of torch, or not for this dtype or shape on this processor
         candidates.append(candidate)
+    if len(candidates) == 1:
+        log.info("weight %s: %s, the only one here", shape_name(weight), layouts.first.__name__)
+        return layouts.first
     times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
     seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
-    apart_s = {kind: _APART_S if is_together and kind is not PanelLinear else 0.0 for kind in seconds}
+    apart_s = {kind: _APART_S if is_together and not issubclass(kind, PanelLinear) else 0.0 for kind in seconds}
     taken = {kind: prod(time + apart_s[kind] for time in each) ** (1 / len(each)) for kind, each in seconds.items()}
-    best: type[Linear] = Linear
-    for kind, worth in _WORTH.items():
+    best = layouts.first
+    for kind, worth in layouts.others:
         if taken.get(kind, inf) < worth * taken[best]:
             best = kind
     said = "; ".join(
@@ -254,6 +281,7 @@ class Packing:
 
     is_on: bool = True  # off where a caller wants plain weights
     only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
+    small: type[Linear] = Linear  # of weights that are not timed
     choose: Choose = fastest  # asked once for each shape
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
     _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
@@ -265,8 +293,8 @@ class Packing:
             is_gated: the outputs are gate and up, of equal sizes, and wanted as silu(gate) * up.
         """
         kind = self._kind(weight, bias)
-        if kind is PanelLinear:
-            return PanelLinear(weight, bias, is_gated=is_gated, memory=self._memory)
+        if issubclass(kind, PanelLinear):
+            return kind(weight, bias, is_gated=is_gated, memory=self._memory)
         return kind(weight, bias)
 
     def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:
@@ -275,7 +303,7 @@ class Packing:
         if self.only is not None:
             return self.only
         if _bytes(weight) < _SMALL_BYTES:
-            return Linear
+            return self.small
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._chosen:
             self._chosen[key] = self.choose(weight, bias)

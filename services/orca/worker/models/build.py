@@ -14,7 +14,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.reference import ModelSizes
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.gpu_linear import GpuLinear
-from orca.worker.int8_linear import int8_layout
+from orca.worker.int8_linear import INT8_LAYOUTS
 from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint, Tensors
@@ -71,7 +71,7 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     Raises: ModelError for a config that names no model of ours.
     """
     config = load_config(info.folder)
-    return kernels_of(device).prepare(_sizes(config, shard, getattr(torch, info.dtype), device))
+    return kernels_of(device).prepare(_sizes(info, config, shard, getattr(torch, info.dtype), device))
 
 
 def load_stage(
@@ -95,7 +95,7 @@ def load_stage(
         group: how the ranks of the stage exchange tensors; needed for more than one.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
         packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.linear); or not; or all in
-            one layout. Weights of 8 bits have one of their own.
+            one layout. Weights of 8 bits have layouts of their own.
     Raises: ModelError naming the file, and the option or tensor, that stands in the way.
     """
     if isinstance(model, ModelInfo):
@@ -131,7 +131,7 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    sizes = _sizes(config, shard, dtype, device)
+    sizes = _sizes(info, config, shard, dtype, device)
     kernels_of(device).prepare(sizes)
     weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
@@ -177,11 +177,12 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
     return not isinstance(config, LlamaConfig) or is_silu(config.activation)
 
 
-def _sizes(config: ModelConfig, shard: Shard, dtype: torch.dtype, device: torch.device) -> ModelSizes:
+def _sizes(info: ModelInfo, config: ModelConfig, shard: Shard, dtype: torch.dtype, device: torch.device) -> ModelSizes:
     """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
+        weight_dtype=dtype if info.quantization is None else getattr(torch, info.quantization),
         device=device,
         hidden=config.hidden_size,
         heads=heads.num_query,
@@ -225,7 +226,8 @@ def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], i
         return Packing(is_on=bool(packs), only=only, choose=partial(remembered, is_together=is_together))
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
-    return Packing(only=int8_layout())
+    choose = partial(remembered, layouts=INT8_LAYOUTS, is_together=is_together)
+    return Packing(small=INT8_LAYOUTS.first, choose=choose)
 
 
 def _expected_bytes(checkpoint: Tensors, family: Family, prefix: str, shard: Shard, numbers: range) -> int:
