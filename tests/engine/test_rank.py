@@ -151,13 +151,15 @@ def heard_by(master: FrameSocket[LinkKind]) -> tuple[LinkKind, bytes]:
     return frame
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
-    kept_kernels: Path, tiny_model: Path
+    quantization: str | None, kept_kernels: Path, tiny_model: Path
 ) -> None:
+    settings = WorkerSettings(model=str(tiny_model), threads=1, dtype="bfloat16", quantization=quantization)
     logs = []
     for life in range(2):
         log = kept_kernels / f"{life}.log"
-        with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1, dtype="bfloat16"), log) as link:
+        with loaded_rank(settings, log) as link:
             joined(link, 1)
             before = kept(kept_kernels)
             run(link, epoch=1)
@@ -167,7 +169,8 @@ def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
     # Larger models than this one run products of ours too, on several threads.
     kernels = {file.relative_to(kept_kernels / "orca" / "kernels").parts[1] for file in before}
     assert {"call_team", "help_team"} <= kernels
-    assert any("product" in kernel for kernel in kernels)
+    [product] = [kernel for kernel in kernels if "product" in kernel]
+    assert ("torch.int8" in product) is (quantization is not None)
     assert ["begins again" in log for log in logs] == [True, False]
     assert logs[0].count("begins again") == 1
 

@@ -308,7 +308,7 @@ def test_a_product_that_is_kept(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", ["avx2", "avx512", "own"])
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (31, 50)])
 def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     rounded = torch.randint(-127, 128, (outputs, inputs), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scale, bias = some(outputs, dtype=torch.float32).abs() / 256, some(outputs, dtype=dtype, seed=1)

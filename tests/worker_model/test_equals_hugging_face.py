@@ -127,7 +127,6 @@ def test_layers_whose_kernels_run_together_give_the_same_output(
     ("family", "options"),
     [
         ("llama", {"tensor": 2}),  # sums over ranks
-        ("llama", {"quantization": "int8"}),
         ("llama", {"packs": OneDnnLinear}),
         ("gpt2", {"packs": OneDnnLinear}),
     ],

@@ -8,12 +8,12 @@ import pytest
 import torch
 from stage_driver import Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
-from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.worker import int8_linear, linear
 from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
-from orca.worker.linear import Layouts, Linear
+from orca.worker.linear import Linear
+from orca.worker.models import build
 from orca.worker.models.build import load_stage
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-needs_bytes = pytest.mark.skipif(not int8_linear._multiplies_bytes(), reason="this processor has no 8-bit dot products")
+needs_bytes = pytest.mark.skipif(not int8_linear.multiplies_bytes(), reason="this processor has no 8-bit dot products")
 KINDS = [Int8PanelLinear, pytest.param(OneDnnInt8Linear, marks=needs_bytes)]
 
 
@@ -72,41 +72,46 @@ def test_an_8_bit_weight_replaces_the_plain_one(kind: type[Linear]) -> None:
     assert kind(weight, torch.randn(64)).bytes == 64 * 512 + 2 * 64 * 4
 
 
-def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("bytes_us", "best"), [(950, Int8PanelLinear), (850, OneDnnInt8Linear)])
+def test_bytes_are_multiplied_where_that_is_a_tenth_faster(
+    bytes_us: int, best: type[Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_linear, "_multiplies_bytes", lambda: False)
-    monkeypatch.setattr(linear, "least_s", None)
-    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
-        assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS) is Int8PanelLinear
-    assert caplog.messages == ["weight 400 x 300 float32: Int8PanelLinear, the only one here"]
+    monkeypatch.setattr(int8_linear, "multiplies_bytes", lambda: True)
+    times_us = {Int8PanelLinear: 1000, OneDnnInt8Linear: bytes_us}
+    monkeypatch.setattr(linear, "least_s", lambda candidates, _x: [1e-6 * times_us[type(each)] for each in candidates])
+    assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS) is best
+    assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS, is_together=True) is Int8PanelLinear
 
 
-def test_bytes_are_multiplied_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(candidates: list[Linear], _x: Tensor) -> list[float]:
-        return [1e-3 if isinstance(each, Bytes) else 2e-3 for each in candidates]
-
-    class Bytes(Linear):
-        """Stands in for oneDNN's, which not all processors have."""
-
-    layouts = Layouts(Int8PanelLinear, ((Bytes, 0.9),))
-    monkeypatch.setattr(linear, "least_s", timed)
-    assert linear.fastest(torch.randn(400, 300), None, layouts=layouts) is Bytes
-
-
-def test_a_model_takes_a_quarter_of_the_memory_and_says_which_layouts_it_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_takes_a_quarter_of_the_memory(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path, hidden_size=240, intermediate_size=640, vocab_size=199)
-    with caplog.at_level(logging.INFO, logger="orca.worker"):
-        small = load_stage(folder, quantization="int8")
-    said = [record.message for record in caplog.records if record.message.startswith("weight ")]
-    assert said
-    assert all(": Int8PanelLinear" in each or ": OneDnnInt8Linear" in each for each in said)
-    full = load_stage(folder, packs=False)
+    small, full = load_stage(folder, quantization="int8"), load_stage(folder, packs=False)
     embedding = 199 * 240 * 4
     assert (small.weight_bytes - embedding) / (full.weight_bytes - embedding) == pytest.approx(0.25, abs=0.01)
-    assert all(isinstance(linear, Int8PanelLinear | OneDnnInt8Linear) for linear in small.linears)
+    assert all(isinstance(each, Int8PanelLinear | OneDnnInt8Linear) for each in small.linears)
+
+
+@needs_bytes
+def test_the_log_says_which_layouts_a_model_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tiny_checkpoint("llama", tmp_path, hidden_size=240, intermediate_size=640, vocab_size=199)
+    with caplog.at_level(logging.INFO, logger="orca.worker"):
+        model = load_stage(folder, quantization="int8")
+    for each in model.linears:
+        if each.outputs * each.inputs * 4 >= 128 << 10:
+            said = f"weight {each.outputs} x {each.inputs} float32: {type(each).__name__}"
+            assert any(message.startswith(said) for message in caplog.messages)
+
+
+def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "multiplies_bytes", lambda: False)
+    monkeypatch.setattr(linear, "least_s", None)
+    folder = tiny_checkpoint("llama", tmp_path, hidden_size=240, intermediate_size=640, vocab_size=199)
+    with caplog.at_level(logging.INFO, logger="orca.worker"):
+        model = load_stage(folder, quantization="int8")
+    assert {type(each) for each in model.linears} == {Int8PanelLinear}
+    assert "weights of 8 bits: Int8PanelLinear, for this processor does not multiply bytes" in caplog.messages
 
 
 def test_a_tied_table_stays_as_it_is_and_the_head_is_a_rounded_copy(tmp_path: Path) -> None:

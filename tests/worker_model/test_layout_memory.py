@@ -11,8 +11,10 @@ from torch import Tensor
 from torch_threads import computing_threads
 
 from orca.kernels import numba_code
+from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear
 from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear
+from orca.worker.models import build
 from orca.worker.models.build import load_stage
 
 WEIGHT = torch.zeros(30, 20)
@@ -34,13 +36,19 @@ def test_a_layout_is_timed_at_the_first_start_and_taken_at_the_next(caplog: pyte
     assert "weight 30 x 20 float32: OneDnnLinear, found by an earlier start" in caplog.text
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_model_that_is_loaded_again_times_nothing(
-    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    quantization: str | None,
+    tmp_path_factory: pytest.TempPathFactory,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Timed or not, its only candidate is right on any processor.
+    monkeypatch.setattr(build, "multiplies_bytes", lambda: True)
     folder = tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"), intermediate_size=1000)
-    load_stage(folder)
+    load_stage(folder, quantization=quantization)
     with caplog.at_level(logging.INFO, logger="orca.worker"):
-        load_stage(folder)
+        load_stage(folder, quantization=quantization)
     assert "found by an earlier start" in caplog.text
     assert "microseconds" not in caplog.text
 
@@ -60,6 +68,14 @@ def test_a_layout_that_won_once_by_chance_is_not_kept(disturbed: tuple[type[Line
 def test_another_shape_or_dtype_is_timed_for_itself(other: Tensor) -> None:
     remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear))
     assert remembered(other, None, timed(Linear, Linear)) is Linear
+
+
+def test_a_weight_that_is_rounded_is_timed_for_itself() -> None:
+    remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear))
+    rounded = timed(Int8PanelLinear, Int8PanelLinear)
+    assert remembered(WEIGHT, None, rounded, layouts=INT8_LAYOUTS) is Int8PanelLinear
+    assert remembered(WEIGHT, None, timed(), layouts=INT8_LAYOUTS) is Int8PanelLinear
+    assert remembered(WEIGHT, None, timed()) is OneDnnLinear
 
 
 def test_a_weight_whose_layer_runs_together_is_timed_for_itself() -> None:

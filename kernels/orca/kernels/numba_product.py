@@ -54,14 +54,16 @@ class Panels:
         tile: Tile | None = None,
     ) -> None:
         self._tile, self._dtype = tile or tile_of(weight.dtype), dtype or weight.dtype
-        assert (self._dtype != weight.dtype) == (scale is not None)
+        assert (weight.dtype == torch.int8) == (scale is not None)
+        assert self._dtype.is_floating_point
+        assert scale is None or scale.shape == weight.shape[:1]
         self.outputs, self.inputs = weight.shape
         if self._tile.pairs and self.inputs % 2:
             raise ValueError(f"an odd number of inputs, {self.inputs}, has no pairs")
         self._parts = 2 if is_gated else 1
         self.weight = self._laid_out(weight, self._tile.together, self._tile.step, memory)
-        self._scale = None if scale is None else self._laid_out(scale[:, None], 1, 1).flatten()
-        if bias is None and scale is None:  # sums begin with it
+        self._scale = None if scale is None else self._laid_out(scale.float()[:, None], 1, 1).flatten()
+        if bias is None and scale is None:  # sums begin with it, where nothing is scaled behind them
             bias = torch.zeros(self.outputs)
         self._bias = None if bias is None else self._laid_out(bias.float()[:, None], 1, 1).flatten()
         self._kernel = kernel(self._dtype, weight.dtype, self._tile)

@@ -5,8 +5,9 @@
 Nothing else is rounded so. A rank scales its own part of a weight, so where inputs are divided among ranks, an output
 has a scale on each.
 
-In panels bytes are widened to float32 between memory and registers. Processors that multiply bytes by bytes may do
-better where there are many rows. A row of activations goes through such a product as two rows, the low and the high
+In panels bytes are widened to float32 between memory and registers, and sums are scaled at their end: they overflow
+where x is some 1e36 / inputs, far from what models have. Processors that multiply bytes by bytes may do better where
+there are many rows. A row of activations goes through such a product as two rows, the low and the high
 bytes of whole numbers:
 
     x[r, i] is about step[r] (256 (high[r, i] - 128) + low[r, i] - 128),  step[r] = max over i of |x[r, i]| / 32512
@@ -47,7 +48,7 @@ _ZERO = torch.zeros(1, dtype=torch.int64)
 class Int8PanelLinear(PanelLinear):
     """Weight in panels of our own kernel, which widens it."""
 
-    def _laid_out(
+    def _panels_of(
         self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
     ) -> "Panels":
         from orca.kernels.numba_product import Panels
@@ -63,7 +64,7 @@ class OneDnnInt8Linear(Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if not _multiplies_bytes():
+        if not multiplies_bytes():
             raise NotImplementedError("this processor does not multiply bytes")
         super().__init__(weight, bias)
         rounded, self._scale = _rounded(weight)
@@ -106,11 +107,12 @@ def _products(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     return products
 
 
+# As among layouts of floats: panels ask for weights that are not in the cache, which the timing does not show.
 INT8_LAYOUTS = Layouts(Int8PanelLinear, ((OneDnnInt8Linear, 0.9),))
 
 
 @cache
-def _multiplies_bytes() -> bool:
+def multiplies_bytes() -> bool:
     """Whether oneDNN does, and its sums are right where bytes are the largest."""
     rows, rounded = torch.full((2, 256), 255, dtype=torch.uint8), torch.full((16, 256), 127, dtype=torch.int8)
     try:

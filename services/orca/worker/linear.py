@@ -117,10 +117,10 @@ class PanelLinear(Linear):
         memory: huge_pages.Weights | None = None,
     ) -> None:
         super().__init__(weight)
-        self._panels = self._laid_out(weight, bias, is_gated, memory)
+        self._panels = self._panels_of(weight, bias, is_gated, memory)
         self.weight = self._panels.weight
 
-    def _laid_out(
+    def _panels_of(
         self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
     ) -> "Panels":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
@@ -192,7 +192,7 @@ class MklLinear(Linear):
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Among which the fastest is found.
+    """Those of which the fastest is taken.
 
     Args:
         first: what is taken unless another one wins.
@@ -238,9 +238,6 @@ def fastest(
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             continue  # not in this build of torch, or not for this dtype or shape on this processor
         candidates.append(candidate)
-    if len(candidates) == 1:
-        log.info("weight %s: %s, the only one here", shape_name(weight), layouts.first.__name__)
-        return layouts.first
     times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
     seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
     apart_s = {kind: _APART_S if is_together and not issubclass(kind, PanelLinear) else 0.0 for kind in seconds}

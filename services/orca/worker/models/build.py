@@ -14,7 +14,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.reference import ModelSizes
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.gpu_linear import GpuLinear
-from orca.worker.int8_linear import INT8_LAYOUTS
+from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, multiplies_bytes
 from orca.worker.layout_memory import remembered
 from orca.worker.linear import Linear, Packing
 from orca.worker.loader import Checkpoint, Tensors
@@ -226,6 +226,9 @@ def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], i
         return Packing(is_on=bool(packs), only=only, choose=partial(remembered, is_together=is_together))
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
+    if not multiplies_bytes():
+        log.info("weights of 8 bits: %s, for this processor does not multiply bytes", Int8PanelLinear.__name__)
+        return Packing(only=Int8PanelLinear)
     choose = partial(remembered, layouts=INT8_LAYOUTS, is_together=is_together)
     return Packing(small=INT8_LAYOUTS.first, choose=choose)
 
