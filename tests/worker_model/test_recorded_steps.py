@@ -60,21 +60,24 @@ def increments(steps: list[Step]) -> list[int]:
 @pytest.mark.parametrize("chunk", [None, 5, 1])
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize(
-    ("family", "vocab_size", "options"),
+    ("family", "vocab_size", "options", "quantization"),
     [
-        ("gpt2", 211, {}),
-        ("llama", 199, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}),
-        ("mistral", 197, {"sliding_window": 9}),  # which hides something only when contexts have grown
-        ("qwen3", 191, {"quantization": "int8"}),
+        ("gpt2", 211, {}, None),
+        ("llama", 199, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}, None),
+        ("mistral", 197, {"sliding_window": 9}, None),  # which hides something only when contexts have grown
+        ("qwen3", 191, {}, "int8"),
     ],
 )
 def test_recorded_steps_give_the_same_tokens(
-    family: str, vocab_size: int, options: dict[str, Any], feeds_tokens: bool, chunk: int | None, tmp_path: Path
+    family: str,
+    vocab_size: int,
+    options: dict[str, object],
+    quantization: str | None,
+    feeds_tokens: bool,
+    chunk: int | None,
+    tmp_path: Path,
 ) -> None:
-    quantization = options.get("quantization")
-    folder = tiny_checkpoint(
-        family, tmp_path, seed=1, **{name: value for name, value in options.items() if name != "quantization"}
-    )
+    folder = tiny_checkpoint(family, tmp_path, seed=1, **options)
     outputs = []
     for is_recorded in (True, False):
         chain = Chain(folder, packs=PanelLinear, quantization=quantization, feeds_tokens=feeds_tokens)

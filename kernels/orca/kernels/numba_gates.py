@@ -17,6 +17,7 @@ from torch import Tensor
 from orca.kernels.activation import Activation
 from orca.kernels.numba_activations import activate, silu
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, take, wide
+from orca.kernels.numba_rows import address_of
 from orca.kernels.numba_team import Kernel, new_empty, rows_of
 
 
@@ -27,8 +28,7 @@ def activated(x: Tensor, activation: Activation, bias: Tensor | None = None, out
     assert x.is_contiguous()
     assert out.shape == x.shape
     assert out.is_contiguous()
-    bias_at = 0 if bias is None else bias.data_ptr()
-    _activated(x.dtype, activation)(len(x), x.data_ptr(), bias_at, out.data_ptr(), tokens, width)
+    _activated(x.dtype, activation)(len(x), x.data_ptr(), address_of(bias), out.data_ptr(), tokens, width)
     return out
 
 
@@ -55,8 +55,9 @@ def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
     assert bias is None or (bias.shape == gate_up.shape[1:] and bias.dtype == gate_up.dtype and bias.is_contiguous())
     tokens, width = rows_of(gate_up), gate_up.shape[1] // 2
     gated = new_empty(gate_up.dtype, tokens, width)
-    bias_at = 0 if bias is None else bias.data_ptr()
-    gated_silu_kernel(gate_up.dtype)(len(gate_up), gate_up.data_ptr(), bias_at, gated.data_ptr(), tokens, width)
+    gated_silu_kernel(gate_up.dtype)(
+        len(gate_up), gate_up.data_ptr(), address_of(bias), gated.data_ptr(), tokens, width
+    )
     return gated
 
 

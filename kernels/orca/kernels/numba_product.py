@@ -18,7 +18,7 @@ from torch import Tensor
 from orca.kernels import huge_pages, numba_amx_product, numba_vector_product
 from orca.kernels.activation import Activation
 from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
-from orca.kernels.numba_rows import keep, kept_addresses, norm_arguments
+from orca.kernels.numba_rows import address_of, keep, kept_addresses, norm_arguments
 from orca.kernels.numba_team import Kernel, new_empty, rows_of
 from orca.kernels.numba_tile import Tile, has_words, tile_of
 from orca.kernels.reference import Kept, RowNorm
@@ -145,14 +145,14 @@ class Panels:
         scratch = new_empty(torch.uint8, threads * scratch_bytes)
         self._kernel(
             panels * blocks,
-            *(x.data_ptr(), self.weight.data_ptr(), _address(self._bias), y.data_ptr()),
+            *(x.data_ptr(), self.weight.data_ptr(), address_of(self._bias), y.data_ptr()),
             scratch.data_ptr(),
             *((0, 0, 0) if kept is None else kept_addresses(kept, rows)),
             *(rows_of(x), self.inputs, self.outputs, self._parts, panels, threads, ending),
             *((1, 1, 1) if kept is None else (kept.cache.shape[3], kept.cache.shape[1], kept.cache.shape[2])),
             scratch_bytes,
             *norm_arguments(norm, x),
-            _address(self._scale),
+            address_of(self._scale),
         )
 
     def _scratch_bytes(self, rows: int, dtype: torch.dtype, *, is_normed: bool) -> int:
@@ -160,7 +160,3 @@ class Panels:
         if self._tile.is_amx:
             return numba_amx_product.scratch_bytes(rows, self.inputs)
         return numba_vector_product.scratch_bytes(rows, self.inputs, dtype, self._tile, is_normed=is_normed)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

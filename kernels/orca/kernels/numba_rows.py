@@ -38,6 +38,11 @@ def tasks_of(tokens: int) -> int:
     return -(-tokens // TASK_TOKENS)
 
 
+def address_of(tensor: Tensor | None) -> int:
+    """0 for what is not there."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def kernels(dtype: torch.dtype) -> list[Kernel]:
     """Those that a model in panels calls, for one dtype."""
     return [_keep(dtype), _normalise(dtype)]
@@ -71,7 +76,7 @@ def kept_addresses(kept: Kept, tokens: int) -> tuple[int, int, int]:
     assert slots.dtype == torch.int64
     assert turns is None or (turns.dtype == torch.complex64 and turns.numel() * 2 == tokens * cache.shape[3])
     assert all(each is None or each.is_contiguous() for each in (turns, slots, cache))
-    return 0 if turns is None else turns.data_ptr(), slots.data_ptr(), cache.data_ptr()
+    return address_of(turns), slots.data_ptr(), cache.data_ptr()
 
 
 @cache
@@ -129,7 +134,7 @@ def norm_arguments(norm: RowNorm | None, x: Tensor) -> tuple[int, int, float]:
         return 0, 0, 0.0
     for each in (norm.weight, norm.bias):
         assert each is None or (each.shape == x.shape[1:] and each.dtype == x.dtype and each.is_contiguous())
-    return norm.weight.data_ptr(), 0 if norm.bias is None else norm.bias.data_ptr(), norm.eps
+    return norm.weight.data_ptr(), address_of(norm.bias), norm.eps
 
 
 @cache
@@ -176,8 +181,7 @@ def _add_to(x: Tensor, added: Tensor | None, bias: Tensor | None) -> None:
     width = math.prod(x.shape[1:])
     assert added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
     assert bias is None or (bias.numel() == width and bias.dtype == x.dtype and bias.is_contiguous())
-    addresses = (0 if each is None else each.data_ptr() for each in (added, bias))
-    _add(x.dtype)(tasks_of(len(x)), x.data_ptr(), *addresses, rows_of(x), width)
+    _add(x.dtype)(tasks_of(len(x)), x.data_ptr(), address_of(added), address_of(bias), rows_of(x), width)
 
 
 @cache

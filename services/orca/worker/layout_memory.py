@@ -85,8 +85,7 @@ def _read(file: Path, layouts: Layouts) -> type[Linear] | None:
         name = file.read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    kinds = (layouts.first, *(kind for kind, _ in layouts.others))
-    return next((kind for kind in kinds if kind.__name__ == name), None)
+    return next((kind for kind in layouts.kinds if kind.__name__ == name), None)
 
 
 def _write(file: Path, kind: type[Linear]) -> None:

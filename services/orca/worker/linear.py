@@ -202,6 +202,10 @@ class Layouts:
     first: type[Linear]
     others: tuple[tuple[type[Linear], float], ...]
 
+    @property
+    def kinds(self) -> list[type[Linear]]:
+        return [self.first, *(kind for kind, _ in self.others)]
+
 
 # Packed weights against plain ones: above it is noise, and plain weights can be shared with an embedding. Others
 # against panels: those ask for weights that are not in the cache, which the timing does not show. MKL keeps a copy.
@@ -231,7 +235,7 @@ def fastest(
     """
     part, part_bias = weight[:_TIMED_OUTPUTS], None if bias is None else bias[:_TIMED_OUTPUTS]
     candidates: list[Linear] = []
-    for kind in (layouts.first, *(kind for kind, _ in layouts.others)):
+    for kind in layouts.kinds:
         try:
             candidate = kind(part, part_bias)
             candidate(weight.new_ones(1, weight.shape[1]))
