@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, entry, started, submission, with_settings
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
+from redis.asyncio.connection import AbstractConnection
 from waiting import until
 
 from orca.core.request import End, FinishReason, Token
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
+from orca.pool.keys import Keys
 from orca.pool.log_slice import LogSlice
-from orca.pool.redis_link import _Script
+from orca.pool.redis_link import RedisLink, _Script
 from orca.pool.schemas import SCHEMAS
 from orca.pool.subscription import Subscription
 
@@ -38,6 +40,10 @@ async def listening(bed: Bed) -> None:
         async with asyncio.timeout(10):
             with begun(bed.pool.log_news({})) as news:
                 await news.wait(LONG_S)  # the subscription's confirmation wakes everybody
+
+
+def connections(url: str) -> Callable[[], AbstractConnection]:
+    return RedisLink(url, Keys("d"), SETTINGS, SCHEMAS).connection
 
 
 @contextlib.contextmanager
@@ -166,11 +172,10 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
     hints = Hints(poll_s=LONG_S)
     async with (
         silenced_proxy(own_redis.url) as (url, silence),
-        Redis.from_url(url) as client,
         Redis.from_url(own_redis.url) as direct,
         asyncio.timeout(40),
     ):
-        subscription = Subscription(client, "news", hints, quiet_s=1.0)
+        subscription = Subscription(connections(url), "news", hints, quiet_s=1.0)
         with begun(hints.log_news({"a.0": 0})) as news:
             subscription.start(for_logs=True)
             assert await news.wait(LONG_S) is None
@@ -188,8 +193,8 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
 
 async def test_a_quiet_link_that_answers_stays_as_it_is(own_redis: EmbeddedRedis) -> None:
     hints = Hints(poll_s=LONG_S)
-    async with Redis.from_url(own_redis.url) as client, Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
-        subscription = Subscription(client, "news", hints, quiet_s=1.0)
+    async with Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
+        subscription = Subscription(connections(own_redis.url), "news", hints, quiet_s=1.0)
         with begun(hints.log_news({})) as news:
             subscription.start(for_logs=True)
             await news.wait(LONG_S)
@@ -291,37 +296,6 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
     assert SETTINGS.hint_poll_ms <= 1000
 
 
-class Deaf:
-    """A client, and its subscription, that takes a cancellation for the end of its wait, as redis-py can."""
-
-    def __init__(self) -> None:
-        self.waits = asyncio.Event()
-
-    def pubsub(self, **_: object) -> "Deaf":
-        return self
-
-    async def subscribe(self, channel: str) -> None:
-        """Nothing comes by it."""
-
-    async def get_message(self, timeout: float) -> dict[str, object]:  # noqa: ASYNC109 - redis-py's signature
-        self.waits.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(timeout)
-        return {"type": "pong"}
-
-    async def aclose(self) -> None:
-        """It has nothing open."""
-
-
-async def test_it_stops_whatever_the_library_makes_of_the_cancellation() -> None:
-    client = Deaf()
-    subscription = Subscription(client, "news", Hints(1.0))  # type: ignore[arg-type]
-    subscription.start(for_logs=True)
-    await client.waits.wait()
-    async with asyncio.timeout(10):
-        await subscription.stop()
-
-
 async def test_what_is_told_of_a_commit_is_what_a_read_would_find(redis_bed: RedisBed) -> None:
     _, owned = await started(redis_bed, "a", "b")
     await listening(redis_bed)
@@ -376,7 +350,7 @@ async def test_what_redis_may_still_hold_back_is_not_told(redis_bed: RedisBed) -
 @pytest.mark.parametrize("heeds_contents", [True, False])
 async def test_what_is_told_is_heeded_only_where_it_is_as_good_as_read(*, heeds_contents: bool) -> None:
     hints = Hints(poll_s=LONG_S)
-    subscription = Subscription(Redis(), "news", hints, heeds_contents=heeds_contents)
+    subscription = Subscription(Connection, "news", hints, heeds_contents=heeds_contents)
     subscription._heeds_logs = True
     with begun(hints.log_news({"a.0": 0, "b.0": 0})) as news:
         subscription._take(b"+r1\na.0 2\n=5,6\nb.0 1")

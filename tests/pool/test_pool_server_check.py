@@ -38,7 +38,7 @@ class Server:
     async def pipeline(self, *_commands: object, purpose: Purpose) -> list[Any]:
         assert purpose is Purpose.ALL, "a look waits for no client's connection"
         self.looks += 1
-        return [self.info, None]
+        return ["".join(f"{name}:{value}\r\n" for name, value in self.info.items()).encode(), None]
 
     async def look_at(self, *seconds: float, fsync: int) -> None:
         self.info["aof_pending_bio_fsync"] = fsync

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pool_beds import with_settings
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 from waiting import until
 
 from orca.core.errors import PoolUnavailable
@@ -45,6 +46,13 @@ async def pool(own_redis: EmbeddedRedis) -> AsyncIterator[RedisPool]:
     await pool.enter(CALLER, 1, reported_epoch=0)
     yield pool
     await pool.close()
+
+
+@contextlib.asynccontextmanager
+async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 20) -> AsyncIterator[Lane]:
+    lane = Lane(size, timeout_s, RedisLink(redis.url, Keys("d"), SETTINGS, SCHEMAS).connection)
+    yield lane
+    await lane.close()
 
 
 @contextlib.asynccontextmanager
@@ -96,18 +104,48 @@ async def test_busy_callers_are_served_in_turn(link: RedisLink) -> None:
         assert max(served.values()) - min(served.values()) <= 2
 
 
-async def test_a_call_without_a_turn_in_time_is_an_outage_to_its_caller() -> None:
-    lane = Lane(1, 0.05, {})
-    async with meanwhile(lane.call(lambda _: asyncio.Event().wait())):
-        await asyncio.sleep(0)
+async def test_a_call_without_a_turn_in_time_is_an_outage_to_its_caller(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1, timeout_s=1) as lane, meanwhile(lane.call(("BLPOP", "nothing", 0))):
+        await until(lambda: are_held(own_redis.url, 1), limit_s=30)
         with pytest.raises(PoolUnavailable, match="none of 1 connections"):
-            await lane.call(lambda _: asyncio.Event().wait())
-    await lane.close()
+            await lane.call(("PING",))
 
 
-async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on() -> None:
-    lane = Lane(1, 20, {})
-    async with meanwhile(*(lane.call(lambda _: asyncio.Event().wait()) for _ in range(3))):
-        await asyncio.sleep(0)
-    assert await lane.call(lambda _: asyncio.sleep(0, "an answer")) == "an answer"
-    await lane.close()
+async def test_a_call_without_an_answer_in_time_is_an_outage_to_its_caller(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1, timeout_s=1) as lane:
+        with pytest.raises(PoolUnavailable, match="no answer in time"):
+            await lane.call(("BLPOP", "nothing", 0))
+
+
+async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1) as lane:
+        async with meanwhile(*(lane.call(("BLPOP", "nothing", 0)) for _ in range(3))):
+            await until(lambda: are_held(own_redis.url, 1), limit_s=30)
+        assert await lane.call(("ECHO", "an answer")) == [b"an answer"]
+
+
+async def test_a_call_cancelled_at_any_moment_leaves_its_answer_to_nobody(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1) as lane:
+        for moment in range(40):
+            call = asyncio.create_task(lane.call(("ECHO", "for nobody"), ("ECHO", "for nobody either")))
+            for _ in range(moment // 2):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert await lane.call(("ECHO", str(moment))) == [str(moment).encode()]
+
+
+async def test_an_error_among_answers_is_raised_and_the_next_call_gets_its_own(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1) as lane:
+        with pytest.raises(NoScriptError):
+            await lane.call(("ECHO", "before"), ("EVALSHA", "0" * 40, 0), ("ECHO", "behind"))
+        assert await lane.call(("ECHO", "next"), ("ECHO", "after")) == [b"next", b"after"]
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_made_anew(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1) as lane, Redis.from_url(own_redis.url) as redis:
+        await lane.call(("CLIENT", "SETNAME", "lane"))
+        [client] = [each for each in await redis.client_list() if each["name"] == "lane"]
+        await redis.client_kill_filter(_id=client["id"])
+        await until(lambda: lane._idle[0].can_read(), limit_s=30)
+        assert await lane.call(("ECHO", "an answer")) == [b"an answer"]

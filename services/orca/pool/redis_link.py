@@ -2,14 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
@@ -22,7 +22,6 @@ from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
 from orca.pool.settling import FileState, Settling
 
-T = TypeVar("T")
 Command = tuple[Any, ...]
 
 _SCRIPTS = Path(__file__).with_name("scripts")
@@ -86,35 +85,41 @@ def _transitions(schemas: Schemas) -> dict[str, _Script]:
 class Lane:
     """Some connections, and the calls that take turns for them in the order of asking.
 
-    redis-py alone gives a connection that came free to whoever asks next, and sends the call that it woke for it back
-    to the end: among busy callers some would be served thousands of times and others never.
+    The connections are redis-py's. Its client and its pool are left out: they take most of a call's time, and a
+    connection that came free goes to whoever asks next, so that among busy callers some would be served thousands of
+    times and others never.
     """
 
-    def __init__(self, size: int, timeout_s: float, options: dict[str, Any]) -> None:
+    def __init__(self, size: int, timeout_s: float, connection: Callable[[], AbstractConnection]) -> None:
+        """Args: timeout_s: of the wait for a turn, and of what comes then. connection: makes one, not connected."""
         self._size = size
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(size)
-        # Blocking all the same: what was cancelled may give back its connection a moment after its turn.
-        self._connections: BlockingConnectionPool = BlockingConnectionPool(
-            max_connections=size, timeout=timeout_s, socket_timeout=timeout_s, **options
-        )
-        self._client: Redis = Redis(connection_pool=self._connections)
+        self._idle = [connection() for _ in range(size)]
 
-    async def call(self, call: Callable[[Redis], Awaitable[T]]) -> T:
-        """Raises: OutOfMemory; PoolUnavailable, also when no turn comes in time."""
+    async def call(self, *commands: Command) -> list[Any]:
+        """The answers to commands that go out together on one connection, in one round trip; not atomic.
+
+        Raises: NoScriptError; OutOfMemory; PoolUnavailable, also when no turn comes in time.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._turns.acquire()
         except TimeoutError as error:
             raise PoolUnavailable(f"none of {self._size} connections to Redis came free in time") from error
+        connection = self._idle.pop()
         try:
-            return await _ours(lambda: call(self._client))
+            with _as_ours():
+                async with asyncio.timeout(self._timeout_s):
+                    return await _exchange(connection, commands)
         finally:
+            self._idle.append(connection)
             self._turns.release()
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._connections.aclose()
+        """When no call is under way."""
+        for connection in self._idle:
+            await connection.disconnect()
 
 
 class RedisLink:
@@ -128,15 +133,21 @@ class RedisLink:
         self._accepts_loss = settings.accepts_loss
         # No retries: a caller that repeats a call does so on purpose, with its own bound (redis-py tries 10 times).
         timeout_s = settings.call_timeout_ms / 1000
-        common: dict[str, Any] = {
+        options: dict[str, Any] = {
+            "connection_class": Connection,
             "socket_connect_timeout": timeout_s,
+            # Each call and each who listens has a time of its own. Under redis-py's, `asyncio.wait_for` makes a task of
+            # each send, and up to Python 3.11 a cancellation that comes as that ends is lost.
+            "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
             # Else each connect asks for a command that the pool's user may not call.
             "driver_info": None,
             **connection_options(url, settings),
         }
-        greeted = {"redis_connect_func": self._greet, **common}
+        self.connection: Callable[[], AbstractConnection] = partial(options.pop("connection_class"), **options)
+        """Makes one for who listens, not connected."""
+        greeted = partial(self.connection, redis_connect_func=self._greet)
         self._lanes = {
             Purpose.CLIENT: Lane(settings.connections_max, timeout_s, greeted),
             Purpose.READING: Lane(_READING_CONNECTIONS, timeout_s, greeted),
@@ -145,9 +156,6 @@ class RedisLink:
         self._settling = Settling(self._file_state, timeout_s)
         self.connects = 0
         """How often a call has found a server anew, which may be another one each time."""
-        # Its timeout is that of connecting and sending: who listens says for how long.
-        self._listening = ConnectionPool(socket_timeout=timeout_s, **common)
-        self.listener: Redis = Redis(connection_pool=self._listening)
 
     async def _greet(self, connection: AbstractConnection) -> None:
         await connection.on_connect()
@@ -173,7 +181,7 @@ class RedisLink:
 
     async def pipeline(self, *commands: Command, purpose: Purpose = Purpose.CLIENT) -> list[Any]:
         """The commands on one connection in one round trip; not atomic."""
-        return await _pipeline(self._lanes[purpose], *commands)
+        return await self._lanes[purpose].call(*commands)
 
     async def _once(self, lane: Lane, command: Command, replicas: int) -> Any:
         """The answer to a command, with the proof that so many replicas hold all that it wrote or saw.
@@ -184,37 +192,50 @@ class RedisLink:
         Raises: PoolUnavailable when too few replicas confirm in time; what was written may stay.
         """
         if not replicas:
-            return await lane.call(lambda client: client.execute_command(*command))  # type: ignore[no-untyped-call]
-        answer, confirmed = await _pipeline(lane, command, ("WAIT", replicas, self._confirm_ms))
+            (answer,) = await lane.call(command)
+            return answer
+        answer, confirmed = await lane.call(command, ("WAIT", replicas, self._confirm_ms))
         if confirmed < replicas:
             raise PoolUnavailable(f"{confirmed} of {replicas} replicas confirmed in time")
         return answer
 
     async def _file_state(self) -> FileState:
         server, persistence = await self.pipeline(("INFO", "server"), ("INFO", "persistence"), purpose=Purpose.ALL)
-        return FileState.of(server | persistence)
+        return FileState.of(read_info(server) | read_info(persistence))
 
     async def close(self) -> None:
         await self._settling.close()
-        await self.listener.aclose()
-        await self._listening.aclose()
         for lane in self._lanes.values():
             await lane.close()
 
 
-async def _pipeline(lane: Lane, *commands: Command) -> list[Any]:
-    async def call(client: Redis) -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return await pipeline.execute()
+async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
+    """Raises: what redis-py does, the first of the errors that commands are answered with once all answers are here."""
+    # It may have been closed since, or hold what nobody has asked for.
+    if connection.is_connected and await connection.can_read():
+        await connection.disconnect(nowait=True)
+    if not connection.is_connected:
+        # That a server is away may be known at once: who asks again and again leaves the loop to others all the same.
+        await asyncio.sleep(0)
+        await connection.connect()  # type: ignore[no-untyped-call]
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    answers = []
+    for _ in commands:
+        try:
+            answers.append(await connection.read_response())
+        except ResponseError as error:
+            answers.append(error)
+    for answer in answers:
+        if isinstance(answer, ResponseError):
+            raise answer
+    return answers
 
-    return await lane.call(call)
 
-
-async def _ours(call: Callable[[], Awaitable[T]]) -> T:
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Turns errors of the server and of the way to it into ours."""
     try:
-        return await heedful(call())
+        yield
     except NoPermissionError as error:
         raise PoolUnavailable(
             f"the pool's user may not do this (access.py says what it must be allowed): {error}"
@@ -225,21 +246,13 @@ async def _ours(call: Callable[[], Awaitable[T]]) -> T:
         if any(word in str(error) for word in _NOT_NOW):
             raise PoolUnavailable(str(error)) from error
         raise  # a bug in a script, not a state of the server
+    except TimeoutError as error:
+        raise PoolUnavailable("Redis gave no answer in time") from error
     except (RedisError, OSError) as error:
         raise PoolUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-async def heedful(call: Awaitable[T]) -> T:
-    """Await a call, and be cancelled when this task is, whatever the call makes of it.
-
-    Up to Python 3.11 `asyncio.wait_for`, which redis-py uses for each send, answers with its result instead of a
-    cancellation that comes at the same moment. The task would go on, and whoever cancelled it wait for it for ever.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
-    try:
-        return await call
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError
+def read_info(answer: bytes) -> dict[str, str | int]:
+    """What INFO says, by name; what consists of digits as a number."""
+    fields = (line.partition(":") for line in answer.decode().splitlines())
+    return {name: int(value) if value.isdecimal() else value for name, colon, value in fields if colon}

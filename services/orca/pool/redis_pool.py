@@ -99,7 +99,9 @@ class RedisPool(Pool):
         self._hints = Hints(settings.hint_poll_ms / 1000)
         # With replicas only a read is confirmed by them.
         news = self._keys.single("news")
-        self._subscription = Subscription(self._link.listener, news, self._hints, heeds_contents=settings.replicas == 0)
+        self._subscription = Subscription(
+            self._link.connection, news, self._hints, heeds_contents=settings.replicas == 0
+        )
 
     @property
     def reader_lease_s(self) -> float:

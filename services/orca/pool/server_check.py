@@ -14,12 +14,11 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 from orca.core.errors import PoolNotDurable, SettingError
 from orca.pool import codec
 from orca.pool.keys import Keys
-from orca.pool.redis_link import Purpose, RedisLink
+from orca.pool.redis_link import Purpose, RedisLink, read_info
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
 
@@ -77,18 +76,18 @@ class ServerCheck:
         if self._refusal is not None:
             raise PoolNotDurable(self._refusal)
 
-    async def _look(self) -> dict[str, Any]:
-        info, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"), purpose=Purpose.ALL)
+    async def _look(self) -> dict[str, str | int]:
+        answer, schema = await self._link.pipeline(("INFO",), ("HGET", self._meta, "schema"), purpose=Purpose.ALL)
         # The look itself may have connected.
         self._connects_seen = self._link.connects
+        info = read_info(answer)
         _check_redis(info, self._settings)
         if schema is not None and int(schema) not in self._schemas:
             ours = f"{self._schemas.oldest} to {self._schemas.newest}"
             raise SettingError(f"pool: schema {int(schema)} is in force, this release writes {ours}")
-        found: dict[str, Any] = info
-        return found
+        return info
 
-    def _note_fsync(self, info: dict[str, Any]) -> None:
+    def _note_fsync(self, info: dict[str, str | int]) -> None:
         looked_s, self._looked_s = self._looked_s, self._clock_s()
         if not info.get("aof_pending_bio_fsync"):
             self._fsync_since_s = None
@@ -108,7 +107,7 @@ class ServerCheck:
         self._refusal = refusal
 
 
-def _check_redis(info: dict[str, Any], settings: PoolSettings) -> None:
+def _check_redis(info: dict[str, str | int], settings: PoolSettings) -> None:
     """Raises: SettingError."""
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < (6, 2):

@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
 
 from orca.pool.hints import Hints
-from orca.pool.redis_link import heedful
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +25,21 @@ class Subscription:
     """Keeps one connection subscribed to the channel and feeds `Hints`; it reconnects for as long as it lives."""
 
     def __init__(
-        self, client: Redis, channel: str, hints: Hints, quiet_s: float = _QUIET_S, *, heeds_contents: bool = True
+        self,
+        connection: Callable[[], AbstractConnection],
+        channel: str,
+        hints: Hints,
+        quiet_s: float = _QUIET_S,
+        *,
+        heeds_contents: bool = True,
     ) -> None:
         """
         Args:
+            connection: makes one, not connected.
             quiet_s: half of what a link that went silent may cost until it is noticed.
             heeds_contents: what is told of a log's entries is as good as to have read them.
         """
-        self._client = client
+        self._connection = connection
         self._quiet_s = quiet_s
         self._is_away = False
         self._polled_s = -math.inf
@@ -62,10 +67,12 @@ class Subscription:
 
     async def _listen(self) -> None:
         while True:
-            pubsub = self._client.pubsub(ignore_subscribe_messages=False)
+            connection = self._connection()
             try:
-                await heedful(pubsub.subscribe(self._channel))
-                await self._take_all(pubsub)
+                async with asyncio.timeout(self._quiet_s):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                    await connection.send_command("SUBSCRIBE", self._channel)
+                await self._take_all(connection)
             except (RedisError, OSError) as error:
                 if not self._is_away:
                     log.warning("notifications of the pool are interrupted, readers poll: %s", error)
@@ -75,22 +82,22 @@ class Subscription:
                     self._hints.wake_all()
                 await asyncio.sleep(_RECONNECT_S)
             finally:
-                await _quietly(pubsub.aclose)
+                await connection.disconnect(nowait=True)
 
-    async def _take_all(self, pubsub: PubSub) -> None:
+    async def _take_all(self, connection: AbstractConnection) -> None:
         """Until the link breaks or is silent. Raises: RedisError, OSError."""
         is_asked = False
         while True:
-            message = await heedful(pubsub.get_message(timeout=self._quiet_s))
-            if message is None:
+            said = await connection.read_response(timeout=self._quiet_s)
+            if said is None:
                 if is_asked:
                     raise ConnectionError(f"no answer in {self._quiet_s:g} s")
-                await heedful(pubsub.ping())
-            elif message["type"] == "message":
-                self._take(message["data"])
-            elif message["type"] == "subscribe":
+                await connection.send_command("PING")
+            elif said[0] == b"message":
+                self._take(said[2])
+            elif said[0] == b"subscribe":
                 self._begin()
-            is_asked = message is None
+            is_asked = said is None
 
     def _begin(self) -> None:
         """From here on messages come; there may have been some before."""
@@ -108,9 +115,3 @@ class Subscription:
                 name, _, told = line.partition(" ")
                 entries, _, content = told.partition(" =")
                 self._hints.tell_log(name, int(entries or 0), content if self._heeds_contents else "")
-
-
-async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
-    # Closing a connection that is already broken has nothing to tell.
-    with contextlib.suppress(RedisError, OSError):
-        await close()
