@@ -49,10 +49,12 @@ async def pool(own_redis: EmbeddedRedis) -> AsyncIterator[RedisPool]:
 
 
 @contextlib.asynccontextmanager
-async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 20) -> AsyncIterator[Lane]:
+async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 60) -> AsyncIterator[Lane]:
     lane = Lane(size, timeout_s, RedisLink(redis.url, Keys("d"), SETTINGS, SCHEMAS).connection)
-    yield lane
-    await lane.close()
+    try:
+        yield lane
+    finally:
+        await lane.close()
 
 
 @contextlib.asynccontextmanager
@@ -105,14 +107,15 @@ async def test_busy_callers_are_served_in_turn(link: RedisLink) -> None:
 
 
 async def test_a_call_without_a_turn_in_time_is_an_outage_to_its_caller(own_redis: EmbeddedRedis) -> None:
-    async with lane_of(own_redis, 1, timeout_s=1) as lane, meanwhile(lane.call(("BLPOP", "nothing", 0))):
+    async with lane_of(own_redis, 1) as lane, meanwhile(lane.call(("BLPOP", "nothing", 0))):
         await until(lambda: are_held(own_redis.url, 1), limit_s=30)
+        lane._timeout_s = 0.05
         with pytest.raises(PoolUnavailable, match="none of 1 connections"):
             await lane.call(("PING",))
 
 
 async def test_a_call_without_an_answer_in_time_is_an_outage_to_its_caller(own_redis: EmbeddedRedis) -> None:
-    async with lane_of(own_redis, 1, timeout_s=1) as lane:
+    async with lane_of(own_redis, 1, timeout_s=0.5) as lane:
         with pytest.raises(PoolUnavailable, match="no answer in time"):
             await lane.call(("BLPOP", "nothing", 0))
 
