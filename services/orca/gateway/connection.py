@@ -32,6 +32,11 @@ HALF_CLOSED_SECONDS = 0.25
 """Between two looks at whether a client that shut its way out has left altogether."""
 
 
+SEND_BODY = "orca.send_body"
+"""ASGI extension: `send` takes the parts of an answer's body, once its start has gone through all middleware, which has
+to do with nothing else: an event of a stream would pass six layers of it."""
+
+
 class _SecondRequest(Exception):
     """A request began before the one in front of it was answered."""
 
@@ -159,6 +164,7 @@ class Connection(HttpToolsProtocol):
         cycle.transport = _Outlet(self, cycle)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             cycle.send = functools.partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
+        self.scope["extensions"] = {SEND_BODY: {"send": cycle.send}}
 
     def on_body(self, body: bytes) -> None:
         self._size.told()

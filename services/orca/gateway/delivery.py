@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, Request, Token
 from orca.gateway.aside import write_answer
+from orca.gateway.connection import SEND_BODY
 from orca.gateway.cursor import Cursor, ResumedChoice
 from orca.gateway.drain import Drain, draining
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
@@ -67,14 +68,14 @@ class Delivery(Response):
         self._drain = drain
         self._ends: dict[str, End] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = self._accepted
         gone = asyncio.create_task(_wait_until_gone(receive))
         gone.add_done_callback(lambda _: accepted.follower.close())
         self._drain.add(accepted.follower.close)
         self._metrics.open_connections.inc()
         try:
-            await self._deliver(send)
+            await self._deliver(scope, send)
         finally:
             gone.cancel()
             self._drain.remove(accepted.follower.close)
@@ -83,7 +84,7 @@ class Delivery(Response):
             self._metrics.open_connections.dec()
             self._record()
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, scope: Scope, send: Send) -> None:
         raise NotImplementedError
 
     def _note(self, parts: Sequence[tuple[str, LogSlice]], tokens: int) -> None:
@@ -152,8 +153,9 @@ class StreamDelivery(Delivery):
         self._keep_alive_s = keep_alive_s
         self._written_s = 0.0  # of the loop's clock
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, scope: Scope, send: Send) -> None:
         await send(_start(200, self._stream_headers()))
+        send = scope.get("extensions", {}).get(SEND_BODY, {"send": send})["send"]
         self._written_s = asyncio.get_running_loop().time()
         # As for ids: who does not ask for event streams may read every line as an event.
         comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.rendering.event_ids else None
@@ -236,7 +238,7 @@ class StreamDelivery(Delivery):
 class WholeDelivery(Delivery):
     """One JSON answer when every choice has ended."""
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, scope: Scope, send: Send) -> None:  # noqa: ARG002 - a stream's signature
         accepted = self._accepted
         tokens: dict[str, list[Token]] = {request.id: [] for request in accepted.requests}
         while len(self._ends) < len(tokens):
