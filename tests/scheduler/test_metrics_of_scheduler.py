@@ -45,8 +45,7 @@ def test_tokens_iterations_and_queue_time_are_counted() -> None:
 
 def test_answers_to_commits_are_counted_by_kind() -> None:
     metrics = Metrics("g0", wall_ms=lambda: 0)
-    for answer in (CommitAnswer.APPLIED, CommitAnswer.NOT_YOURS, CommitAnswer.APPLIED):
-        Observers((metrics,)).answered(answer)
+    Observers((metrics,)).answered([CommitAnswer.APPLIED, CommitAnswer.NOT_YOURS, CommitAnswer.APPLIED])
     found = {
         answer: metrics.registry.get_sample_value("orca_commit_answers_total", {"group": "g0", "answer": answer})
         for answer in ("applied", "not yours")

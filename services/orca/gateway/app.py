@@ -75,8 +75,9 @@ def create_app(
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
-    app.include_router(_open_routes())
+    # Routes are tried in this order: the busiest first.
     app.include_router(_working_routes(), dependencies=[Depends(key_check(keys, makes_work=True))])
+    app.include_router(_open_routes())
     app.include_router(_reading_routes(), dependencies=[Depends(key_check(keys, makes_work=False))])
     app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)

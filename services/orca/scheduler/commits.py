@@ -87,6 +87,7 @@ class Commits:
         answers = await patiently(
             lambda: self._seams.pool.commit(list(entries.values())), self._seams.times.pool_retry_s
         )
+        self._seams.observer.answered(answers)
         for (entry, written), answer in zip(entries.items(), answers, strict=True):
             self._settle(entry, written, answer)
         return answers

@@ -252,7 +252,6 @@ class EpochRun:
         self._can_step.set()
 
     def _settle(self, entry: GroupRequest, written: CommitEntry, answer: CommitAnswer) -> None:
-        self._seams.observer.answered(answer)
         is_refused = answer in (CommitAnswer.ENDED, CommitAnswer.NOT_YOURS)
         if is_refused:
             log.info("commit refused", extra=self._fields(entry) | {"index": written.index, "answer": answer})

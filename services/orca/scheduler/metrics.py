@@ -123,8 +123,9 @@ class Metrics(Observer):
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
         self._success.labels(self._group, reason.value).inc()
 
-    def answered(self, answer: CommitAnswer) -> None:
-        self._answers[answer].inc()
+    def answered(self, answers: Sequence[CommitAnswer]) -> None:
+        for answer in set(answers):
+            self._answers[answer].inc(answers.count(answer))
 
 
 def _usage(load: Load) -> float:

@@ -104,8 +104,8 @@ class Observer:
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
         """A request's end was decided here."""
 
-    def answered(self, answer: CommitAnswer) -> None:
-        """The pool answered what was committed for one request."""
+    def answered(self, answers: Sequence[CommitAnswer]) -> None:
+        """The pool answered a commit, one answer for each request in it."""
 
 
 class IterationLog(Observer):
@@ -177,9 +177,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.ended(request, reason, tokens)
 
-    def answered(self, answer: CommitAnswer) -> None:
+    def answered(self, answers: Sequence[CommitAnswer]) -> None:
         for observer in self._observers:
-            observer.answered(answer)
+            observer.answered(answers)
 
 
 def _row(pick: Pick) -> RowRecord:
