@@ -175,7 +175,7 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
         Redis.from_url(own_redis.url) as direct,
         asyncio.timeout(40),
     ):
-        subscription = Subscription(connections(url), "news", hints, quiet_s=1.0)
+        subscription = Subscription(connections(url), "news", hints, connect_s=30, quiet_s=1.0)
         with begun(hints.log_news({"a.0": 0})) as news:
             subscription.start(for_logs=True)
             assert await news.wait(LONG_S) is None

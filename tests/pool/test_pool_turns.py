@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 from pool_beds import with_settings
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.exceptions import NoScriptError
 from waiting import until
 
@@ -16,7 +20,7 @@ from orca.core.errors import PoolUnavailable
 from orca.pool.api import Caller
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import Keys
-from orca.pool.redis_link import Lane, Purpose, RedisLink
+from orca.pool.redis_link import Lane, Purpose, RedisLink, read_info
 from orca.pool.redis_pool import RedisPool
 from orca.pool.schemas import SCHEMAS
 
@@ -118,6 +122,7 @@ async def test_a_call_without_an_answer_in_time_is_an_outage_to_its_caller(own_r
     async with lane_of(own_redis, 1, timeout_s=0.5) as lane:
         with pytest.raises(PoolUnavailable, match="no answer in time"):
             await lane.call(("BLPOP", "nothing", 0))
+        assert await lane.call(("ECHO", "its own")) == [b"its own"]
 
 
 async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on(own_redis: EmbeddedRedis) -> None:
@@ -129,7 +134,9 @@ async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on(own_red
 
 async def test_a_call_cancelled_at_any_moment_leaves_its_answer_to_nobody(own_redis: EmbeddedRedis) -> None:
     async with lane_of(own_redis, 1) as lane:
-        for moment in range(40):
+        for moment in range(60):
+            if moment % 2:  # so that it connects first
+                await lane._idle[0].disconnect()
             call = asyncio.create_task(lane.call(("ECHO", "for nobody"), ("ECHO", "for nobody either")))
             for _ in range(moment // 2):
                 await asyncio.sleep(0)
@@ -152,3 +159,68 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_anew(own_redis: Em
         await redis.client_kill_filter(_id=client["id"])
         await until(lambda: lane._idle[0].can_read(), limit_s=30)
         assert await lane.call(("ECHO", "an answer")) == [b"an answer"]
+
+
+async def test_calls_under_way_fail_when_their_lane_is_closed(own_redis: EmbeddedRedis) -> None:
+    async with lane_of(own_redis, 1) as lane:
+        call = asyncio.create_task(lane.call(("BLPOP", "nothing", 0)))
+        await until(lambda: are_held(own_redis.url, 1), limit_s=30)
+    with pytest.raises(PoolUnavailable):
+        await call
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_connection_that_was_reset_is_an_outage_once_and_is_made_anew(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def reset() -> None:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            while b"PING" in await reader.read(1024):
+                writer.write(b"+PONG\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        lane = Lane(1, 20, partial(Connection, port=port, protocol=2, driver_info=None, socket_timeout=None))
+        try:
+            assert await lane.call(("PING",)) == [b"PONG"]
+            # With nothing to linger for the system answers a close with a reset.
+            held = writers[0].get_extra_info("socket")
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writers[0].transport.abort()
+            await until(lambda: lane._idle[0]._reader.exception() is not None, limit_s=30)
+            with pytest.raises(PoolUnavailable):
+                await lane.call(("PING",))
+            assert await lane.call(("PING",)) == [b"PONG"]
+        finally:
+            await lane.close()
+            await until(lambda: all(writer.is_closing() for writer in writers), limit_s=30)
+            server.close()
+            await asyncio.sleep(0)
+
+    run(reset())
+
+
+async def test_a_master_that_became_a_replica_is_an_outage(own_redis: EmbeddedRedis, pool: RedisPool) -> None:
+    async with Redis.from_url(own_redis.url) as redis:
+        await redis.replicaof("127.0.0.1", "1")
+        try:
+            with pytest.raises(PoolUnavailable):
+                await pool.set_revision("r2", 2)
+        finally:
+            await redis.replicaof("NO", "ONE")
+    assert await pool.set_revision("r2", 2) == "r2"
+
+
+def test_what_info_says_is_read_by_name() -> None:
+    said = b"# Server\r\nredis_version:7.4\r\nexecutable:/caf\xe9:x\r\nslave0:\r\n\r\n# Memory\r\nmaxmemory:0\r\nlag:-1"
+    assert read_info(said) == {
+        "redis_version": "7.4",
+        "executable": "/caf\ufffd:x",
+        "slave0": "",
+        "maxmemory": 0,
+        "lag": "-1",
+    }

@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
         cycle.transport = _Outlet(self, cycle)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             cycle.send = functools.partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
-        self.scope["extensions"] = {SEND_BODY: {"send": cycle.send}}
+        self.scope["extensions"] = {**self.scope.get("extensions", {}), SEND_BODY: {"send": cycle.send}}
 
     def on_body(self, body: bytes) -> None:
         self._size.told()

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 - a RedisError, as redis-py's own
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 
 from orca.core.errors import PoolUnavailable
 from orca.pool import poison, submit_words
@@ -95,7 +99,8 @@ class Lane:
         self._size = size
         self._timeout_s = timeout_s
         self._turns = asyncio.Semaphore(size)
-        self._idle = [connection() for _ in range(size)]
+        self._connections = [connection() for _ in range(size)]
+        self._idle = self._connections.copy()
 
     async def call(self, *commands: Command) -> list[Any]:
         """The answers to commands that go out together on one connection, in one round trip; not atomic.
@@ -117,9 +122,10 @@ class Lane:
             self._turns.release()
 
     async def close(self) -> None:
-        """When no call is under way."""
-        for connection in self._idle:
-            await connection.disconnect()
+        """Calls that are under way fail."""
+        for connection in self._connections:
+            await connection.disconnect(nowait=True)
+        await asyncio.sleep(0)  # in which they close
 
 
 class RedisLink:
@@ -131,19 +137,18 @@ class RedisLink:
         self._replicas = settings.replicas
         self._confirm_ms = settings.call_timeout_ms // 2
         self._accepts_loss = settings.accepts_loss
-        # No retries: a caller that repeats a call does so on purpose, with its own bound (redis-py tries 10 times).
         timeout_s = settings.call_timeout_ms / 1000
         options: dict[str, Any] = {
             "connection_class": Connection,
+            **connection_options(url, settings),
             "socket_connect_timeout": timeout_s,
             # Each call and each who listens has a time of its own. Under redis-py's, `asyncio.wait_for` makes a task of
             # each send, and up to Python 3.11 a cancellation that comes as that ends is lost.
             "socket_timeout": None,
-            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
             "protocol": 2,
             # Else each connect asks for a command that the pool's user may not call.
             "driver_info": None,
-            **connection_options(url, settings),
         }
         self.connection: Callable[[], AbstractConnection] = partial(options.pop("connection_class"), **options)
         """Makes one for who listens, not connected."""
@@ -210,7 +215,7 @@ class RedisLink:
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    """Raises: what redis-py does, the first of the errors that commands are answered with once all answers are here."""
+    """Raises: what redis-py does; of errors that commands are answered with the first, once all answers are here."""
     # It may have been closed since, or hold what nobody has asked for.
     if connection.is_connected and await connection.can_read():
         await connection.disconnect(nowait=True)
@@ -218,7 +223,7 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
         # That a server is away may be known at once: who asks again and again leaves the loop to others all the same.
         await asyncio.sleep(0)
         await connection.connect()  # type: ignore[no-untyped-call]
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    await send(connection, *commands)
     answers = []
     for _ in commands:
         try:
@@ -231,6 +236,14 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[Command])
     return answers
 
 
+async def send(connection: AbstractConnection, *commands: Command) -> None:
+    """Raises: RedisError, OSError."""
+    try:
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    except RuntimeError as error:  # uvloop's, on a connection that was reset while nobody read from it
+        raise ConnectionError(str(error)) from error
+
+
 @contextmanager
 def _as_ours() -> Iterator[None]:
     """Turns errors of the server and of the way to it into ours."""
@@ -241,10 +254,12 @@ def _as_ours() -> Iterator[None]:
             f"the pool's user may not do this (access.py says what it must be allowed): {error}"
         ) from error
     except ResponseError as error:
-        if "used memory > 'maxmemory'" in str(error):
-            raise OutOfMemory(str(error)) from error
-        if any(word in str(error) for word in _NOT_NOW):
-            raise PoolUnavailable(str(error)) from error
+        # redis-py has taken the first word off where it has a class for it.
+        said = f"{error.status_code or ''} {error}"
+        if "used memory > 'maxmemory'" in said:
+            raise OutOfMemory(said) from error
+        if any(word in said for word in _NOT_NOW):
+            raise PoolUnavailable(said) from error
         raise  # a bug in a script, not a state of the server
     except TimeoutError as error:
         raise PoolUnavailable("Redis gave no answer in time") from error
@@ -254,5 +269,5 @@ def _as_ours() -> Iterator[None]:
 
 def read_info(answer: bytes) -> dict[str, str | int]:
     """What INFO says, by name; what consists of digits as a number."""
-    fields = (line.partition(":") for line in answer.decode().splitlines())
+    fields = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {name: int(value) if value.isdecimal() else value for name, colon, value in fields if colon}

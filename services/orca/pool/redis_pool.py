@@ -100,7 +100,11 @@ class RedisPool(Pool):
         # With replicas only a read is confirmed by them.
         news = self._keys.single("news")
         self._subscription = Subscription(
-            self._link.connection, news, self._hints, heeds_contents=settings.replicas == 0
+            self._link.connection,
+            news,
+            self._hints,
+            connect_s=settings.call_timeout_ms / 1000,
+            heeds_contents=settings.replicas == 0,
         )
 
     @property

@@ -10,6 +10,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
 
 from orca.pool.hints import Hints
+from orca.pool.redis_link import send
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Subscription:
         connection: Callable[[], AbstractConnection],
         channel: str,
         hints: Hints,
+        connect_s: float = _QUIET_S,
         quiet_s: float = _QUIET_S,
         *,
         heeds_contents: bool = True,
@@ -36,11 +38,12 @@ class Subscription:
         """
         Args:
             connection: makes one, not connected.
+            connect_s: what connecting may take.
             quiet_s: half of what a link that went silent may cost until it is noticed.
             heeds_contents: what is told of a log's entries is as good as to have read them.
         """
         self._connection = connection
-        self._quiet_s = quiet_s
+        self._connect_s, self._quiet_s = connect_s, quiet_s
         self._is_away = False
         self._polled_s = -math.inf
         self._channel = channel
@@ -69,9 +72,7 @@ class Subscription:
         while True:
             connection = self._connection()
             try:
-                async with asyncio.timeout(self._quiet_s):
-                    await connection.connect()  # type: ignore[no-untyped-call]
-                    await connection.send_command("SUBSCRIBE", self._channel)
+                await self._subscribe(connection)
                 await self._take_all(connection)
             except (RedisError, OSError) as error:
                 if not self._is_away:
@@ -84,6 +85,15 @@ class Subscription:
             finally:
                 await connection.disconnect(nowait=True)
 
+    async def _subscribe(self, connection: AbstractConnection) -> None:
+        """Raises: RedisError, OSError."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                await send(connection, ("SUBSCRIBE", self._channel))
+        except TimeoutError as error:
+            raise ConnectionError(f"no connection in {self._connect_s:g} s") from error
+
     async def _take_all(self, connection: AbstractConnection) -> None:
         """Until the link breaks or is silent. Raises: RedisError, OSError."""
         is_asked = False
@@ -92,7 +102,7 @@ class Subscription:
             if said is None:
                 if is_asked:
                     raise ConnectionError(f"no answer in {self._quiet_s:g} s")
-                await connection.send_command("PING")
+                await send(connection, ("PING",))
             elif said[0] == b"message":
                 self._take(said[2])
             elif said[0] == b"subscribe":
