@@ -240,7 +240,8 @@ async def send(connection: AbstractConnection, *commands: Command) -> None:
     """Raises: RedisError, OSError."""
     try:
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    except RuntimeError as error:  # uvloop's, on a connection that was reset while nobody read from it
+    except (RuntimeError, AttributeError) as error:
+        # What uvloop, and the loop of Python 3.12, make of a connection that was reset while nobody read from it.
         raise ConnectionError(str(error)) from error
 
 
