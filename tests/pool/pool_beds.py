@@ -9,6 +9,7 @@ from typing import Any
 
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from waiting import PATIENT_POOL
 
 from orca.core.request import End, FinishReason, Request, SamplingParams, Token
@@ -28,6 +29,7 @@ from orca.pool.api import (
 )
 from orca.pool.keys import Keys
 from orca.pool.memory_pool import MemoryPool
+from orca.pool.redis_link import RedisLink
 from orca.pool.redis_pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -324,6 +326,11 @@ async def whole_log(pool: Pool, request_id: str) -> list[Token]:
 async def state(bed: Bed, request_id: str) -> RequestState:
     found: RequestState = (await bed.pool.status(request_id)).state
     return found
+
+
+def connections(url: str) -> Callable[[], AbstractConnection]:
+    """Makes connections to a Redis as a pool has them."""
+    return RedisLink(url, Keys("d"), SETTINGS, SCHEMAS).connection
 
 
 def with_settings(**changes: int) -> PoolSettings:

@@ -7,17 +7,27 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from pool_beds import REVISION, SETTINGS, Bed, MemoryBed, RedisBed, Scheduler, entry, started, submission, with_settings
+from pool_beds import (
+    REVISION,
+    SETTINGS,
+    Bed,
+    MemoryBed,
+    RedisBed,
+    Scheduler,
+    connections,
+    entry,
+    started,
+    submission,
+    with_settings,
+)
 from redis.asyncio import Connection, Redis
-from redis.asyncio.connection import AbstractConnection
 from waiting import until
 
 from orca.core.request import End, FinishReason, Token
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
-from orca.pool.keys import Keys
 from orca.pool.log_slice import LogSlice
-from orca.pool.redis_link import RedisLink, _Script
+from orca.pool.redis_link import _Script
 from orca.pool.schemas import SCHEMAS
 from orca.pool.subscription import Subscription
 
@@ -40,10 +50,6 @@ async def listening(bed: Bed) -> None:
         async with asyncio.timeout(10):
             with begun(bed.pool.log_news({})) as news:
                 await news.wait(LONG_S)  # the subscription's confirmation wakes everybody
-
-
-def connections(url: str) -> Callable[[], AbstractConnection]:
-    return RedisLink(url, Keys("d"), SETTINGS, SCHEMAS).connection
 
 
 @contextlib.contextmanager

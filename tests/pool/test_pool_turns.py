@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from pool_beds import with_settings
+from pool_beds import connections, with_settings
 from redis.asyncio import Connection, Redis
 from redis.exceptions import NoScriptError
 from waiting import until
@@ -54,7 +54,7 @@ async def pool(own_redis: EmbeddedRedis) -> AsyncIterator[RedisPool]:
 
 @contextlib.asynccontextmanager
 async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 60) -> AsyncIterator[Lane]:
-    lane = Lane(size, timeout_s, RedisLink(redis.url, Keys("d"), SETTINGS, SCHEMAS).connection)
+    lane = Lane(size, timeout_s, connections(redis.url))
     try:
         yield lane
     finally:
