@@ -118,6 +118,15 @@ def test_questions_after_the_first_are_waited_for_only_until_the_bound_is_over()
     assert asked.question(is_answered=False, took_s=BOUND_S - 2)
 
 
+def test_no_rounding_of_the_clock_keeps_a_freeze_from_its_end() -> None:
+    """The bound is over by one sum only: 4.8 s and a bound of 0.06 s make less than that when 4.8 s is taken off again."""
+    start_s, bound_s = 4.8, 0.06
+    silence = Silence(bound_s=bound_s)
+    assert start_s + bound_s - start_s < bound_s
+    silence.note(7, 0.0, start_s, is_answered=True)
+    assert silence.note(7, start_s, start_s + bound_s, is_answered=False)
+
+
 def test_an_answer_ends_the_silence() -> None:
     asked = Asked().come_up()
     for _ in range(5):

@@ -51,7 +51,7 @@ class Silence:
             return False
         if self._since_s is None:
             self._since_s = asked_s
-        is_frozen = now_s - self._since_s >= self.bound_s
+        is_frozen = self.patience_s(now_s) == 0
         if is_frozen:
             self._since_s = None
         return is_frozen
