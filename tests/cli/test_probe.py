@@ -119,7 +119,7 @@ def test_questions_after_the_first_are_waited_for_only_until_the_bound_is_over()
 
 
 def test_no_rounding_of_the_clock_keeps_a_freeze_from_its_end() -> None:
-    """The bound is over by one sum only: 4.8 s and a bound of 0.06 s make less than that when 4.8 s is taken off again."""
+    """4.8 s and the bound make a time that is less than the bound behind 4.8 s."""
     start_s, bound_s = 4.8, 0.06
     silence = Silence(bound_s=bound_s)
     assert start_s + bound_s - start_s < bound_s

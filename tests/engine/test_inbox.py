@@ -1,4 +1,4 @@
-"""worker.inbox: receives are posted before an earlier step computes, and orders keep their place."""
+"""worker.inbox and epoch_steps: receives are posted before an earlier step computes, and orders keep their place."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from orca.core.frame_socket import FrameSocket
 from orca.core.step import Epoch, Row, Step
 from orca.worker import frames
 from orca.worker.drawing import HostDrawn
+from orca.worker.epoch_steps import EpochSteps
 from orca.worker.executor import Executor
 from orca.worker.frames import Kind
-from orca.worker.inbox import EpochSteps, Inbox
+from orca.worker.inbox import Inbox
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
 

@@ -45,11 +45,21 @@ def settings_with(authority: Authority, own: Certificate | None) -> PoolSettings
     return dataclasses.replace(settings, tls_certificate_file=str(own.certificate), tls_key_file=str(own.key))
 
 
-async def test_calls_and_notifications_are_encrypted(url: str, authority: Authority) -> None:
+def sockets() -> int:
+    """Of this process."""
+    return sum(file.is_socket() for file in Path("/proc/self/fd").iterdir())
+
+
+async def test_calls_and_notifications_are_encrypted_until_all_connections_are_closed(
+    url: str, authority: Authority
+) -> None:
+    before = sockets()
     pool = await open_redis_pool(url, "d", settings_with(authority, authority.issue("client")))
     assert await pool.set_revision(REVISION, 1) == REVISION
     await pool.wait_for_work(REVISION, 0.05)
+    assert sockets() > before
     await pool.close()
+    assert sockets() == before
 
 
 async def test_no_certificate_and_one_of_strangers_are_refused(url: str, authority: Authority, tmp_path: Path) -> None:

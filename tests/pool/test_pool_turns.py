@@ -167,6 +167,8 @@ async def test_calls_under_way_fail_when_their_lane_is_closed(own_redis: Embedde
         await until(lambda: are_held(own_redis.url, 1), limit_s=30)
     with pytest.raises(PoolUnavailable):
         await call
+    with pytest.raises(PoolUnavailable, match="were closed"):
+        await lane.call(("PING",))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

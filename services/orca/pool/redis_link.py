@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from functools import cache, partial
 from pathlib import Path
@@ -36,6 +36,7 @@ _NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MAS
 _ANSWER = "return { transition() or false, unsettled() }"
 _FOR_ALL_CONNECTIONS = 4
 _READING_CONNECTIONS = 2
+_CLOSE_S = 1.0
 
 
 class Purpose(Enum):
@@ -101,6 +102,7 @@ class Lane:
         self._turns = asyncio.Semaphore(size)
         self._connections = [connection() for _ in range(size)]
         self._idle = self._connections.copy()
+        self._is_closed = False
 
     async def call(self, *commands: Command) -> list[Any]:
         """The answers to commands that go out together on one connection, in one round trip; not atomic.
@@ -114,6 +116,8 @@ class Lane:
             raise PoolUnavailable(f"none of {self._size} connections to Redis came free in time") from error
         connection = self._idle.pop()
         try:
+            if self._is_closed:
+                raise PoolUnavailable("the connections to Redis were closed")
             with _as_ours():
                 async with asyncio.timeout(self._timeout_s):
                     return await _exchange(connection, commands)
@@ -122,10 +126,9 @@ class Lane:
             self._turns.release()
 
     async def close(self) -> None:
-        """Calls that are under way fail."""
-        for connection in self._connections:
-            await connection.disconnect(nowait=True)
-        await asyncio.sleep(0)  # in which they close
+        """Calls that are under way fail, and those that come later."""
+        self._is_closed = True
+        await asyncio.gather(*map(hang_up, self._connections))
 
 
 class RedisLink:
@@ -243,6 +246,13 @@ async def send(connection: AbstractConnection, *commands: Command) -> None:
     except (RuntimeError, AttributeError) as error:
         # What uvloop, and the loop of Python 3.12, make of a connection that was reset while nobody read from it.
         raise ConnectionError(str(error)) from error
+
+
+async def hang_up(connection: AbstractConnection) -> None:
+    """Close a connection, and wait until it is: an encrypted one ends by a word of either side."""
+    with suppress(RedisError, OSError):
+        async with asyncio.timeout(_CLOSE_S):
+            await connection.disconnect()
 
 
 @contextmanager

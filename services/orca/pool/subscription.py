@@ -10,7 +10,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
 
 from orca.pool.hints import Hints
-from orca.pool.redis_link import send
+from orca.pool.redis_link import hang_up, send
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Subscription:
                     self._hints.wake_all()
                 await asyncio.sleep(_RECONNECT_S)
             finally:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
 
     async def _subscribe(self, connection: AbstractConnection) -> None:
         """Raises: RedisError, OSError."""

@@ -32,10 +32,11 @@ from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
 from orca.kernels.device import Kernels, kernels_of
 from orca.worker import frames
+from orca.worker.epoch_steps import EpochSteps
 from orca.worker.executor import Executor, IterationLog
 from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
-from orca.worker.inbox import EpochSteps, Inbox
+from orca.worker.inbox import Inbox
 from orca.worker.master_link import MasterLink
 from orca.worker.memory import slots_possible
 from orca.worker.models.blocks import Layer, StepContext
