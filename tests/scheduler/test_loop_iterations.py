@@ -178,18 +178,33 @@ async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_oth
     group = world.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
     world.start(group)
     await serving(world, group)
-    await world.queue_up(a_request(name, new=new) for name, new in (("A", 200), ("B", 25), ("C", 25)))
+    await world.queue_up(a_request(name, new=new) for name, new in (("A", 400), ("B", 25), ("C", 25)))
     await world.queue_up([a_request("S", new=25, deadline_ms=60_000), a_request("D", new=25)])
     await world.finish()
     firsts = {entry[0]: entry[2] for commit in commits for entry in commit if entry[1] == 0}
     assert firsts["A.0"] == 1, "it came just now"
-    assert firsts["B.0"] > 1, "it has waited for two seconds, and others wait behind it"
+    assert firsts["B.0"] > 1, "it has waited for four seconds, and others wait behind it"
     assert firsts["S.0"] == 1, "it has a deadline"
     assert firsts["D.0"] == 1, "nobody waits behind it"
     [end] = [commit for commit in commits for entry in commit if entry[0] == "B.0" and sum(entry[1:]) == 25]
     assert [entry[0] for entry in end] == ["B.0", "C.0"], "its end comes with what the next one has by then"
     for request in world.submitted.values():
         assert (await world.log_of(request.id))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -> None:
+    world = a_world(times=Times(commit_s=0.1))
+    world.choices = Choices(max_batch_size=1)
+    commits = commits_of(world)
+    group = world.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
+    world.start(group)
+    await serving(world, group)
+    await world.queue_up([a_request("A", new=100), a_request("B", new=100)])
+    await world.finish()
+    tokens = {name: [entry[2] for commit in commits for entry in commit if entry[0] == name] for name in ("A.0", "B.0")}
+    assert set(tokens["A.0"][1:-1]) <= {19, 20, 21}, "steps of 10 ms, and B waits"
+    assert set(tokens["B.0"][1:-1]) <= {9, 10, 11}
 
 
 @virtually

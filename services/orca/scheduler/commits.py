@@ -22,12 +22,19 @@ class Commits:
         outbox: Outbox,
         *,
         settle: Callable[[GroupRequest, CommitEntry, CommitAnswer], None],
+        interval_s: Callable[[], float],
         epoch: int,
     ) -> None:
-        """Args: settle: gets what was written of each request and what the pool says to it. epoch: for the log."""
+        """
+        Args:
+            settle: gets what was written of each request and what the pool says to it.
+            interval_s: asked at each commit for the time to the next one of what is not urgent.
+            epoch: for the log.
+        """
         self._seams = seams
         self._outbox = outbox
         self._settle = settle
+        self._interval_s = interval_s
         self._epoch = epoch
         self._has_news = asyncio.Event()  # something came into the outbox, or it is to be flushed
         self._due_s = 0.0  # of the loop's clock: what is not urgent goes out then
@@ -70,7 +77,7 @@ class Commits:
                     while not (self._is_flushing or self._outbox.is_urgent):
                         await self._until_news()
                 return self._is_flushing
-        self._due_s = clock() + self._seams.times.commit_s
+        self._due_s = clock() + self._interval_s()
         return True
 
     async def flush(self) -> None:

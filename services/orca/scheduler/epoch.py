@@ -32,6 +32,9 @@ from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
 
+_QUEUED = 2
+"""Times the interval of commits that theirs is while requests wait for a place, and so for the processors that a commit
+takes: all of them then end the earlier the less is spent on showing what is not the end of any."""
 _PATIENCE = 16
 """Intervals of commits after which one more is not noticed: it is a sixteenth of what was waited for at most."""
 
@@ -46,7 +49,9 @@ class EpochRun:
         self.state = GroupState()
         self._outbox = Outbox(holds_results=seams.policy.holds_results, can_wait=self._can_wait)
         self._claims = Claims(seams, limits, self.state, adopt=self._adopt)
-        self._commits = Commits(seams, self._outbox, settle=self._settle, epoch=epoch.number)
+        self._commits = Commits(
+            seams, self._outbox, settle=self._settle, interval_s=self._interval_s, epoch=epoch.number
+        )
         self._endings: dict[GroupRequest, Ending] = {}
         self._owned: dict[str, GroupRequest] = {}  # what the pool should say is ours, until an answer tells otherwise
         self._pace = Pace()
@@ -223,7 +228,11 @@ class EpochRun:
         if request.deadline_ms is not None or request.first_token_deadline_ms is not None:
             return False
         waited_s = (self._seams.wall_ms() - request.submitted_ms) / 1000
-        return self._claims.waiting > 0 and waited_s > _PATIENCE * self._seams.times.commit_s
+        return self._claims.waiting > 0 and waited_s > _PATIENCE * self._interval_s()
+
+    def _interval_s(self) -> float:
+        """From one commit of what nobody waits for to the next."""
+        return self._seams.times.commit_s * (_QUEUED if self._claims.waiting else 1)
 
     def _end(self, entry: GroupRequest, end: End) -> None:
         self.state.end(entry)

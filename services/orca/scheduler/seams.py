@@ -29,7 +29,8 @@ class Times:
     work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: what a lost hint costs at most
     claim_s: float = 0.05  # bound on a step's wait for a claim that is due, with prefetch 0
     head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have taken it
-    commit_s: float = 0.0  # from one commit of tokens to the next, but for first tokens and ends that are waited for
+    # From one commit of tokens to the next, but for first tokens and ends that are waited for; twice that in a queue.
+    commit_s: float = 0.0
     pool_retry_s: float = 0.1  # before a call that the pool did not answer is made again
     form_retry_s: float = 0.2  # before the next epoch after a failure; doubles up to `form_retry_max_s`
     form_retry_max_s: float = 5.0

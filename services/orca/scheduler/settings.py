@@ -103,8 +103,9 @@ class Settings(ScheduleSettings):
     # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever it brings.
     commit_interval_ms: int = setting(
         0,
-        "milliseconds from one commit of tokens to the next; first tokens and ends wait only where requests queue for"
-        " a place and theirs, without a deadline, was submitted sixteen times as long ago",
+        "milliseconds from one commit of tokens to the next, twice as many while requests queue for a place; first"
+        " tokens and ends wait only where they do and theirs, without a deadline, was submitted sixteen times as long"
+        " ago",
         least=0,
     )
     join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)

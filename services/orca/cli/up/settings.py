@@ -62,8 +62,9 @@ class UpSettings(ScheduleSettings):
     )
     commit_interval_ms: int | None = setting(
         None,
-        "milliseconds from one commit of tokens to the next; first tokens and ends wait only where requests queue for"
-        " a place and theirs, without a deadline, was submitted sixteen times as long ago; unset is 50 on one or two"
+        "milliseconds from one commit of tokens to the next, twice as many while requests queue for a place; first"
+        " tokens and ends wait only where they do and theirs, without a deadline, was submitted sixteen times as long"
+        " ago; unset is 50 on one or two"
         " processors, and where threads compute on all of them, else 0",
         least=0,
     )
