@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.params import Depends as Dependency
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -75,10 +76,11 @@ def create_app(
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
-    # Routes are tried in this order: the busiest first.
-    app.include_router(_working_routes(), dependencies=[Depends(key_check(keys, makes_work=True))])
-    app.include_router(_open_routes())
-    app.include_router(_reading_routes(), dependencies=[Depends(key_check(keys, makes_work=False))])
+    # Routes are tried in this order: the busiest first. Each is the application's own: routers that it includes
+    # look for theirs twice.
+    _add_working_routes(app, Depends(key_check(keys, makes_work=True)))
+    _add_open_routes(app)
+    _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
     app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
@@ -89,49 +91,48 @@ def create_app(
     return app
 
 
-def _working_routes() -> APIRouter:
+def _add_working_routes(app: FastAPI, has_key: Dependency) -> None:
     """What needs a key, if there are any, and is work: it counts against the key's limits."""
-    router = APIRouter()
+    post = functools.partial(app.post, dependencies=[has_key])
 
-    @router.post(generation.COMPLETIONS, **document.COMPLETIONS)
+    @post(generation.COMPLETIONS, **document.COMPLETIONS)
     async def completions(request: Request) -> Response:
         return await generation.complete(_gateway(request), request)
 
-    @router.post(generation.CHAT, **document.CHAT_COMPLETIONS)
+    @post(generation.CHAT, **document.CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
         return await generation.chat(_gateway(request), request)
 
-    @router.post("/tokenize", **document.TOKENIZE)
+    @post("/tokenize", **document.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
         return await about.tokenize(_gateway(request), request)
 
-    @router.post("/detokenize", **document.DETOKENIZE)
+    @post("/detokenize", **document.DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
         return await about.detokenize(_gateway(request), request)
 
-    return router
 
-
-def _reading_routes() -> APIRouter:
+def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     """What needs a key, if there are any, and only reads, or ends what was begun."""
-    router = APIRouter()
+    get = functools.partial(app.get, dependencies=[has_key])
+    delete = functools.partial(app.delete, dependencies=[has_key])
 
-    @router.get("/v1/requests/{request_id}", **document.REQUEST_STATE)
+    @get("/v1/requests/{request_id}", **document.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
         """Where a call stands, its text so far, and where its answer is to be had."""
         return await requests.state(_gateway(request), request, request_id)
 
-    @router.delete("/v1/requests/{request_id}", **document.REQUEST_STATE)
+    @delete("/v1/requests/{request_id}", **document.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
         """End a call that has not ended; one that has stays as it is. Answers its state."""
         return await requests.cancel(_gateway(request), request, request_id)
 
-    @router.get("/v1/requests/{request_id}/result", **document.REQUEST_RESULT)
+    @get("/v1/requests/{request_id}/result", **document.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
         """The whole answer of a call that has ended; 202 and its state until then."""
         return await requests.result(_gateway(request), request, request_id)
 
-    @router.get("/v1/requests/{request_id}/events", **document.REQUEST_EVENTS)
+    @get("/v1/requests/{request_id}/events", **document.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
         """The stream of a call, with event ids, from behind the events that the client has.
 
@@ -139,40 +140,35 @@ def _reading_routes() -> APIRouter:
         """
         return await requests.events(_gateway(request), request, request_id)
 
-    @router.get("/v1/models", **document.MODELS)
+    @get("/v1/models", **document.MODELS)
     async def models(request: Request) -> dict[str, Any]:
         return about.models(_gateway(request))
 
     # A model's name may hold slashes.
-    @router.get("/v1/models/{name:path}", **document.MODEL)
+    @get("/v1/models/{name:path}", **document.MODEL)
     async def model(request: Request, name: str) -> dict[str, Any]:
         return about.model(_gateway(request), name)
 
-    return router
 
-
-def _open_routes() -> APIRouter:
+def _add_open_routes(app: FastAPI) -> None:
     """What needs no key; auth.py says why."""
-    router = APIRouter()
 
-    @router.get("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return playground()
 
-    @router.get("/health", **document.HEALTH)
+    @app.get("/health", **document.HEALTH)
     async def health() -> dict[str, Any]:
         """The process answers; says nothing about pool and groups, so that no outage of theirs restarts gateways."""
         return {"status": "ok"}
 
-    @router.get("/ready", **document.READY)
+    @app.get("/ready", **document.READY)
     async def ready(request: Request) -> Response:
         return await about.ready(_gateway(request))
 
-    @router.get("/metrics", **document.METRICS)
+    @app.get("/metrics", **document.METRICS)
     async def metrics(request: Request) -> Response:
         return await about.metrics(_gateway(request), request)
-
-    return router
 
 
 def _gateway(request: Request) -> Gateway:

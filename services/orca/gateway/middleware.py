@@ -1,9 +1,11 @@
 """Plain ASGI middleware; Starlette's base class for it would hide disconnects."""
 
+import contextlib
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca.core.api_keys import ApiKey
-from orca.gateway.auth import KEYS_SHOWN
+from orca.gateway.auth import BEHIND_ANSWER, KEYS_SHOWN
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 
@@ -52,7 +54,8 @@ class TellLimits:
                 message = {**message, "headers": [*message["headers"], *told]}
             await send(message)
 
-        await self._app(scope, receive, telling)
+        with contextlib.ExitStack() as scope[BEHIND_ANSWER]:
+            await self._app(scope, receive, telling)
 
 
 class HeadAsGet:

@@ -20,7 +20,7 @@ was none: joined by commas they are the `Last-Event-ID` behind which to go on.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -55,7 +55,7 @@ class Rendering:
     goals: Goals = NO_GOALS  # change no byte; they are kept here because this is what gateways tell each other
 
     def to_json(self) -> str:
-        stored = asdict(self)
+        stored = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.goals.named:
             # The gateways of the release before this one read it too, and know no such field.
             del stored["goals"]
