@@ -93,7 +93,7 @@ def systems(cases: list[Case]) -> list[Any]:
 async def test_output_equals_hugging_face(
     oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case]
 ) -> None:
-    await check_system(oracles, family, layout, cases, alone=3)
+    await check_system(oracles, family, layout, cases, alone_stride=3)
 
 
 @pytest.mark.prove
@@ -105,19 +105,18 @@ async def test_output_equals_hugging_face_in_every_combination(
 
 
 async def check_system(
-    oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case], *, alone: int = 1
+    oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case], *, alone_stride: int = 1
 ) -> None:
     """Serve all requests under each case, in the same processes, and compare every token.
 
-    Args: alone: where each runs alone, which takes as many steps as there are tokens, only every so many of them.
+    Args: alone_stride: where each runs alone, which takes a step for each token, only every so many of them.
     """
     folder, all_works, all_references = oracles.of(family)
     with RunningGroup(folder, stages=layout[0], tensor=layout[1]) as group:
         for case in cases:
             choices = {name: case[name] for name in ("max_batch_size", "prefetch", "max_batch_tokens")}
-            works, references = all_works, all_references
-            if case["max_batch_size"] == 1:
-                works, references = works[::alone], references[::alone]
+            stride = alone_stride if case["max_batch_size"] == 1 else 1
+            works, references = all_works[::stride], all_references[::stride]
             outputs = await group.serve(works, **choices)
             verdict = Verdict()
             for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):

@@ -33,7 +33,7 @@ class CountHttp:
 
 
 class TellLimits:
-    """Counts answers by the key that their call showed, and tells clients of the key's rate."""
+    """Counts answers by the key that their call showed, tells of the key's rate, and knows when an answer ends."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics) -> None:
         self._app = app

@@ -37,6 +37,7 @@ _ANSWER = "return { transition() or false, unsettled() }"
 _FOR_ALL_CONNECTIONS = 4
 _READING_CONNECTIONS = 2
 _CLOSE_S = 1.0
+"""A server that does not say its last word is not waited for longer."""
 
 
 class Purpose(Enum):

@@ -64,8 +64,7 @@ class UpSettings(ScheduleSettings):
         None,
         "milliseconds from one commit of tokens to the next, twice as many while requests queue for a place; first"
         " tokens and ends wait only where they do and theirs, without a deadline, was submitted sixteen times as long"
-        " ago; unset is 50 on one or two"
-        " processors, and where threads compute on all of them, else 0",
+        " ago; unset is 50 on one or two processors, and where threads compute on all of them, else 0",
         least=0,
     )
     host: str = setting("127.0.0.1", "address of the HTTP API")
