@@ -1,8 +1,5 @@
-"""Without a GPU, Triton kernels run in Triton's interpreter; it must be asked for before a kernel is compiled."""
+"""Without a GPU, Triton kernels run in Triton's interpreter."""
 
-import os
+from interpreted_triton import interpret_without_gpu
 
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+interpret_without_gpu()
