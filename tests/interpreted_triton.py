@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 
+@cache
 def interpret_without_gpu() -> None:
-    """To be called before a kernel is defined."""
+    """To be called before a kernel is defined; once more changes nothing."""
     if torch.cuda.is_available():
         return
     os.environ["TRITON_INTERPRET"] = "1"
