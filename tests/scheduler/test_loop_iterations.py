@@ -192,9 +192,12 @@ async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -
     world, commits = await one_place(commit_s=0.1)
     await world.queue_up([a_request("A", new=100), a_request("B", new=100)])
     await world.finish()
-    tokens = {name: [entry[2] for commit in commits for entry in commit if entry[0] == name] for name in ("A.0", "B.0")}
-    assert {round(each, -1) for each in tokens["A.0"][1:-1]} == {20}, "steps of 10 ms, and B waits"
-    assert {round(each, -1) for each in tokens["B.0"][1:-1]} == {10}
+    sizes = {name: [entry[2] for commit in commits for entry in commit if entry[0] == name] for name in ("A.0", "B.0")}
+    while_b_waits, with_nobody_behind = (set(sizes[name][1:-1]) for name in ("A.0", "B.0"))  # in steps of 10 ms
+    assert while_b_waits
+    assert while_b_waits <= {19, 20, 21}
+    assert with_nobody_behind
+    assert with_nobody_behind <= {9, 10, 11}
 
 
 @virtually
