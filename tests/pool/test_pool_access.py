@@ -47,10 +47,22 @@ async def test_the_user_may_do_nothing_else(redis_bed: RedisBed, command: tuple[
     await user.aclose()
 
 
-async def test_a_user_without_the_rights_is_an_outage_that_says_so(redis_bed: RedisBed) -> None:
-    await redis_bed.redis.execute_command("ACL", "SETUSER", redis_bed.deployment, "-info")
+@pytest.mark.parametrize("without", ["-info", "-evalsha", "-zrangebyscore", "resetkeys", "resetchannels"])
+async def test_a_user_without_the_rights_is_an_outage_that_says_so(redis_bed: RedisBed, without: str) -> None:
+    """Also where it is a script that would need them."""
+    await redis_bed.redis.execute_command("ACL", "SETUSER", redis_bed.deployment, without)
     with pytest.raises(PoolUnavailable, match=r"user may not do this \(access.py"):
-        await open_redis_pool(redis_bed.url, redis_bed.deployment, redis_bed.settings)
+        await use(redis_bed)
+
+
+async def use(bed: RedisBed) -> None:
+    pool = await open_redis_pool(bed.url, bed.deployment, bed.settings)
+    try:
+        await pool.set_revision(REVISION, 1)
+        await pool.submit(submission("a"))
+        await pool.sweep()
+    finally:
+        await pool.close()
 
 
 @pytest.mark.parametrize("kind", ["redis-6.2", "redis-7"])

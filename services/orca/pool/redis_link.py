@@ -31,7 +31,11 @@ Command = tuple[Any, ...]
 _SCRIPTS = Path(__file__).with_name("scripts")
 # Words in an error reply that mean "not now", as opposed to a bug in a script. Redis 6.2 wraps the reply of a command
 # inside a script into a sentence of its own, so they may stand anywhere in it.
-_NOT_NOW = ("MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY ", "ORCASCHEMA")
+_NOT_NOW = ("MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "ORCASCHEMA")
+# And that who says so follows another server.
+_OF_REPLICA = ("READONLY", "MASTERDOWN", "WAIT cannot be used with replica")
+# What a script is told that may not run one of its commands, where a command by itself is answered NOPERM.
+_NO_RIGHT = "The user executing the script can't"
 # Behind a transition's text: its answer, and what is to be known of what it did.
 _ANSWER = "return { transition() or false, unsettled() }"
 _FOR_ALL_CONNECTIONS = 4
@@ -71,6 +75,10 @@ class OutOfMemory(PoolUnavailable):
     """Redis refused the first write of a script: nothing happened."""
 
 
+class ServerIsReplica(PoolUnavailable):
+    """The server follows another one: it was demoted, and the address leads to its successor by now or soon."""
+
+
 class _Script:
     """A transition's text; EVALSHA, and EVAL where the server does not know it yet."""
 
@@ -103,12 +111,13 @@ class Lane:
         self._turns = asyncio.Semaphore(size)
         self._connections = [connection() for _ in range(size)]
         self._idle = self._connections.copy()
+        self._outdated = set[AbstractConnection]()
         self._is_closed = False
 
     async def call(self, *commands: Command) -> list[Any]:
         """The answers to commands that go out together on one connection, in one round trip; not atomic.
 
-        Raises: NoScriptError; OutOfMemory; PoolUnavailable, also when no turn comes in time.
+        Raises: NoScriptError; OutOfMemory, ServerIsReplica; PoolUnavailable, also when no turn comes in time.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -121,10 +130,17 @@ class Lane:
                 raise PoolUnavailable("the connections to Redis were closed")
             with _as_ours():
                 async with asyncio.timeout(self._timeout_s):
+                    if connection in self._outdated:
+                        self._outdated.remove(connection)
+                        await connection.disconnect(nowait=True)
                     return await _exchange(connection, commands)
         finally:
             self._idle.append(connection)
             self._turns.release()
+
+    def connect_anew(self) -> None:
+        """Each connection, before its next call."""
+        self._outdated.update(self._connections)
 
     async def close(self) -> None:
         """Calls that are under way fail, and those that come later."""
@@ -190,7 +206,23 @@ class RedisLink:
 
     async def pipeline(self, *commands: Command, purpose: Purpose = Purpose.CLIENT) -> list[Any]:
         """The commands on one connection in one round trip; not atomic."""
-        return await self._lanes[purpose].call(*commands)
+        return await self._call(self._lanes[purpose], *commands)
+
+    def connect_anew(self) -> None:
+        """What comes next goes to the server that the address leads to by then.
+
+        Asked for where a server was found to be a replica. One that is demoted may keep its clients' connections: they
+        would lead to it for ever, and what only reads would be answered with what it held once.
+        """
+        for lane in self._lanes.values():
+            lane.connect_anew()
+
+    async def _call(self, lane: Lane, *commands: Command) -> list[Any]:
+        try:
+            return await lane.call(*commands)
+        except ServerIsReplica:
+            self.connect_anew()
+            raise
 
     async def _once(self, lane: Lane, command: Command, replicas: int) -> Any:
         """The answer to a command, with the proof that so many replicas hold all that it wrote or saw.
@@ -201,9 +233,9 @@ class RedisLink:
         Raises: PoolUnavailable when too few replicas confirm in time; what was written may stay.
         """
         if not replicas:
-            (answer,) = await lane.call(command)
+            (answer,) = await self._call(lane, command)
             return answer
-        answer, confirmed = await lane.call(command, ("WAIT", replicas, self._confirm_ms))
+        answer, confirmed = await self._call(lane, command, ("WAIT", replicas, self._confirm_ms))
         if confirmed < replicas:
             raise PoolUnavailable(f"{confirmed} of {replicas} replicas confirmed in time")
         return answer
@@ -262,14 +294,16 @@ def _as_ours() -> Iterator[None]:
     try:
         yield
     except NoPermissionError as error:
-        raise PoolUnavailable(
-            f"the pool's user may not do this (access.py says what it must be allowed): {error}"
-        ) from error
+        raise _no_right(error) from error
     except ResponseError as error:
         # redis-py has taken the first word off where it has a class for it.
         said = f"{error.status_code or ''} {error}"
         if "used memory > 'maxmemory'" in said:
             raise OutOfMemory(said) from error
+        if _NO_RIGHT in said:
+            raise _no_right(error) from error
+        if any(word in said for word in _OF_REPLICA):
+            raise ServerIsReplica(said) from error
         if any(word in said for word in _NOT_NOW):
             raise PoolUnavailable(said) from error
         raise  # a bug in a script, not a state of the server
@@ -277,6 +311,10 @@ def _as_ours() -> Iterator[None]:
         raise PoolUnavailable("Redis gave no answer in time") from error
     except (RedisError, OSError) as error:
         raise PoolUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _no_right(error: ResponseError) -> PoolUnavailable:
+    return PoolUnavailable(f"the pool's user may not do this (access.py says what it must be allowed): {error}")
 
 
 def read_info(answer: bytes) -> dict[str, str | int]:

@@ -1,7 +1,8 @@
 """Can this Redis keep what the pool accepts? Asked at the start, and again for as long as it serves.
 
-It may be configured anew under us, or replaced by another at the same address (a managed fail-over). Then new work is
-refused until it is fit again. What was accepted before goes on meanwhile: it would be no better off standing still.
+It may be configured anew under us, or replaced by another at the same address (a managed fail-over). A server that was
+demoted need not say so: it may keep its connections, and answers what only reads. New work is refused until it is fit
+again. What was accepted before goes on meanwhile: it would be no better off standing still.
 
 Its disk may hang as well. Nothing that was answered is lost by that (settling.py), but a new call would be stored, wait
 in vain for Redis to write it, and be cancelled: seconds for its client, and work for a pool that is behind already. So
@@ -15,7 +16,7 @@ import math
 import time
 from collections.abc import Callable
 
-from orca.core.errors import PoolNotDurable, SettingError
+from orca.core.errors import PoolNotDurable, PoolUnavailable, SettingError
 from orca.pool import codec
 from orca.pool.keys import Keys
 from orca.pool.redis_link import Purpose, RedisLink, read_info
@@ -54,7 +55,7 @@ class ServerCheck:
         self._fsync_since_s: float | None = None  # the first of the looks in a row that saw an fsync under way
 
     async def check(self) -> None:
-        """Raises: SettingError when the server is not fit, PoolUnavailable when it does not answer."""
+        """Raises: SettingError when the server is not fit, PoolUnavailable when it is a replica or does not answer."""
         await self._look()
 
     async def look(self) -> None:
@@ -81,6 +82,9 @@ class ServerCheck:
         # The look itself may have connected.
         self._connects_seen = self._link.connects
         info = read_info(answer)
+        if info["role"] != "master":
+            self._link.connect_anew()
+            raise PoolUnavailable("Redis is a replica: the address does not lead to its master yet")
         _check_redis(info, self._settings)
         if schema is not None and int(schema) not in self._schemas:
             ours = f"{self._schemas.oldest} to {self._schemas.newest}"
