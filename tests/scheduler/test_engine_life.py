@@ -37,10 +37,10 @@ async def engine(stage: FakeStage) -> AsyncIterator[GrpcEngine]:
     await engine.close()
 
 
-def an_engine(stage: FakeStage, told: list[Loading] | None = None) -> GrpcEngine:
+def an_engine(*stages: FakeStage, told: list[Loading] | None = None) -> GrpcEngine:
     """Its steps are lost after 0.4 s in which nothing moves."""
     return GrpcEngine(
-        [stage.address],
+        [stage.address for stage in stages],
         listen="127.0.0.1:0",
         slots=None,
         block_tokens=16,
@@ -184,6 +184,23 @@ class EmptyStream:
         pass
 
 
+async def test_a_wait_for_stages_that_fails_asks_none_of_them_any_more(stage: FakeStage) -> None:
+    other = FakeStage()
+    server = await serve(other)
+    for place, each in enumerate((stage, other)):
+        each.status.stages, each.status.stage = 2, place
+    stage.status.phase = pb.StatusReply.LOADING
+    engine = an_engine(stage, other)
+    before = asyncio.all_tasks()
+    for _ in range(3):
+        other.status.stage = 7
+        with pytest.raises(EngineError, match="stage 1"):
+            await engine.wait_loaded()
+    assert {task.get_coro().__name__ for task in asyncio.all_tasks() - before} & {"_wait_loaded"} == set()
+    await engine.close()
+    await server.stop(grace=None)
+
+
 async def test_a_join_names_the_process_that_it_is_meant_for(stage: FakeStage, engine: GrpcEngine) -> None:
     await engine.form(EPOCH)
     assert list(stage.joins[0].processes) == ["first"]
@@ -199,7 +216,7 @@ async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answer
         stage.status.process = ("first", "second")[len(asked) % 2]
 
     told: list[Loading] = []
-    engine = an_engine(stage, told)
+    engine = an_engine(stage, told=told)
     await engine.wait_loaded()
     stage.on_status = take_turns
     stage.status.process = "second"

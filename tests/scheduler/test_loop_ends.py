@@ -3,6 +3,7 @@
 import asyncio
 
 from scheduler_world import (
+    REVISION,
     a_request,
     a_shape,
     a_world,
@@ -11,7 +12,8 @@ from scheduler_world import (
     virtually,
 )
 
-from orca.core.request import FinishReason, Request
+from orca.core.request import End, FinishReason, Request, Token
+from orca.pool.api import Caller, CommitEntry
 from orca.scheduler.loop import Choices
 from orca.scheduler.seams import Times
 from orca.scheduler.simulated import CostModel
@@ -61,6 +63,25 @@ async def test_a_stop_string_ends_a_request_also_when_its_beginning_was_written_
     assert tokens == [0, 1, 2, 3, 4, 5, 6]
     assert end is not None
     assert (end.reason, end.stop) == (FinishReason.STOP, "defg")
+
+
+@virtually
+async def test_a_log_that_another_release_wrote_past_its_end_ends_behind_what_is_there() -> None:
+    """Clients have it: to end before it is refused, and would be tried again for ever."""
+    world = a_world(eos=(2,))
+    await world.pool.set_revision(REVISION, 1)
+    await world.submit(a_request("A", new=8))
+    older = Caller(group="g9", process="older", revision=REVISION)
+    await world.pool.enter(older, 1, reported_epoch=0)
+    (claimed,) = (await world.pool.claim(older, 2, free_slots=64, total_slots=64, block_tokens=1, most=1)).claimed
+    written = (Token(5), Token(2), Token(6))
+    await world.pool.commit([CommitEntry(request_id="A.0", claim=claimed.claim, index=0, tokens=written)])
+    await world.pool.leave(older)
+    group = world.add_group(a_shape())
+    world.start(group)
+    await world.finish()
+    assert await world.log_of("A.0") == ([5, 2, 6], End(FinishReason.STOP, 3))
+    assert [record for record in group.records if record.rows] == []
 
 
 @virtually

@@ -129,6 +129,17 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
 
 
 @virtually
+async def test_a_group_that_cannot_be_formed_for_hours_is_tried_for_as_long() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), refuses=lambda _: "stage 0 does not answer")
+    world.start(group)
+    await asyncio.sleep(6_000)
+    assert len(group.logs[0].reasons) > 1_100
+    assert not group.task.done()
+    await world.stop()
+
+
+@virtually
 async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_group_that_can_hold_them() -> None:
     world = a_world()
     large = world.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=CostModel(step_us=20_000))

@@ -65,8 +65,12 @@ class Ending:
         return None
 
     def replay(self, log: Sequence[Token]) -> End | None:
-        """Take the tokens that a request brings from earlier claims. Returns: the end, if they already hold it."""
+        """Take the tokens that a request brings from earlier claims. Returns: the end, if they already hold it.
+
+        Where a scheduler of another release saw none there and went on, the end is behind what it wrote: clients have
+        that, and a log never becomes shorter.
+        """
         for token in log:
             if (end := self.push(token.id)) is not None:
-                return end
+                return end if end.count == len(log) else End(end.reason, len(log))
         return None

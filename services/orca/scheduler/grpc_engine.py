@@ -9,9 +9,9 @@ an epoch is engine_life's. It decides nothing: epochs come from the pool's seat,
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc import aio
 
@@ -26,6 +26,8 @@ from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
 from orca.scheduler.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _STATUS_EVERY_S = 0.05
 _PLACE_S = 2.0
@@ -104,7 +106,7 @@ class GrpcEngine:
         Raises: EngineError when a stage does not answer for join_timeout_s, or the stages do not fit together.
         """
         await self._open_links()
-        statuses = await asyncio.gather(*(self._wait_loaded(stage) for stage in range(len(self._stubs))))
+        statuses = await _all_or_none(self._wait_loaded(stage) for stage in range(len(self._stubs)))
         _require_one_group(statuses)
         return statuses
 
@@ -254,20 +256,26 @@ class GrpcEngine:
     async def _join_all(self, request: pb.JoinRequest) -> None:
         """Send every stage into the epoch at the same time. Raises: EngineError with the first refusal."""
         bound_s = self._join_timeout_s + 1.0
-        calls = [asyncio.ensure_future(_join(stub, request, bound_s)) for stub in self._stubs]
         try:
-            await asyncio.gather(*calls)
+            await _all_or_none(_join(stub, request, bound_s) for stub in self._stubs)
         except aio.AioRpcError as error:
             raise EngineError(f"epoch {request.epoch.number}: {error.code().name} {error.details()}") from error
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
 
     async def _end_life(self, reason: str | None) -> None:
         life, self._life = self._life, None
         if life is not None:
             await life.end(reason)
+
+
+async def _all_or_none(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all calls answer. Raises: the first error, with no other call under way any more."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _join(stub: Any, request: pb.JoinRequest, bound_s: float) -> None:

@@ -245,7 +245,7 @@ class Scheduler:
 
     def _set_pause(self) -> None:
         times = self._seams.times
-        self._pause_s = min(times.form_retry_s * 2 ** max(self._failures - 1, 0), times.form_retry_max_s)
+        self._pause_s = min(times.form_retry_s * 2.0 ** min(max(self._failures - 1, 0), 30), times.form_retry_max_s)
 
     async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
         """Await `call`, or cancel it when the scheduler is stopped first. Returns: None when stopped."""
