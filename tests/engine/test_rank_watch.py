@@ -13,7 +13,7 @@ from orca.core.processor_time import processor_time_s
 from orca.core.step import Epoch, Row, Step
 from orca.kernels.device import kernels_of
 from orca.worker.progress import Progress
-from orca.worker.rank import _MarkedLayer
+from orca.worker.rank import _Marked
 from orca.worker.rank_process import RankProcess
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s
@@ -125,7 +125,7 @@ def test_layers_move_the_mark_when_they_have_run() -> None:
     mark = progress.mark
     for device in ("cpu", "meta"):
         kernels = kernels_of(torch.device(device))
-        layer = _MarkedLayer(Unchanging(), progress, kernels)
+        layer = _Marked(Unchanging(), progress, kernels)
         with kernels.together():
             layer(torch.zeros(1, 1), Mock())
             layer(torch.zeros(1, 1), Mock())

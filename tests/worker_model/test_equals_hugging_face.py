@@ -210,12 +210,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize(("stages", "packs"), [(2, False), (1, PanelLinear)], ids=["plain", "panels"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_each_option_of_a_config_is_computed_as_hugging_face_does(name: str, models: Any) -> None:
+def test_each_option_of_a_config_is_computed_as_hugging_face_does(
+    name: str, stages: int, packs: bool | type[Linear], models: Any
+) -> None:
     family, overrides = VARIANTS[name]
     model = models(family, **overrides)
     asks = random_asks(model.vocab_size, 7, seed=11, prompt_max=40, new_max=NEW_MAX)
-    serve(Chain(model.folder, stages=2, tensor=1), asks, chunk=9)
+    serve(Chain(model.folder, stages=stages, packs=packs), asks, chunk=9)
     if name in ("rope-dynamic", "rope-longrope"):
         # There the reference keeps the frequencies of the longest sequence it has seen; each prompt gets a fresh one.
         expected = [generate(reference_model(model.folder), ask.prompt, ask.max_new_tokens) for ask in asks]

@@ -1,6 +1,8 @@
 """The paged KV cache: reservations, blocks on demand, reuse."""
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,31 @@ def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
         assert len(set(slots(kv, 7, tokens))) == tokens
         assert kv.slots_in_use == used
         kv.check()
+
+
+def test_slots_in_use_may_be_asked_for_by_another_thread() -> None:
+    """A rank's heartbeat does: an error would end it, and the rank."""
+    kv, seen, is_over = cache(), set[int](), False
+
+    def ask() -> None:
+        while not is_over:
+            seen.add(kv.slots_in_use)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            asked = other.submit(ask)
+            for handle in range(5_000):
+                kv.reserve(handle, 10)
+                kv.extend(handle, 10)
+                kv.free(handle - 1)
+            is_over = True
+            asked.result()
+    finally:
+        is_over = True
+        sys.setswitchinterval(before)
+    assert max(seen) <= kv.slots
 
 
 def test_positions_keep_their_slots_while_a_request_grows() -> None:

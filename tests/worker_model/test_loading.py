@@ -179,6 +179,24 @@ def test_a_tensor_that_does_not_fit_the_config_is_refused_by_name(folder: Path, 
         load(folder, Shard(stage=2, stages=3))
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_head_that_is_not_the_embedding_that_it_is_tied_to_is_refused(tensor: int, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("qwen2", tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tied = tensors["model.embed_tokens.weight"]
+    shards = [Shard(rank=rank, tensor=tensor) for rank in range(tensor)]
+    save_file(tensors | {"lm_head.weight": tied.clone()}, path)
+    for shard in shards:
+        load(folder, shard)
+    save_file(tensors | {"lm_head.weight": tied + 1}, path)
+    for shard in shards:
+        with pytest.raises(
+            ModelError, match=r"lm_head.weight in .* is not model.embed_tokens.weight, though its config"
+        ):
+            load(folder, shard)
+
+
 def test_a_file_cut_short_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

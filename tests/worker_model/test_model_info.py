@@ -46,6 +46,8 @@ def test_reading_it_takes_no_torch() -> None:
 def test_generation_config_says_how_a_request_ends_before_config_does(folder: Path) -> None:
     edit(folder, "generation_config.json", eos_token_id=[9, 4, 9])
     assert load_model_info(folder).eos_token_ids == (4, 9)
+    edit(folder, "generation_config.json", eos_token_id=[4, 199, 50_000])
+    assert load_model_info(folder).eos_token_ids == (4,), "what the vocabulary lacks is never drawn, and masks nothing"
     edit(folder, "generation_config.json", eos_token_id=None)
     assert load_model_info(folder).eos_token_ids == ()
     (folder / "generation_config.json").unlink()

@@ -14,9 +14,11 @@ from torch import Tensor
 from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import Claim, NewRequest, Row, Step
-from orca.worker.linear import PanelLinear
+from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
+from orca.worker.progress import Progress
+from orca.worker.rank import mark_parts
 from orca.worker.shard import Shard
 from orca.worker.stage import Stage
 
@@ -135,6 +137,32 @@ def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Pat
     plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
     assert len(stage.sample(plan, stage.forward(plan))[0].token.prompt_logprobs) == 57
     assert (max(rows), sum(rows)) == (5, 58)
+
+
+@pytest.mark.parametrize("packs", [False, PanelLinear], ids=["plain", "panels"])
+def test_log_probabilities_of_a_long_prompt_move_the_mark_of_a_rank_again_and_again(
+    folder: Path, packs: bool | type[Linear]
+) -> None:
+    """Of a small model with a large vocabulary they take longer than all layers: to stand still is to hang."""
+    model, progress, marks = load_stage(folder, packs=packs), Progress(), list[int]()
+    head = model.head
+    assert head is not None
+
+    def watched(hidden: Tensor, context: StepContext) -> Tensor:
+        marks.append(progress.mark)
+        return head(hidden, context)
+
+    watched.only_kernels = head.only_kernels  # type: ignore[attr-defined]
+    model = replace(model, head=watched)
+    mark_parts(model, progress)
+    stage = Stage(
+        model, slots=64, block_tokens=4, eos_token_ids=(), feeds_tokens=False, prompt_logits_bytes=5 * 4 * VOCAB
+    )
+    asking = new(tokens=tuple(range(2, 60)), params=replace(GREEDY, prompt_logprobs=1))
+    plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
+    stage.sample(plan, stage.forward(plan))
+    told = marks[:12]  # 57 tokens by five
+    assert [after - before for before, after in itertools.pairwise(told)] == [1] * 11
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -112,6 +112,7 @@ def load_model_info(
     own_max_len = _own_max_len(folder, config, family)
     if max_model_len is not None and not 1 <= max_model_len <= own_max_len:
         raise ModelError(f"max_model_len {max_model_len} is outside 1..{own_max_len}, the length {folder} allows")
+    vocab_size = _positive(folder, config, "vocab_size")
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     return ModelInfo(
         folder=folder,
@@ -120,11 +121,11 @@ def load_model_info(
         architecture=config["model_type"],
         dtype=dtype,
         quantization=quantization,
-        vocab_size=_positive(folder, config, "vocab_size"),
+        vocab_size=vocab_size,
         max_model_len=own_max_len if max_model_len is None else max_model_len,
         num_layers=_positive(folder, config, family.layers_key),
         bos_token_id=generation.get("bos_token_id", config.get("bos_token_id", family.bos_token_id)),
-        eos_token_ids=_eos_token_ids(folder, config, generation, family),
+        eos_token_ids=_eos_token_ids(folder, config, generation, family, vocab_size),
     )
 
 
@@ -217,16 +218,19 @@ def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int
 
 
 def _eos_token_ids(
-    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: Family
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: Family, vocab_size: int
 ) -> tuple[int, ...]:
-    """generation_config.json speaks first, as in `generate`; then config.json; then the family's default."""
+    """generation_config.json speaks first, as in `generate`; then config.json; then the family's default.
+
+    What the vocabulary does not have is never drawn, and left out.
+    """
     for source in (generation, config, {"eos_token_id": family.eos_token_id}):
         if "eos_token_id" in source:
             value = source["eos_token_id"]
             ids = value if isinstance(value, list) else [] if value is None else [value]
             if not all(isinstance(token, int) and token >= 0 for token in ids):
                 raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
-            return tuple(sorted(set(ids)))
+            return tuple(sorted({token for token in ids if token < vocab_size}))
     return ()
 
 

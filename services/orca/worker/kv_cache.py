@@ -145,8 +145,8 @@ class KVCache:
 
     @property
     def slots_in_use(self) -> int:
-        """Slots in blocks held by requests."""
-        return sum(len(table.blocks) for table in self._tables.values()) * self.block_tokens
+        """Slots in blocks held by requests. Of one look, since another thread asks while this one hands blocks out."""
+        return self.slots - len(self._free) * self.block_tokens
 
     @property
     def slots_reserved(self) -> int:

@@ -46,6 +46,8 @@ class Tensors(Protocol):
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None: ...
 
+    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -165,6 +167,19 @@ class Checkpoint:
         for name in sorted(self._files):
             if name.startswith(prefix) and name not in self._read and not name.endswith(tuple(ignored)):
                 raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
+
+    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
+        """Refuse a tensor that the config says is the same as `tied`, where the files have it and it is another one:
+        whoever wrote them may have meant either.
+
+        Raises: ModelError.
+        """
+        if name not in self:
+            return
+        there, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
+        if not torch.equal(there.to(expected.dtype), expected):
+            raise ModelError(f"tensor {name} in {self._paths[name]} is not {tied}, though its config ties them")
+        self.give_back()
 
     def close(self) -> None:
         self.give_back()

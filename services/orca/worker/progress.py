@@ -1,9 +1,9 @@
 """Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it, worker.watch
 judges it.
 
-The mark rises with every piece of work: a tensor read while loading, a layer of a step, a wait that ended. So a long
-step moves and a hang stands still; and a rank that waits for another one or for orders may stand still as long as it
-likes, for it is not the one that hangs.
+The mark rises with every piece of work: a tensor read while loading, a layer of a step, a part of what the head does, a
+wait that ended. So a long step moves and a hang stands still; and a rank that waits for another one or for orders may
+stand still as long as it likes, for it is not the one that hangs.
 """
 
 import contextlib

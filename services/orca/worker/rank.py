@@ -39,7 +39,7 @@ from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.inbox import Inbox
 from orca.worker.master_link import MasterLink
 from orca.worker.memory import slots_possible
-from orca.worker.models.blocks import Layer, StepContext
+from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.progress import Progress
 from orca.worker.settings import WorkerSettings
@@ -119,8 +119,7 @@ class Rank:
         info = self._info
         self._progress.at("reads weights")
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
-        kernels = kernels_of(self._device)
-        model.layers[:] = [_MarkedLayer(layer, self._progress, kernels) for layer in model.layers]
+        mark_parts(model, self._progress)
         loaded = Loaded(
             revision=info.revision,
             max_model_len=info.max_model_len,
@@ -320,15 +319,21 @@ class Rank:
         self._socket.write(frames.encode_json(kind, **fields))
 
 
-class _MarkedLayer:
-    """A layer that moves the progress mark each time it has run."""
+def mark_parts(model: StageModel, progress: Progress) -> None:
+    """Have each layer move the progress mark when it has run, and the head, which runs over a prompt in many parts."""
+    kernels = kernels_of(model.device)
+    model.layers[:] = [_Marked(layer, progress, kernels) for layer in model.layers]
+    if model.head is not None:
+        model.head = _Marked(model.head, progress, kernels)
 
-    def __init__(self, layer: Layer, progress: Progress, kernels: Kernels) -> None:
-        self.only_kernels = layer.only_kernels
-        self._layer, self._progress, self._kernels = layer, progress, kernels
+
+class _Marked:
+    def __init__(self, part: Part, progress: Progress, kernels: Kernels) -> None:
+        self.only_kernels = part.only_kernels
+        self._part, self._progress, self._kernels = part, progress, kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = self._layer(x, step)
+        x = self._part(x, step)
         self._kernels.count(self._progress.layers_at)
         return x
 

@@ -100,7 +100,8 @@ class Stage:
         self._told_rows_max = max(1, prompt_logits_bytes // (4 * model.config.vocab_size))
         self._feeds_tokens = feeds_tokens
         is_alone = isinstance(model.group, SingleRank)
-        self._only_kernels = is_alone and all(layer.only_kernels for layer in model.layers)
+        parts = model.layers if model.embed is None else [model.embed, *model.layers]
+        self._only_kernels = is_alone and all(part.only_kernels for part in parts)
         self._requests: dict[int, _Request] = {}
         if block_tokens != model.sizes.block_tokens:  # for which kernels were compiled while the model was loaded
             kernels_of(model.device).prepare(replace(model.sizes, block_tokens=block_tokens))

@@ -180,15 +180,21 @@ class Embedding:
         return embedded if places is None else embedded.add_(places.index_select(0, step.positions))
 
 
+HEAD = "lm_head.weight"
+"""The head's own weight, in the checkpoints of all families. Tied to the embedding it is that one's."""
+
+
 class Head:
     """Logits over the whole vocabulary, each rank computing its own part."""
 
     def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Embedding | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
+        taken = weights.shard.slice(vocab_size, "vocabulary entries")
+        if name != HEAD:
+            weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), taken)
         if tied is not None:
             self._linear = weights.linear(tied.weight)
         else:
-            taken = weights.shard.slice(vocab_size, "vocabulary entries")
             self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
         self.only_kernels = isinstance(self._linear, PanelLinear)
 

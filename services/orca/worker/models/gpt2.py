@@ -4,7 +4,7 @@ from torch import Tensor
 
 from orca.kernels.reference import RowNorm
 from orca.worker.config import GPT2Config
-from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
+from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
 from orca.worker.norms import Norm
@@ -63,7 +63,7 @@ class GPT2Layer:
 class GPT2Head:
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str, tied: Embedding | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}ln_f")
-        name = f"{prefix}wte.weight" if config.is_tied else "lm_head.weight"
+        name = f"{prefix}wte.weight" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
         self.only_kernels = self._head.only_kernels
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from orca.kernels.reference import RowNorm
 from orca.worker.config import LlamaConfig
-from orca.worker.models.blocks import Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
+from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights, paired
 from orca.worker.norms import Norm
@@ -84,7 +84,7 @@ class LlamaLayer:
 class LlamaHead:
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Embedding | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}norm")
-        name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
+        name = f"{prefix}embed_tokens.weight" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
         self.only_kernels = self._head.only_kernels
 

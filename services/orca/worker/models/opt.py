@@ -5,7 +5,7 @@ from torch import Tensor
 from orca.kernels.reference import RowNorm
 from orca.worker.config import OPTConfig
 from orca.worker.linear import Linear, PanelLinear
-from orca.worker.models.blocks import MLP, Attention, Embedding, Head, StepContext, scaled
+from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
 from orca.worker.norms import Norm
@@ -73,7 +73,7 @@ class OPTHead:
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str, tied: Embedding | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}final_layer_norm") if config.has_final_norm else None
         self._project = _projection(weights, config, f"{prefix}project_out", config.hidden_size, config.embedding_dim)
-        name = f"{prefix}embed_tokens.weight" if config.is_tied else "lm_head.weight"
+        name = f"{prefix}embed_tokens.weight" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.embedding_dim, tied)
         self.only_kernels = self._head.only_kernels and isinstance(self._project, PanelLinear | None)
 

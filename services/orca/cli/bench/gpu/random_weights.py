@@ -54,6 +54,9 @@ class RandomTensors:
     def stored_bytes(self, prefixes: Iterable[str]) -> int:  # noqa: ARG002 - none are stored
         return 0
 
+    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
+        """There is no other."""
+
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
         """There is nothing that nobody has asked for."""
 
