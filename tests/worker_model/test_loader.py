@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orca.worker import loader
 from orca.worker.linear import Linear, Packing, PanelLinear
 from orca.worker.loader import Checkpoint
 from orca.worker.models.weights import Weights
@@ -27,9 +28,9 @@ def checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
     return Checkpoint(folder, dtype=dtype, device=torch.device("cpu"))
 
 
-def resident_bytes() -> int:
-    """Of mapped files in this process's memory."""
-    found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+def resident_bytes(kind: str = "RssFile") -> int:
+    """Of mapped files in this process's memory, or RssAnon: of what it has written."""
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
@@ -59,6 +60,7 @@ def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
 def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) -> None:
     """After `give_back` nothing of the model may look at the file any more: it could be another one by then."""
     files = checkpoint(folder)
+    layout(torch.ones(COLUMNS, COLUMNS))(torch.ones(1, COLUMNS))  # reads libraries and code
     before = resident_bytes()
     weights = Weights(files, Shard(), Packing(only=layout))
     linears = [weights.rows(f"{place}", ROWS, COLUMNS, (0, COLUMNS), has_bias=False) for place in range(1, NUMBER)]
@@ -66,3 +68,14 @@ def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) 
     for place, linear in enumerate(linears, 1):
         assert torch.equal(linear(ones), torch.full((1, ROWS), float(place * COLUMNS)))
     assert resident_bytes() - before < 3 * ROWS * COLUMNS * 4
+
+
+@pytest.mark.skipif(loader._MALLOC_TRIM is None, reason="only glibc is asked to give memory back")
+def test_what_was_freed_on_the_way_leaves_the_heap_when_all_is_read(folder: Path) -> None:
+    torch.empty(28 << 20, dtype=torch.uint8)  # from here on the C library takes what is smaller from its heap
+    files = checkpoint(folder)
+    tensors = [files.read(f"{place}.weight", (ROWS, COLUMNS)) for place in range(NUMBER)]
+    del tensors[:-1]  # below the one that stays
+    before = resident_bytes("RssAnon")
+    files.close()
+    assert before - resident_bytes("RssAnon") > (NUMBER - 3) * ROWS * COLUMNS * 4

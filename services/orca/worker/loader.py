@@ -182,8 +182,12 @@ class Checkpoint:
         self.give_back()
 
     def close(self) -> None:
+        """Behind the last tensor. What was made of tensors on the way to their layout, and freed, leaves the heap, too:
+        it would hold 60 MiB behind 63 M parameters for good, 170 MiB behind 519 M."""
         self.give_back()
         self._files.clear()
+        if _MALLOC_TRIM is not None:
+            _MALLOC_TRIM(ctypes.c_size_t(0))
 
     def _count(self, size: int) -> None:
         self.bytes_read += size
@@ -192,6 +196,7 @@ class Checkpoint:
 
 
 _MADVISE = getattr(ctypes.CDLL(None), "madvise", None)
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
 def _give_back(tensor: Tensor) -> None:
