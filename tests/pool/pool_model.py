@@ -183,10 +183,10 @@ class World:
         if not self.is_pool_up or len(self.clients) >= 12:
             return
         parent = f"r{len(self.clients)}"
-        size = self.random.choice((2, 3, 5, 8, 70 if self.random.random() < 0.3 else 8))
+        large = self.weather.large_prompt
+        size = self.random.choice((2, 3, 5, 8, large if self.random.random() < 0.3 else 8))
         deadline = self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
-        # A long prompt is what makes a request too big for the small groups.
-        prompt = (len(self.clients) + 1,) * (size if size == 70 else 3)
+        prompt = (len(self.clients) + 1,) * (size if size == large else 3)
         gateway, revision = self.random.choice("xy"), self.pool.revision
         # Without a draw of its own, which would make other walks of all seeds.
         kind = "first_token_deadline_ms" if len(self.clients) % 2 else "deadline_ms"

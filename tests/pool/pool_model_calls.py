@@ -144,7 +144,6 @@ class CallPromises:
         for record in sorted(self.world.pool.records.values(), key=lambda record: record.request.arrival):
             request = record.request
             slots = slots_needed(request.max_total_tokens, block_tokens)
-            slots = max(slots, total_slots) if record.is_alone else slots
             if request.id in given:
                 free_slots -= slots
             is_passed = request.arrival < youngest and self._is_waiting(record, caller.revision)

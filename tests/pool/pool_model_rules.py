@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orca.core.request import End, FinishReason, Request, slots_needed
+from orca.core.request import End, FinishReason, Request
 from orca.core.step import Claim
 from orca.pool.api import (
     Caller,
@@ -210,11 +210,6 @@ class CommitsAcquitNobody(MemoryPool):
         pass
 
 
-class SuspectsRunInCompany(MemoryPool):
-    def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
-        return slots_needed(record.request.max_total_tokens, block_tokens)
-
-
 class YoungestFirst(MemoryPool):
     def _choose(self, caller: Caller, *slots: int) -> tuple[list[Record], bool]:
         queue = self._queue(caller.revision)
@@ -347,7 +342,7 @@ class LatePromisesArePutInForce(MemoryPool):
         return None if seen is None else await super().set_promise(revision, slots, expected=seen)
 
 
-POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody, SuspectsRunInCompany]
+POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody]
 PROMISE_RULES = [
     LoweredPromisesEndWhatWasAccepted,
     LoweredPromisesAreForgotten,

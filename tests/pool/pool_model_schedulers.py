@@ -61,7 +61,7 @@ class Sequence:
     start: list[int]  # the log when it was claimed
     taken: int = 0  # tokens that results brought
     asked: int = 0  # tokens that steps were sent for
-    is_alone: bool = False  # nothing else may run beside it until its first commit
+    is_alone: bool = False  # nothing else may run in a step with it until its first commit
     is_on_stage: bool = False
     is_over: bool = False
 
@@ -167,8 +167,7 @@ class Process:
             return
         self.calls += 1
         number = self.calls
-        all_slots = self.group.slots
-        held = sum(all_slots if sequence.is_alone else sequence.slots for sequence in self.own.values())
+        held = sum(sequence.slots for sequence in self.own.values())
         slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots}
         self._call("claim", lambda: self.world.calls.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots))
 
@@ -181,6 +180,10 @@ class Process:
         if len(self.steps) >= 2 or not ready:
             return
         rows = ready[:3]
+        if "suspects run alone" not in self.world.without:
+            if self.steps and any(s.is_alone for s in self.own.values()):
+                return
+            rows = [s for s in ready if s.is_alone][:1] or rows
         new = [s for s in rows if not s.is_on_stage]
         for sequence in rows:
             sequence.asked += 1

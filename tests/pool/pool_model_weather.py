@@ -21,6 +21,8 @@ class Weather:
     has_replica: bool = False
     # A group of another revision, which takes turns with the first one at being the current one.
     has_next_revision: bool = False
+    # Tokens of a long prompt: too many for the small groups, or just as many as one of them can hold.
+    large_prompt: int = 70
     # Share of the requests that break any stage which runs them.
     poison_rate: float = 0.0
 

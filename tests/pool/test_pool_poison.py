@@ -32,25 +32,14 @@ async def test_after_two_failures_a_request_is_claimed_alone(bed: Bed) -> None:
     assert (await scheduler.take())["a.0"].is_alone
 
 
-async def test_a_request_that_runs_alone_takes_all_slots_so_that_nothing_is_claimed_beside_it(bed: Bed) -> None:
+async def test_requests_that_must_run_alone_are_claimed_with_others_and_need_their_own_slots_only(bed: Bed) -> None:
     scheduler, _ = await started(bed)
-    await bed.pool.submit(submission("a"))
+    for parent in "ab":
+        await bed.pool.submit(submission(parent))
     await fails(scheduler, 2)
-    await bed.pool.submit(submission("b"))
-    assert list(await scheduler.take()) == ["a.0"]
-
-
-async def test_a_head_that_runs_alone_is_reserved_for_a_group_that_still_runs_others(bed: Bed) -> None:
-    scheduler, _ = await started(bed)
-    await bed.pool.submit(submission("a"))
-    await fails(scheduler, 2)
-    await bed.pool.submit(submission("b"))
-    busy = await scheduler.ask(free_slots=9_984)
-    assert (busy.claimed, busy.is_blocked) == ((), True)
-    other = Scheduler(bed, "p9", "g9")
-    await other.enter()
-    assert list(await other.take(free_slots=9_984)) == ["b.0"], "marked for another group, which others pass"
-    assert list(await scheduler.take()) == ["a.0"]
+    await bed.pool.submit(submission("c"))
+    claimed = await scheduler.take(free_slots=9_984)
+    assert {name: one.is_alone for name, one in claimed.items()} == {"a.0": True, "b.0": True, "c.0": False}
 
 
 async def test_three_failures_alone_end_a_request_with_an_error_in_the_call_that_tells_the_last(bed: Bed) -> None:

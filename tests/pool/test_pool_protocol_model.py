@@ -58,6 +58,7 @@ REPLACEMENTS = Weather(
 )
 PROMISES = Weather(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
 POISON = Weather(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
+CROWDED = Weather(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
 BROKEN_FROM_OUTSIDE = Weather(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
 RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
 
@@ -84,9 +85,9 @@ def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
 
 @pytest.mark.parametrize("pool_class", CALL_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(pool_class: type[MemoryPool]) -> None:
-    # A pool that never fails over keeps what an owner sent before, and sees no gap. Only a request that must run alone
-    # can be too big now for more than one of the model's groups.
-    weathers = {GapsCostNoClaim: FAIL_OVERS, MarksOutliveSeats: POISON}
+    # A pool that never fails over keeps what an owner sent before, and sees no gap. A mark outlives nothing where only
+    # one group can hold its request.
+    weathers = {GapsCostNoClaim: FAIL_OVERS, MarksOutliveSeats: CROWDED}
     assert finds_violation(pool_class, weather=weathers.get(pool_class), seeds=100)
 
 
@@ -121,6 +122,10 @@ def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_wit
 @pytest.mark.parametrize("pool_class", POISON_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_against_poison_is_needed(pool_class: type[MemoryPool]) -> None:
     assert finds_violation(pool_class, weather=POISON)
+
+
+def test_suspects_that_run_in_company_take_others_with_them() -> None:
+    assert finds_violation(MemoryPool, frozenset({"suspects run alone"}), POISON)
 
 
 def test_blame_for_deaths_from_outside_ends_innocent_requests() -> None:

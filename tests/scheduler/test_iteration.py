@@ -197,6 +197,58 @@ def test_a_prompt_that_finds_no_tokens_left_stops_younger_prompts_but_no_increme
     assert [(pick.request.request.parent, pick.count) for pick in batch.picks] == [("A", 3), ("C", 1)]
 
 
+def suspected(state: GroupState, name: str, arrival: int, **sizes: int) -> GroupRequest:
+    return state.add(a_request(name, arrival=arrival, **sizes), Claim(1, "c"), is_alone=True)
+
+
+def test_who_must_run_alone_does_so_one_after_the_other_while_others_pause_with_their_slots() -> None:
+    limits, state = some_limits(max_batch_size=4), GroupState()
+    state.add(a_request("A", arrival=1, new=9), Claim(1, "c"))
+    assert run_once(state, limits) == "A"
+    before = state.reserved
+    suspects = [suspected(state, name, arrival, new=9) for arrival, name in enumerate("BC", 2)]
+    for suspect in suspects:
+        assert [run_once(state, limits) for _ in range(2)] == [suspect.request.parent] * 2
+        state.acquit(suspect, limits.block_tokens)
+    assert run_once(state, limits) == "ABC"
+    assert state.reserved == 3 * before
+
+
+def test_who_must_run_alone_and_finds_no_slots_waits_as_others_do_and_is_not_overtaken() -> None:
+    limits, state = some_limits(slots=20), GroupState()
+    state.add(a_request("A", arrival=1, prompt=3, new=9), Claim(1, "c"))
+    suspected(state, "B", arrival=2, prompt=3, new=9)
+    state.add(a_request("C", arrival=3, prompt=3, new=2), Claim(1, "c"))
+    assert [run_once(state, limits) for _ in range(10)] == ["A"] * 9 + ["B"]
+
+
+def test_an_older_request_that_finds_no_slots_is_not_overtaken_by_who_must_run_alone() -> None:
+    limits, state = some_limits(slots=20), GroupState()
+    state.add(a_request("A", arrival=1, prompt=3, new=2), Claim(1, "c"))
+    run_once(state, limits)
+    state.add(a_request("B", arrival=2, prompt=3, new=15), Claim(1, "c"))
+    suspected(state, "C", arrival=3, prompt=3, new=9)
+    assert [run_once(state, limits) for _ in range(3)] == ["A", "B", "B"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_no_step_is_out_beside_that_of_one_who_must_run_alone(prefetch: int) -> None:
+    limits, state = some_limits(stages=2, max_batch_size=1, prefetch=prefetch), GroupState()
+    for arrival, name in enumerate("AB", 1):
+        state.add(a_request(name, arrival=arrival, new=9), Claim(1, "c"))
+        state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+    suspect = suspected(state, "C", arrival=3, new=9)
+    while state.steps:
+        assert next_batch(Iteration(), state, limits) == NOTHING
+        for pick in state.read().picks:
+            state.receive(pick.request, 7)
+    batch = next_batch(Iteration(), state, limits)
+    assert [pick.request for pick in batch.picks] == [suspect]
+    state.schedule(batch, EPOCH)
+    assert next_batch(Iteration(), state, limits) == NOTHING
+    state.check()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("stages", 0), ("max_batch_size", 0), ("prefetch", 2), ("max_batch_tokens", 4), ("block_tokens", 0)],

@@ -3,6 +3,7 @@
 A failure of a random world names its seed; `run_poisoned_world(seed)` repeats it.
 """
 
+import asyncio
 import random
 from collections import defaultdict
 
@@ -95,6 +96,27 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
     names = ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
     assert names[0] == "A"
     assert "AB" in names, "B joined when A was acquitted, long before A's end"
+
+
+@virtually
+async def test_many_suspects_are_acquitted_one_after_the_other_and_go_on_together() -> None:
+    """In a prompt and a step each; were the group emptied for each, fifteen would take their 60 s in turn."""
+    world = a_world(choices=Choices(max_batch_size=16, prefetch=1))
+    shape = a_shape(slots=8192, max_model_len=1024)
+
+    def breaks_twice(step: Step) -> Fault | None:
+        return Fault.CRASH if step.rows and step.epoch.number <= 2 else None
+
+    group = world.add_group(shape, faults=breaks_twice, cost=CostModel(step_us=20_000))
+    await world.pool.set_revision("r1", 1)
+    for name in "ABCDEFGHIJKLMNO":
+        await world.submit(a_request(name, new=200))
+    world.start(group)
+    start_s = asyncio.get_running_loop().time()
+    await world.finish()
+    assert asyncio.get_running_loop().time() - start_s < 8
+    assert len(group.logs[0].alone) == 15
+    await check_ends(world, {})
 
 
 async def is_blamed(failed: list[str], times: int) -> bool:

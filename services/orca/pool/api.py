@@ -117,7 +117,7 @@ class Claimed:
     request: Request
     claim: Claim
     log: tuple[Token, ...]
-    is_alone: bool = False  # it failed before: nothing else may run in the group until its first commit
+    is_alone: bool = False  # it failed before: until its first commit nothing else may run in a step with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ class MemoryScheduler(MemoryState):
             record = self.records[request_id]
             if self._is_expired(record) or not self._is_readable(record):
                 continue
-            slots = self._slots_of(record, total_slots, block_tokens)
+            slots = slots_needed(record.request.max_total_tokens, block_tokens)
             if slots <= free_slots:
                 free_slots -= slots
                 chosen.append(record)
@@ -141,11 +141,6 @@ class MemoryScheduler(MemoryState):
         """Its time is over: the sweep ends it, and nothing of it is computed until then."""
         deadline = self._deadlines.get(record.request.id)
         return deadline is not None and deadline <= self._wall
-
-    def _slots_of(self, record: Record, total_slots: int, block_tokens: int) -> int:
-        """What the group must have free for the request; all slots if it must run alone."""
-        slots = slots_needed(record.request.max_total_tokens, block_tokens)
-        return max(slots, total_slots) if record.is_alone else slots
 
     def _may_mark(self, slots: int, total_slots: int) -> bool:
         return slots <= total_slots

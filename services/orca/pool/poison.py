@@ -9,7 +9,7 @@ things, absent in older records, which means none: `trial`, set by a claim, and 
     give back, leave, sweep of a lease, gap in a commit,      trial cleared, failures kept
       enter after a death from outside
     enter that blames it: the engine failed from inside       a set trial: failures + 1; without one: nothing
-    failures = FAILURES_IN_COMPANY                            a claim counts it as needing all slots of the asker
+    failures = FAILURES_IN_COMPANY                            a claim says that it must run alone (`is_alone`)
     failures = FAILURES_MAX                                   END(error), in the enter that counts the last one
 
 From inside means: a rank ended by itself (exception, fault, out of memory), hung until its controller killed it, or a
@@ -21,8 +21,12 @@ Why each part is as it is:
   was lost, and a request that waited in the group for its first step, harmed nobody.
 - Blame is told with the enter that gives the requests back, so it is counted once for each death, whatever is repeated.
 - Two failures in company: one may well be a neighbour's. The neighbours of a poisoned request reach two as well; each
-  of them is then acquitted by its first commit alone, at the price of a group that runs one request until then.
-- Three failures alone, with nothing else in the group: chance, or a machine about to die, is no longer likely.
+  of them is then acquitted by its first commit alone.
+- Alone means by itself in the steps that are out, not in the group: others keep their slots and pause, and acquittal
+  costs each suspect a prompt and a step. Were the group emptied for it, the next suspect would wait for the end of the
+  one before, which goes on when it is acquitted: fifteen requests of 200 tokens whose engine had failed twice took 61 s
+  so, and take 5 (20 ms a step, virtual time).
+- Three failures alone: chance, or a machine about to die, is no longer likely.
 - A request is never suspected for what it did before its last commit. One that breaks its engine in each second step
   gets a token further every time, and ends by its length.
 """

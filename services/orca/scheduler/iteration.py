@@ -1,9 +1,11 @@
 """Iteration-level scheduling: `Select` of Algorithm 1 (ORCA, section 4.2)."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.scheduler.policy import Limits, Room, slots_for
+from orca.core.request import slots_needed
+from orca.scheduler.policy import Limits, Room
 from orca.scheduler.state import Admission, Batch, GroupRequest, GroupState, Pick
 
 
@@ -26,6 +28,9 @@ class Iteration:
         chunks. A prompt that finds nothing left is passed over, and with it all younger prompts, so no prompt runs
         before an older one has run as far as it can; the bound is above `max_batch_size`, so the oldest always moves.
 
+        While there is one that must run alone, all others pause: some steps show that it does no harm, or break the
+        engine.
+
         Source: ORCA, Algorithm 1, lines 17 to 28.
         """
         freed: list[GroupRequest] = []
@@ -34,6 +39,9 @@ class Iteration:
             if not entry.in_flight:
                 (freed if entry.is_over else pool).append(entry)
         reserved = state.reserved - sum(entry.slots for entry in freed)
+        suspect = _suspect(pool, reserved, limits)
+        if suspect is not None:
+            pool = [suspect]
         prompt_tokens = _prompt_tokens(pool, limits)
         admitted: list[Admission] = []
         picks: list[Pick] = []
@@ -45,13 +53,12 @@ class Iteration:
             if known_left > 0 and not prompt_tokens:
                 continue
             if not entry.is_admitted:
-                tokens = entry.request.max_total_tokens
-                slots = slots_for(entry, tokens, limits)
+                slots = _slots_for(entry, limits)
                 is_admitting = is_admitting and reserved + slots <= limits.slots
                 if not is_admitting:
                     continue
                 reserved += slots
-                admitted.append(Admission(entry, slots, tokens))
+                admitted.append(Admission(entry, slots, entry.request.max_total_tokens))
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
             if known_left > 0:
                 prompt_tokens -= count
@@ -65,7 +72,7 @@ class Iteration:
         come back, and a successor that is in hand by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
-        slots = sum(slots_for(entry, entry.request.max_total_tokens, limits) for entry in staying)
+        slots = sum(_slots_for(entry, limits) for entry in staying)
         return Room(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
 
     def refuse(self, limits: Limits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
@@ -73,6 +80,20 @@ class Iteration:
 
     def describe(self) -> str:
         return "iteration"
+
+
+def _slots_for(entry: GroupRequest, limits: Limits) -> int:
+    return slots_needed(entry.request.max_total_tokens, limits.block_tokens)
+
+
+def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: Limits) -> GroupRequest | None:
+    """The oldest that must run alone, of those that have their slots or get them before anybody older needs them."""
+    for entry in pool:
+        if not entry.is_admitted:
+            reserved += _slots_for(entry, limits)
+        if entry.is_alone and (entry.is_admitted or reserved <= limits.slots):
+            return entry
+    return None
 
 
 def _prompt_tokens(pool: list[GroupRequest], limits: Limits) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from orca.core.errors import SettingError
 from orca.core.request import slots_needed
-from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
+from orca.scheduler.state import NOTHING, Batch, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,6 @@ class Room:
     slots: int
 
 
-def slots_for(entry: GroupRequest, tokens: int, limits: Limits) -> int:
-    """Slots to reserve for a request of so many tokens: whole blocks, or the whole group while it must be alone."""
-    return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
-
-
 class Policy(Protocol):
     """Chooses batches. Implementations hold no state: it is all in `GroupState`."""
 
@@ -101,17 +96,21 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
     `stages` + 1 are unread and a request is in at most two of them. What is then selected is what would be selected
     after its return, unless it brings an early end, so the sequence of batches is the same.
 
-    While a request is in hand that must run alone, each step is read before the next one goes out: with an unread step
-    of its predecessor, or of its own beside its successor's, two suspects would be in flight.
+    A batch of a request that must run alone goes out when all steps are read, and none goes out before it is read: with
+    an unread step beside it, others would be in flight with the suspect.
 
     Changes `state` in one way: a step that is treated as returned stays so.
 
     Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
     """
-    if state.steps and any(entry.is_alone for entry in state.requests):
-        return NOTHING
     batch = policy.select(state, limits) if state.in_flight < limits.stages else NOTHING
     if not batch.picks and limits.prefetch and state.can_assume():
         state.assume_oldest()
         batch = policy.select(state, limits)
+    if state.steps and any(map(_is_alone, (batch, *(step.batch for step in state.steps)))):
+        return NOTHING
     return batch
+
+
+def _is_alone(batch: Batch) -> bool:
+    return any(pick.request.is_alone for pick in batch.picks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.request import slots_needed
-from orca.scheduler.policy import Limits, Room, slots_for
+from orca.scheduler.policy import Limits, Room
 from orca.scheduler.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
 
 
@@ -76,7 +76,7 @@ class RequestLevel:
     def room(self, state: GroupState, limits: Limits) -> Room:
         """The next batch is claimed while the present one runs, as a queue in front of the engine would hold it."""
         waiting = [entry for entry in state.requests if not entry.is_admitted]
-        slots = sum(slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
+        slots = sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
         return Room(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
 
     def refuse(self, limits: Limits) -> str | None:
@@ -104,7 +104,7 @@ class RequestLevel:
             if entry.is_admitted:
                 continue
             tokens = limits.max_model_len if self.habits.reserves_full_length else entry.request.max_total_tokens
-            slots = slots_for(entry, tokens, limits)
+            slots = _slots_for(entry, tokens, limits)
             if len(admitted) == limits.max_batch_size or reserved + slots > limits.slots:
                 break
             reserved += slots
@@ -148,6 +148,11 @@ class _Turn:
     iterations: int
     wanted: list[GroupRequest]
     batch: list[GroupRequest]
+
+
+def _slots_for(entry: GroupRequest, tokens: int, limits: Limits) -> int:
+    """Whole blocks; the whole group for one that must run alone, which so gets a batch of its own."""
+    return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
 
 
 def _microbatch(entry: GroupRequest) -> int:

@@ -71,7 +71,7 @@ class Admission:
     """A request's first scheduling: what is reserved for it."""
 
     request: GroupRequest
-    slots: int  # in whole blocks; all of the group for one that must be alone
+    slots: int  # in whole blocks; under the request-level policy all of the group for one that must be alone
     tokens: int  # those of the request itself, before rounding
     batch: int = 0  # request-level policy only
     microbatch: int = 0
@@ -203,8 +203,8 @@ class GroupState:
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
             self._check_entry(entry)
-        admitted = [entry for entry in self.requests if entry.is_admitted]
-        assert len(admitted) == 1 or not any(entry.is_alone for entry in admitted), "one that must be alone is not"
+        picked = [pick.request for step in self.steps for pick in step.picks]
+        assert len(picked) <= 1 or not any(entry.is_alone for entry in picked), "one that must run alone does not"
 
     def _check_entry(self, entry: GroupRequest) -> None:
         holding = [step for step in self.steps if any(pick.request is entry for pick in step.picks)]

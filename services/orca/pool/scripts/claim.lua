@@ -54,12 +54,8 @@ local function own(r)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
 
--- Slots that the group must have free for the request. One under suspicion takes all of them, so that its turn alone
--- comes: it waits, and is reserved, as any request of that size.
-local function slots_of(r)
-  local slots = math.ceil(r.need / block) * block
-  return is_alone(r.failures) and math.max(slots, total) or slots
-end
+-- Slots that the group must have free for the request.
+local function slots_of(r) return math.ceil(r.need / block) * block end
 
 -- Its time is over: the sweep ends it, and nothing of it is computed until then.
 local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
