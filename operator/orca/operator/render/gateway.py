@@ -101,10 +101,12 @@ def _pod(
         environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
         mounts=mounts,
         more={
-            # It serves while the pool or the groups are away, and says so itself: /ready is for people.
-            "readinessProbe": http_probe("/health", "http", period_s=2, failures=2),
-            "livenessProbe": http_probe("/health", "http", period_s=5, failures=3),
-            "startupProbe": http_probe("/health", "http", period_s=1, failures=300),
+            # It serves while the pool or the groups are away, and says so itself: /ready is for people. So it does when
+            # clients have taken all connections of their port, where a probe would be refused like them. The port for
+            # metrics counts its own, and opens last.
+            "readinessProbe": http_probe("/health", "metrics", period_s=2, failures=2),
+            "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
+            "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
             "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
         },
     )
