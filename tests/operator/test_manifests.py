@@ -153,6 +153,12 @@ def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> No
     assert flags(gateway)["drain-seconds"] == "60"
 
 
+def test_a_node_can_be_drained_of_a_single_gateway_also_while_that_is_not_ready() -> None:
+    budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_keys_are_those_of_the_user_or_made_or_none() -> None:
     def keys(**gateway: Any) -> tuple[str | None, str | None]:
         pod = pods(gateway=gateway)["gateway"]

@@ -176,12 +176,16 @@ def _spread(deployment: Deployment) -> Json:
 
 
 def _disruption_budget(deployment: Deployment) -> Json:
-    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place."""
+    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place.
+
+    One that is not ready may always go: it serves nobody, and by default it would keep its node from being drained.
+    """
+    selected = {"selector": {"matchLabels": selector(deployment, ROLE)}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(deployment, ROLE)}},
+        "spec": {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", **selected},
     }
 
 
