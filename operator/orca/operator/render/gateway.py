@@ -8,14 +8,11 @@ from orca.operator.render.group import LOST_NODE
 from orca.operator.render.known_model import KnownModel
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
-from orca.operator.resource import Deployment, Json, SecretKey
+from orca.operator.resource import GATEWAY_LEAVE_S, Deployment, Json, SecretKey
 
 PORT = 8000
 METRICS_PORT = 9090
 ROLE = "gateway"
-LEAVE_S = 5
-"""A gateway that ends serves on for so long, until nobody sends it new calls any more: endpoints, kube-proxy and
-ingress controllers learn of its end one after another."""
 
 _KEYS_FOLDER = "/etc/orca/keys"
 
@@ -107,7 +104,7 @@ def _pod(
             "readinessProbe": http_probe("/health", "metrics", period_s=2, failures=2),
             "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
             "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
-            "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
+            "lifecycle": {"preStop": {"sleep": {"seconds": GATEWAY_LEAVE_S}}},
         },
     )
     return template(
@@ -117,7 +114,7 @@ def _pod(
         images=spec.images,
         volumes=volumes,
         more={
-            "terminationGracePeriodSeconds": LEAVE_S + gateway.drain_seconds + 10,
+            "terminationGracePeriodSeconds": GATEWAY_LEAVE_S + gateway.drain_seconds + 10,
             "nodeSelector": dict(gateway.node_selector) or None,
             "tolerations": [*gateway.tolerations, *LOST_NODE],
             "topologySpreadConstraints": [_spread(deployment)],
