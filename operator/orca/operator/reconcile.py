@@ -15,7 +15,7 @@ from orca.operator import certificates, credentials, fetch_look, names, pool_loo
 from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.children import drift, finish, is_ours
 from orca.operator.cluster import ApiError, Cluster
-from orca.operator.observed import Observed, by_name, condition
+from orca.operator.observed import Observed, by_name
 from orca.operator.plan import Plan, Release, keys_secret, plan
 from orca.operator.refusals import Refusal, Refusals
 from orca.operator.render.fetch import ROLE
@@ -176,11 +176,6 @@ def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json,
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:
     if written != before:
         cluster.write_status(namespace, name, written)
-
-
-def lost_nodes(nodes: list[Json]) -> frozenset[str]:
-    """Names of the nodes that the cluster has not heard of for a while."""
-    return frozenset(node["metadata"]["name"] for node in nodes if condition(node, "Ready") != "True")
 
 
 def _now() -> str:
