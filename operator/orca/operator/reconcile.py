@@ -43,15 +43,17 @@ def observe(cluster: Cluster, deployment: Deployment, lost_nodes: frozenset[str]
     found = cluster.children(deployment.namespace, deployment.name)
     children = by_name(each for each in found if is_ours(deployment, each))
     children |= by_name(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
-    external = deployment.spec.pool.external
+    external, renewed = deployment.spec.pool.external, None
     if external is None:
         pool_secret = children["Secret", names.pool(deployment.name)]
+        renewed = credentials.renewed_pool_secret(deployment, pool_secret)
     else:
         pool_secret = cluster.secret(deployment.namespace, external.url_secret.name)
     named = deployment.spec.certificates.secret_name
     observed = Observed(
         children=children,
         pool_secret=pool_secret,
+        renewed_pool_secret=renewed,
         named_certificates=None if named is None else cluster.secret(deployment.namespace, named),
         keys_problem=_keys_problem(cluster, deployment),
         lost_nodes=lost_nodes,
