@@ -12,6 +12,7 @@ from rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, t
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
 from orca.operator import names
+from orca.operator.listing import LIST_S
 from orca.operator.metrics import Metrics as OperatorMetrics
 from orca.operator.render import gateway, group
 from orca.pool.api import CommitAnswer
@@ -55,6 +56,11 @@ def test_every_query_asks_for_series_and_labels_that_are_there() -> None:
     known = series() | {"orca_deployment", "orca_role"}
     for place, query in queries().items():
         assert set(re.findall(r"orca_\w+", query)) <= known, place
+
+
+def test_an_operator_is_called_deaf_when_it_has_missed_more_lists_than_its_health_forgives() -> None:
+    [deaf] = [rule["expr"] for rule in RULES if rule["alert"] == "OrcaOperatorDeaf"]
+    assert float(deaf.rpartition("> ")[2]) > 4 * LIST_S
 
 
 @needs_helm

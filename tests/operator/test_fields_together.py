@@ -162,9 +162,15 @@ def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
         ({"kind": "Pod"}, "kind is no field of a pod template"),
         ({"spec": "word"}, "podPatch.spec is not an object"),
         ({"spec": {"terminationGracePeriodSeconds": "9"}}, "is not a whole number"),
-        ({"spec": {"terminationGracePeriodSeconds": 9}}, "open answers would be cut"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "null leaves Kubernetes' own 30 s"),
+        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut"),
     ],
 )
 def test_a_patch_that_cannot_be_a_pod_is_refused_with_its_reason(patch: Json, reason: str) -> None:
     with pytest.raises(BadSpec, match=reason):
         deployment(gateway={"podPatch": patch})
+
+
+def test_a_gateway_may_be_given_just_the_time_that_its_end_takes() -> None:
+    patch = {"spec": {"terminationGracePeriodSeconds": 305}}
+    assert deployment(gateway={"podPatch": patch, "drainSeconds": 300}).spec.gateway.pod_patch == patch

@@ -71,6 +71,15 @@ def test_every_container_is_probed(role: str) -> None:
     assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys()
 
 
+def test_a_gateway_is_probed_at_the_door_that_clients_cannot_fill() -> None:
+    gateway = pods(gateway={"limits": {"connections": 1}})["gateway"]
+    [container] = gateway["containers"]
+    [port] = [each["containerPort"] for each in container["ports"] if each["name"] == "metrics"]
+    assert flags(gateway)["metrics-port"] == str(port)
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics"}
+
+
 def test_a_change_reaches_pods_that_cannot_start() -> None:
     """With the default policy a StatefulSet waits for such a pod before it replaces it, so for ever."""
     found = [each for (kind, _), each in manifests(pool={}).items() if kind == "StatefulSet"]
@@ -142,6 +151,12 @@ def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> No
     assert gateway["terminationGracePeriodSeconds"] > 60
     assert gateway["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
     assert flags(gateway)["drain-seconds"] == "60"
+
+
+def test_a_node_can_be_drained_of_a_single_gateway_also_while_that_is_not_ready() -> None:
+    budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_keys_are_those_of_the_user_or_made_or_none() -> None:

@@ -13,9 +13,8 @@ from orca.operator.model_change import MARGIN_S
 from orca.operator.observed import PoolLook
 from orca.operator.plan import Plan
 from orca.operator.render import known_model
-from orca.operator.render.gateway import LEAVE_S
 from orca.operator.render.known_model import KnownModel, read_back
-from orca.operator.resource import Json
+from orca.operator.resource import GATEWAY_LEAVE_S, Json
 from orca.operator.status import status
 
 A = {"uri": "pvc://models/a"}
@@ -94,9 +93,9 @@ def test_a_gateway_that_ends_without_the_new_model_is_waited_for_while_calls_may
     shop.gateways()
     marks = {"name": "leaving", "deletionTimestamp": "2026-01-01T00:05:10Z", "deletionGracePeriodSeconds": 310}
     shop.cluster.objects["Pod", "leaving"] = {**leaving, "metadata": leaving["metadata"] | marks}
-    shop.cluster.now_s = BORN_S + LEAVE_S + 0.9
+    shop.cluster.now_s = BORN_S + GATEWAY_LEAVE_S + 0.9
     assert shop.look().change.is_telling
-    shop.cluster.now_s = BORN_S + LEAVE_S + 1
+    shop.cluster.now_s = BORN_S + GATEWAY_LEAVE_S + 1
     assert not shop.look().change.is_telling
 
 

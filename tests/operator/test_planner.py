@@ -311,6 +311,8 @@ def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
     wanted = {"spec": {"cpu": "1000m", "memory": "1Gi", "empty": {}, "list": [{"a": 1}]}}
     there = {"spec": {"cpu": "1", "memory": "1073741824", "list": [{"a": 1, "b": 2}]}, "status": {}}
     assert drift(wanted, there) is None
+    assert drift({"cpu": "500000u", "device": "1500000000n"}, {"cpu": "500m", "device": "1500m"}) is None
+    assert drift({"cpu": "500001u"}, {"cpu": "500m"}) == "cpu"
     assert drift({"spec": {"list": [{"a": 2}]}}, there) == "spec.list[0].a"
     assert drift({"spec": {"list": []}}, there) == "spec.list"
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,31 @@ async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str
     with pytest.raises(OrcaError, match="no answer within"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
     assert (await look(EXTERNAL, login, None)).promised_slots == promised
+
+
+@contextlib.asynccontextmanager
+async def odd_redis(reply: bytes) -> AsyncIterator[Json]:
+    """The Secret of a server that has one reply to all commands."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readline():
+            for _ in range(2 * int(head[1:])):
+                await reader.readline()
+            writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield secret(url=f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+
+
+@pytest.mark.parametrize("reply", ["ERR unknown command 'EVALSHA'", "MOVED 1234 10.0.0.7:6379"])
+async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(reply: str) -> None:
+    async with odd_redis(f"-{reply}\r\n".encode()) as login:
+        problem = (await look(EXTERNAL, login, None)).problem
+        with pytest.raises(OrcaError, match=reply.split()[-1]):
+            await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
+    assert problem is not None
+    assert reply.split()[-1] in problem
 
 
 def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(

@@ -16,7 +16,7 @@ server-side apply, and deletes what is no longer wanted.
   resources: [configmaps, serviceaccounts]
   verbs: [get, list, create, patch]
 - apiGroups: [""]
-  # Created where there is none; patched for renewed certificates only.
+  # Created where there is none; patched for renewed certificates, and for rights in Redis that a release adds.
   resources: [secrets]
   verbs: [get, list, create, patch]
 - apiGroups: [""]

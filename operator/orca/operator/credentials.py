@@ -1,7 +1,7 @@
 """Secrets that the operator makes: the pool's password, an API key where none was given, and the certificates.
 
-The first two are drawn only where no Secret of the name exists, and never change. Whether a Secret goes with the
-resource is decided when it is made (deletionPolicy).
+The first two are drawn only where no Secret of the name exists; the rights of the pool's user follow the release, and
+nothing else of them changes. Whether a Secret goes with the resource is decided when it is made (deletionPolicy).
 """
 
 import base64
@@ -12,6 +12,7 @@ from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.operator import authority, names
 from orca.operator.actions import Issue
 from orca.operator.certificates import CA, server_name
+from orca.operator.observed import label_map
 from orca.operator.render import group, pool
 from orca.operator.render.objects import metadata
 from orca.operator.resource import Deployment, Json
@@ -21,9 +22,45 @@ from orca.pool.access import acl_lines
 def pool_secret(deployment: Deployment) -> Json:
     """The pool's password, and the users of Redis as it reads them."""
     password = secrets.token_urlsafe(32)
-    hashed = "#" + hashlib.sha256(password.encode()).hexdigest()
-    lines = acl_lines(pool.word(deployment), pool.USER, hashed)
-    return _secret(deployment, names.pool(deployment.name), "pool", password=password, **{"users.acl": _text(lines)})
+    return _pool_secret(deployment, password, _user_lines(deployment, password))
+
+
+def renewed_pool_secret(deployment: Deployment, secret: Json) -> Json | None:
+    """The pool's Secret with the rights that this release's parts need; None where its user has them, and where no
+    operator has made it.
+
+    Rights that are there stay: parts of another release may use them, during an upgrade or behind its rollback, and
+    operators of two releases do not undo each other's. So do other users, whom somebody has added.
+    """
+    data = secret.get("data") or {}
+    if names.HASH_LABEL not in label_map(secret) or "password" not in data:
+        return None
+    try:
+        password, users = (base64.b64decode(data.get(key, "")).decode() for key in ("password", pool.USERS_FILE))
+    except ValueError:
+        # It holds what is no text, so the pool cannot be asked, and the status says so.
+        return None
+    lines, us = users.splitlines(), ["user", pool.USER]
+    *default, own = _user_lines(deployment, password)
+    wanted, known = own.split(), [word for line in lines if line.split()[:2] == us for word in line.split()]
+    if set(wanted) <= set(known):
+        return None
+    more = [word for word in known if word.startswith("+") and word not in wanted]
+    others = [line for line in lines if line.split()[:2] != us] or default
+    renewed = _pool_secret(deployment, password, [*others, " ".join([*wanted, *more])])
+    # With its uid: one that was made anew meanwhile has a password of its own.
+    return {**renewed, "metadata": renewed["metadata"] | {"uid": secret["metadata"]["uid"]}}
+
+
+def _user_lines(deployment: Deployment, password: str) -> list[str]:
+    # As clients read it from a file: without the newline that editors leave behind.
+    hashed = "#" + hashlib.sha256(password.strip().encode()).hexdigest()
+    return acl_lines(pool.word(deployment), pool.USER, hashed)
+
+
+def _pool_secret(deployment: Deployment, password: str, users: list[str]) -> Json:
+    texts = {"password": password, pool.USERS_FILE: _text(users)}
+    return _secret(deployment, names.pool(deployment.name), pool.ROLE, **texts)
 
 
 def api_key_secret(deployment: Deployment) -> Json:

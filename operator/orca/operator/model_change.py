@@ -32,7 +32,7 @@ from orca.operator.observed import (
 from orca.operator.render import gateway, group, known_model
 from orca.operator.render.group import Outputs
 from orca.operator.render.known_model import KnownModel
-from orca.operator.resource import Deployment, Json
+from orca.operator.resource import GATEWAY_LEAVE_S, Deployment, Json
 from orca.operator.rollout import Group, Step
 
 MARGIN_S = 60.0
@@ -142,7 +142,7 @@ def _takes_calls(pod: Json, now_s: float) -> bool:
     metadata = pod["metadata"]
     told_s = seconds(metadata["deletionTimestamp"]) - metadata.get("deletionGracePeriodSeconds", 0)
     # Timestamps are whole seconds.
-    return now_s < told_s + gateway.LEAVE_S + 1
+    return now_s < told_s + GATEWAY_LEAVE_S + 1
 
 
 def _needed(

@@ -37,6 +37,7 @@ class Observed:
 
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
     pool_secret: Json | None = None  # by which the pool is reached; None when there is none
+    renewed_pool_secret: Json | None = None  # what that has to become first; None when it may stay as it is
     named_certificates: Json | None = None  # the Secret of that name; None when there is none, or none is named
     keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None when they can
     pool: PoolLook = field(default_factory=lambda: PoolLook(problem="it was not asked yet"))

@@ -82,6 +82,8 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     held |= set() if can_start else _held_gateways(deployment, observed)
     held |= _held_schedulers(deployment, observed, schedulers, is_pool_known=is_pool_known)
     held |= {("StatefulSet", names.scheduler(name)) for name in slots.held}
+    # It starts with the users that are in the Secret then.
+    held |= set() if observed.renewed_pool_secret is None else {("StatefulSet", names.pool(deployment.name))}
     rendered = [
         account.service_account(deployment),
         *_pool_manifests(deployment, observed, images.pool),
@@ -97,6 +99,7 @@ def plan(deployment: Deployment, observed: Observed, release: Release, *, now_s:
     actions: tuple[Action, ...] = (
         *_promises(observed, slots),
         *_issues(deployment, observed, now_s),
+        *_rights(observed),
         *_applies(deployment, observed, wanted),
         *_suspensions(deployment, observed, held),
         *_nudges(observed, hash_of(deployment, schedule)),
@@ -240,6 +243,11 @@ def _has_its_stages(deployment: Deployment, observed: Observed, name: str) -> bo
 def _issues(deployment: Deployment, observed: Observed, now_s: float) -> Iterable[Issue]:
     if (issue := certificates.due(deployment, observed, now_s)) is not None:
         yield issue
+
+
+def _rights(observed: Observed) -> Iterable[Apply]:
+    if observed.renewed_pool_secret is not None:
+        yield Apply(observed.renewed_pool_secret, "the pool's user lacks rights that this release needs")
 
 
 def _promises(observed: Observed, slots: SlotsChange) -> Iterable[Promise]:

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
 from orca.core.errors import OrcaError, PoolUnavailable, SettingError
 from orca.operator import names
 from orca.operator.actions import Promise
@@ -73,7 +75,7 @@ def set_promise(
 
 @contextlib.asynccontextmanager
 async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterator[RedisPool]:
-    """Raises: NoPool, SettingError."""
+    """Raises: NoPool, SettingError; PoolUnavailable where Redis says what the pool has no word for."""
     external = deployment.spec.pool.external
     name = names.pool(deployment.name) if external is None else external.url_secret.name
     if secret is None:
@@ -101,6 +103,9 @@ async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterat
             raise NoPool(str(error)) from error
         try:
             yield found
+        except RedisError as error:
+            # A reply that the pool takes for a fault of its scripts: here it may be of a Redis that is none for us.
+            raise PoolUnavailable(f"{type(error).__name__}: {error}") from error
         finally:
             await found.close()
 

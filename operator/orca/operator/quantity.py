@@ -3,10 +3,10 @@
 import re
 from decimal import Decimal
 
-_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([num]|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 _FACTORS = {
     "": Decimal(1),
-    "m": Decimal("0.001"),
+    **{letter: Decimal(10) ** power for letter, power in (("n", -9), ("u", -6), ("m", -3))},
     **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }

@@ -15,7 +15,7 @@ from orca.operator import certificates, credentials, fetch_look, names, pool_loo
 from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.children import drift, finish, is_ours
 from orca.operator.cluster import ApiError, Cluster
-from orca.operator.observed import Observed, by_name, condition
+from orca.operator.observed import Observed, by_name
 from orca.operator.plan import Plan, Release, keys_secret, plan
 from orca.operator.refusals import Refusal, Refusals
 from orca.operator.render.fetch import ROLE
@@ -43,15 +43,17 @@ def observe(cluster: Cluster, deployment: Deployment, lost_nodes: frozenset[str]
     found = cluster.children(deployment.namespace, deployment.name)
     children = by_name(each for each in found if is_ours(deployment, each))
     children |= by_name(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
-    external = deployment.spec.pool.external
+    external, renewed = deployment.spec.pool.external, None
     if external is None:
         pool_secret = children["Secret", names.pool(deployment.name)]
+        renewed = credentials.renewed_pool_secret(deployment, pool_secret)
     else:
         pool_secret = cluster.secret(deployment.namespace, external.url_secret.name)
     named = deployment.spec.certificates.secret_name
     observed = Observed(
         children=children,
         pool_secret=pool_secret,
+        renewed_pool_secret=renewed,
         named_certificates=None if named is None else cluster.secret(deployment.namespace, named),
         keys_problem=_keys_problem(cluster, deployment),
         lost_nodes=lost_nodes,
@@ -176,11 +178,6 @@ def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json,
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:
     if written != before:
         cluster.write_status(namespace, name, written)
-
-
-def lost_nodes(nodes: list[Json]) -> frozenset[str]:
-    """Names of the nodes that the cluster has not heard of for a while."""
-    return frozenset(node["metadata"]["name"] for node in nodes if condition(node, "Ready") != "True")
 
 
 def _now() -> str:

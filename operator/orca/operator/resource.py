@@ -266,6 +266,10 @@ def read(body: Mapping[str, Any]) -> Deployment:
     )
 
 
+GATEWAY_LEAVE_S = 5
+"""A gateway that ends serves on for so long, until nobody sends it new calls any more: endpoints, kube-proxy and
+ingress controllers learn of its end one after another. Then its drainSeconds begin."""
+
 _CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "pool"}
 """Role in the spec -> name of its container."""
 
@@ -281,14 +285,7 @@ def _check(spec: Spec) -> None:
         _check_words(role, patch)
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
-    grace = spec.gateway.pod_patch.get("spec", {}).get("terminationGracePeriodSeconds")
-    if grace is not None and not isinstance(grace, int):
-        raise BadSpec(f"gateway.podPatch: terminationGracePeriodSeconds {grace!r} is not a whole number")
-    if grace is not None and grace < spec.gateway.drain_seconds:
-        raise BadSpec(
-            f"gateway.podPatch: terminationGracePeriodSeconds {grace} is less than gateway.drainSeconds"
-            f" {spec.gateway.drain_seconds}: open answers would be cut"
-        )
+    _check_grace(spec.gateway)
 
 
 def _check_words(role: str, patch: Mapping[str, Any]) -> None:
@@ -311,6 +308,22 @@ def _check_parents(route: HttpRoute) -> None:
     for name, namespace, section in listeners:
         if parents[name, namespace] > 1 and (section is None or listeners[name, namespace, section] > 1):
             raise BadSpec(f"gateway.httpRoute.parentRefs: {name} is there twice without a sectionName of its own each")
+
+
+def _check_grace(gateway: Gateway) -> None:
+    """A gateway that is ended before its time cuts the answers that it still sends."""
+    patched, least = gateway.pod_patch.get("spec", {}), GATEWAY_LEAVE_S + gateway.drain_seconds
+    grace = patched.get("terminationGracePeriodSeconds", least)
+    field = f"gateway.podPatch: terminationGracePeriodSeconds {'null' if grace is None else repr(grace)}"
+    if grace is None:
+        raise BadSpec(f"{field} leaves Kubernetes' own 30 s, and a gateway may take {least} s to end")
+    if not isinstance(grace, int):
+        raise BadSpec(f"{field} is not a whole number")
+    if grace < least:
+        raise BadSpec(
+            f"{field} is less than the {least} s that a gateway may take to end, gateway.drainSeconds and"
+            f" {GATEWAY_LEAVE_S} s before them: open answers would be cut"
+        )
 
 
 def json_name(of: "dataclasses.Field[Any]") -> str:

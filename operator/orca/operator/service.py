@@ -23,9 +23,10 @@ from orca.core.logs import Format, configure_logging
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.handlers import make_registry, make_settings
 from orca.operator.leadership import Leadership
+from orca.operator.listing import Key, Listing
 from orca.operator.metrics import Metrics
 from orca.operator.pool_look import look
-from orca.operator.reconcile import SOON_S, lost_nodes, observe, reconcile, refuse
+from orca.operator.reconcile import SOON_S, observe, reconcile, refuse
 from orca.operator.refusals import Refusals
 from orca.operator.resource import BadSpec, read
 from orca.operator.settings import Settings, parse_settings
@@ -34,12 +35,9 @@ from orca.operator.work_queue import WorkQueue
 
 log = logging.getLogger("orca.operator")
 
-Key = tuple[str, str]
-"""Namespace and name of an OrcaDeployment."""
-
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
 DEAF_AFTER_S = 60.0
-"""Health is bad when the API server has not been heard for so long, and four times the resync."""
+"""Health is bad when the API server has not been heard for so long, and for the time of four lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +93,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._failures: dict[Key, int] = {}
         self._refusals = Refusals(time.monotonic)
-        self._lost_nodes: frozenset[str] = frozenset()
+        self._listing = Listing(cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic)
         self._listed_s = time.monotonic()
         self._metrics = Metrics(lambda: len(self._queue), self._heard_age_s, self._is_leader)
 
@@ -163,20 +161,14 @@ class Operator:
         """What a dead watch has missed is found here."""
         while True:
             try:
-                found = await asyncio.to_thread(self._cluster.deployments, self._settings.namespaces)
-                self._lost_nodes = await asyncio.to_thread(self._find_lost_nodes)
+                listed = await asyncio.to_thread(self._listing.list)
                 self._listed_s = time.monotonic()
-                self._refusals.keep({each["metadata"]["uid"] for each in found})
-                for each in found:
-                    await self._queue.add((each["metadata"]["namespace"], each["metadata"]["name"]))
+                self._refusals.keep(listed.uids)
+                for key in listed.due:
+                    await self._queue.add(key)
             except ApiError as error:
                 log.warning("the resources cannot be listed: %s", error)
-            await asyncio.sleep(self._settings.resync_seconds)
-
-    def _find_lost_nodes(self) -> frozenset[str]:
-        if self._settings.namespaces:
-            return frozenset()
-        return lost_nodes(self._cluster.nodes())
+            await asyncio.sleep(self._listing.every_s)
 
     async def _look(self, key: Key) -> None:
         """One look, whatever comes of it."""
@@ -215,7 +207,7 @@ class Operator:
             await asyncio.to_thread(refuse, self._cluster, body, "BadSpec", str(error))
             return None
         try:
-            observed = await asyncio.to_thread(observe, self._cluster, deployment, self._lost_nodes)
+            observed = await asyncio.to_thread(observe, self._cluster, deployment, self._listing.lost_nodes)
         except ApiError as error:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
@@ -229,7 +221,7 @@ class Operator:
         return SOON_S if is_moving else None
 
     def _health(self) -> Page:
-        if self._heard_age_s() < max(DEAF_AFTER_S, 4 * self._settings.resync_seconds):
+        if self._heard_age_s() < max(DEAF_AFTER_S, 4 * self._listing.every_s):
             return HEALTH
         return Page(b'{"status":"the API server has not been heard for too long"}', status=503)
 

@@ -8,14 +8,11 @@ from orca.operator.render.group import LOST_NODE
 from orca.operator.render.known_model import KnownModel
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
-from orca.operator.resource import Deployment, Json, SecretKey
+from orca.operator.resource import GATEWAY_LEAVE_S, Deployment, Json, SecretKey
 
 PORT = 8000
 METRICS_PORT = 9090
 ROLE = "gateway"
-LEAVE_S = 5
-"""A gateway that ends serves on for so long, until nobody sends it new calls any more: endpoints, kube-proxy and
-ingress controllers learn of its end one after another."""
 
 _KEYS_FOLDER = "/etc/orca/keys"
 
@@ -101,11 +98,13 @@ def _pod(
         environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
         mounts=mounts,
         more={
-            # It serves while the pool or the groups are away, and says so itself: /ready is for people.
-            "readinessProbe": http_probe("/health", "http", period_s=2, failures=2),
-            "livenessProbe": http_probe("/health", "http", period_s=5, failures=3),
-            "startupProbe": http_probe("/health", "http", period_s=1, failures=300),
-            "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_S}}},
+            # It serves while the pool or the groups are away, and says so itself: /ready is for people. So it does when
+            # clients have taken all connections of their port, where a probe would be refused like them. The port for
+            # metrics counts its own, and opens last.
+            "readinessProbe": http_probe("/health", "metrics", period_s=2, failures=2),
+            "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
+            "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
+            "lifecycle": {"preStop": {"sleep": {"seconds": GATEWAY_LEAVE_S}}},
         },
     )
     return template(
@@ -115,7 +114,7 @@ def _pod(
         images=spec.images,
         volumes=volumes,
         more={
-            "terminationGracePeriodSeconds": LEAVE_S + gateway.drain_seconds + 10,
+            "terminationGracePeriodSeconds": GATEWAY_LEAVE_S + gateway.drain_seconds + 10,
             "nodeSelector": dict(gateway.node_selector) or None,
             "tolerations": [*gateway.tolerations, *LOST_NODE],
             "topologySpreadConstraints": [_spread(deployment)],
@@ -174,12 +173,16 @@ def _spread(deployment: Deployment) -> Json:
 
 
 def _disruption_budget(deployment: Deployment) -> Json:
-    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place."""
+    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place.
+
+    One that is not ready may always go: it serves nobody, and by default it would keep its node from being drained.
+    """
+    selected = {"selector": {"matchLabels": selector(deployment, ROLE)}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(deployment, ROLE)}},
+        "spec": {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", **selected},
     }
 
 

@@ -25,7 +25,7 @@ LOGIN_FILES: Mapping[str, str] = {
 """Keys of the pool's Secret that Redis' clients read as files, and the setting that names each."""
 
 _CONFIG_FOLDER = "/etc/redis"
-_USERS_FILE = "users.acl"
+USERS_FILE = "users.acl"
 _ALIVE = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH|LOADING'"
 _READY = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH'"
 
@@ -143,9 +143,10 @@ def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Js
                 images=spec.images,
                 volumes=[
                     {"name": "data", "persistentVolumeClaim": {"claimName": name}},
-                    secret_volume("users", name, {_USERS_FILE: _USERS_FILE}),
+                    secret_volume("users", name, {USERS_FILE: USERS_FILE}),
                 ],
-                # Redis reads its users only when it starts: a password that was drawn anew would be wrong for ever.
+                # Redis reads its users only when it starts: a password that was drawn anew would be wrong for ever, and
+                # a right that a release adds be missing.
                 annotations={names.USERS_ANNOTATION: _digest_of_users(secret)},
                 more={"terminationGracePeriodSeconds": 60},
                 patch=spec.pool.pod_patch,
@@ -155,7 +156,7 @@ def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Js
 
 
 def _digest_of_users(secret: Json | None) -> str:
-    users = ((secret or {}).get("data") or {}).get(_USERS_FILE, "")
+    users = ((secret or {}).get("data") or {}).get(USERS_FILE, "")
     return hashlib.sha256(users.encode()).hexdigest()[:16]
 
 
@@ -172,7 +173,7 @@ def _redis_arguments(deployment: Deployment) -> list[str]:
         "maxmemory-policy": ["noeviction"],
         # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
         "stream-node-max-bytes": ["1024"],
-        "aclfile": [f"{_CONFIG_FOLDER}/{_USERS_FILE}"],
+        "aclfile": [f"{_CONFIG_FOLDER}/{USERS_FILE}"],
     }
     return [word for name, values in settings.items() for word in (f"--{name}", *values)]
 
