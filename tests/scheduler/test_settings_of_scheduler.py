@@ -54,6 +54,19 @@ def test_the_pools_bounds_come_from_the_variables_that_every_part_is_given() -> 
     assert parse_pool_settings({"ORCA_POOL_MAX_QUEUED": "7"}).max_queued == 7
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("SEAT_LEASE_MS", "999", "seat_lease_ms must be at least 1000"),
+        ("READER_LEASE_MS", "1", "reader_lease_ms must be at least 1000"),
+        ("CALL_TIMEOUT_MS", "3000", r"call_timeout_ms \(3000\) must be below seat_lease_ms \(3000\)"),
+    ],
+)
+def test_times_under_which_no_seat_or_reader_lasts_are_refused(name: str, value: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        parse_pool_settings({f"ORCA_POOL_{name}": value})
+
+
 def test_policies_are_made_with_the_habits_that_were_left_on() -> None:
     assert parse_settings(NEEDED, {}).make_policy() == Iteration()
     flags = [*NEEDED, "--policy", "request_level", "--microbatch-size", "2", "--without-habits", "computes_ended"]

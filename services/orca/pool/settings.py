@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from orca.core.errors import SettingError
 from orca.core.settings import read_variables
 
+LEASE_LEAST_MS = 1_000
+"""Two renewals. With less a group forms anew again and again, or never, though every part is well."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
@@ -91,6 +94,15 @@ class PoolSettings:
 def parse_pool_settings(environment: Mapping[str, str]) -> PoolSettings:
     """`ORCA_POOL_MAX_QUEUED=100` and the like; every part of a deployment is given the same.
 
-    Raises: SettingError that names the setting.
+    Raises: SettingError that names the setting, also for times under which no seat and no reader lasts.
     """
-    return read_variables(PoolSettings, environment, prefix="ORCA_POOL_")
+    settings = read_variables(PoolSettings, environment, prefix="ORCA_POOL_")
+    for name in ("seat_lease_ms", "reader_lease_ms"):
+        if getattr(settings, name) < LEASE_LEAST_MS:
+            raise SettingError(f"pool setting {name} must be at least {LEASE_LEAST_MS}: it is renewed twice a second")
+    if settings.call_timeout_ms >= settings.seat_lease_ms:
+        raise SettingError(
+            f"pool setting call_timeout_ms ({settings.call_timeout_ms}) must be below seat_lease_ms "
+            f"({settings.seat_lease_ms}): one lost reply would cost the seat"
+        )
+    return settings
