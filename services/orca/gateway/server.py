@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import socket
 from types import FrameType
 
@@ -96,6 +97,8 @@ class Server(uvicorn.Server):
                 await self.shutdown()
                 raise SettingError(f"setting metrics_port: {error}") from error
         if self.started:
+            for door in (each for server in self.servers for each in server.sockets):
+                _bound_silence(door, self._settings.unread_seconds_max)
             log.info("gateway listens", extra={"host": self.config.host, "port": self.port})
 
     @property
@@ -155,3 +158,15 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self._metrics_server = await loop.create_server(factory, self.config.host, port)
         self.servers.append(self._metrics_server)
+
+
+def _bound_silence(door: socket.socket, seconds: float) -> None:
+    """End connections, which inherit this, whose client takes nothing for so long, though its system still answers that
+    it has no room; and ask for the client of one that is quiet for so long.
+    """
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Linux has both; where a system has not, only what is closed is cut (connection.py).
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(seconds))
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))

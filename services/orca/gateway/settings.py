@@ -76,6 +76,10 @@ class Settings:
     )
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
+    # A client that reads nothing holds a connection and its buffers. One behind a slow link always takes something.
+    unread_seconds_max: float = setting(
+        60.0, "seconds in which a client takes nothing of what is sent; its connection is cut then", least=0.001
+    )
     nesting_max: int = setting(32, "levels of JSON in a body", least=2)
     # Checking 10,000 messages takes 35 ms, in one piece: no thread of this process runs meanwhile.
     containers_max: int = setting(10_000, "objects and lists in a body, messages and their parts among them", least=2)
@@ -124,6 +128,7 @@ class Settings:
         check_bounds(self)
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
         require(all(map(_is_model, self.other_models)), self, "other_models", "folders, as in its help")
+        require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, as Linux wants it")
         require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
 
 
