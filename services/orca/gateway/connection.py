@@ -254,6 +254,7 @@ class Connection(HttpToolsProtocol):
         own["connection"] = "close"
         headers = [*self.server_state.default_headers, *((name.encode(), text.encode()) for name, text in own.items())]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.door.refused(error.status)
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self.end_behind_answer(is_read=False)
 
