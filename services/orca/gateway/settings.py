@@ -61,7 +61,10 @@ class Settings:
         None, "connections at a time of one client address; one more is answered 429; unset bounds nothing", least=1
     )
     calls_per_key_max: int | None = setting(
-        None, "calls at a time that show one key; one more is answered 429; unset bounds nothing", least=1
+        None,
+        "calls at a time that show one key, one in the background until its 202; one more is answered 429; unset bounds"
+        " nothing",
+        least=1,
     )
     url_bytes_max: int = setting(8 << 10, "bytes of a request's URL", least=1)
     header_bytes_max: int = setting(32 << 10, "bytes of all names and values of a request's headers", least=1)
