@@ -17,6 +17,8 @@ from orca.core.settings import (
 
 PREFIX = "ORCA_GATEWAY_"
 
+PORT_MAX = 65_535
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -129,6 +131,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        for name in ("port", "metrics_port"):
+            # The system would take its lower 16 bits.
+            require((getattr(self, name) or 0) <= PORT_MAX, self, name, f"{PORT_MAX} or less")
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
         require(all(map(_is_model, self.other_models)), self, "other_models", "folders, as in its help")
         require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, as Linux wants it")
