@@ -89,6 +89,7 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
         (["--api-keys", " ,"], "setting --api-keys: ' ,' is not words, parted by commas"),
         (["--api-keys", ""], "setting --api-keys: '' is not words, parted by commas"),
         (["--port", "70000"], "setting --port: 70000 is not 65535 or less"),
+        (["--port", "65535", "--gateways", "2"], "setting --port: 65535 is not 65534 or less, with 2 gateways"),
         (
             ["--policy", "request_level", "--without-habits", "haste"],
             f"setting --without-habits: ('haste',) is not of {' '.join(HABITS)}",

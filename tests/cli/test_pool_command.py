@@ -58,6 +58,7 @@ def test_a_pool_that_is_away_is_said_so(tmp_path: Path, capsys: pytest.CaptureFi
         (["forget"], "say what to do"),
         (["schema", "new"], "'new' is not a number"),
         (["stats", "--data", "/nowhere"], "/nowhere/redis is of no `orca up`"),
+        (["acl", "--deployment", "a b"], "setting --deployment: a deployment's name must be free of"),
     ],
 )
 def test_a_mistake_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

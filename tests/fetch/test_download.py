@@ -14,7 +14,8 @@ from orca.cli.fetch.download import fetch
 from orca.cli.fetch.errors import FetchError, ModelBroken, ModelMissing, NoSpace, of_status
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.source import Digest, Listing, RemoteFile, md5_of_parts, sha256
-from orca.core.fetch_report import REASONS, Figures, figures_page, last_line, read_figures, read_reason
+from orca.cli.main import main
+from orca.core.fetch_report import NEVER_EXIT, REASONS, Figures, figures_page, last_line, read_figures, read_reason
 
 
 class FakeSource:
@@ -68,6 +69,14 @@ def test_another_identity_begins_anew_and_leaves_nothing_of_the_old_one(tmp_path
 def test_an_error_of_the_machine_is_no_reason_of_the_models(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         fetch(FakeSource(error=PermissionError(errno.EPERM, "no")), tmp_path / "model", Progress(), tries=1)
+
+
+@pytest.mark.parametrize("into", ["/proc/model", "/dev/null/model"])
+def test_a_folder_that_can_never_be_made_is_a_mistake_of_the_caller(
+    into: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", "--uri", "hf://a/b", "--into", into]) == NEVER_EXIT
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"orca fetch: setting into: {into} cannot be made: ")
 
 
 def test_a_file_without_a_digest_is_checked_by_its_size(tmp_path: Path) -> None:

@@ -176,6 +176,36 @@ async def test_a_key_has_so_many_requests_a_minute_and_is_told_of_them(tmp_path:
         assert 'orca_api_key_requests_total{key="alice",status="429"} 1.0' in metrics
 
 
+async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=10)
+    keyed = {"authorization": "Bearer a"}
+    async with rig(settings=settings_with(file)) as one:
+
+        async def complete(**body: Any) -> httpx.Response:
+            return await one.client.post("/v1/completions", json={"max_tokens": 1, **body}, headers=keyed)
+
+        first = await complete(prompt=["a", "b", "c"], n=2)
+        assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "4")
+        second = await complete(prompt=["a"] * 6)
+        assert (error_of(second)[0], error_of(second)[1]["code"]) == (429, "rate_limit_exceeded")
+        # The second has cost one for itself: 3 are left, and it needs 6.
+        assert 15 <= int(second.headers["retry-after"]) <= 18
+        never = await complete(prompt="a", n=11, background=True)
+        assert (error_of(never)[0], error_of(never)[1]["code"]) == (400, "beyond_rate_limit")
+        assert error_of(never)[1]["param"] == "n"
+        assert len(one.pool.records) == 6
+
+
+async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=4)
+    keyed = {"authorization": "Bearer a", "idempotency-key": "k"}
+    async with rig(settings=settings_with(file)) as one:
+        body = {"prompt": "a", "n": 3, "max_tokens": 1}
+        answers = [await one.client.post("/v1/completions", json=body, headers=keyed) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert len(one.pool.records) == 3
+
+
 async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are_used_up(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=1, calls=1)
     async with rig(schedules=False, settings=settings_with(file)) as one:
@@ -238,7 +268,7 @@ def test_a_bucket_lets_no_more_through_than_its_burst_and_its_rate(gaps_s: list[
         passed += bucket.take(now_s)
         assert passed <= per_minute * (1 + now_s / 60) + 1e-6
         assert 0 <= bucket.remaining(now_s) <= per_minute
-    assert bucket.take(now_s + bucket.seconds_until_next(now_s) + 1e-6)
+    assert bucket.take(now_s + bucket.seconds_until(now_s) + 1e-6)
     assert bucket.remaining(now_s + 180) == per_minute
 
 

@@ -157,7 +157,9 @@ async def test_a_second_signal_ends_a_gateway_with_open_streams_and_status_0(tmp
                 assert await one.stop() == 0
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--port", "high"), ("--name", "")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--port", "high"), ("--port", "65536"), ("--metrics-port", "65536"), ("--name", "")]
+)
 def test_a_bad_setting_is_exit_status_2(capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
     assert main(["--model", "x", flag, value]) == 2
     assert flag.strip("-") in capsys.readouterr().err

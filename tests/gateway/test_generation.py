@@ -125,6 +125,14 @@ async def test_every_prompt_of_a_list_gets_the_seeds_that_it_would_get_alone() -
     assert seeds == [(0, top), (1, 0), (2, top), (3, 0), (0, top), (1, 0)]
 
 
+async def test_the_choices_of_a_prompt_share_its_ids_which_may_be_many() -> None:
+    found: list[Request] = []
+    async with rig() as one:
+        one.scheduler.answer = recording(found)
+        await one.complete(prompt=["the fox", "the dog"], n=3)
+    assert len({id(request.prompt) for request in found}) == 2
+
+
 async def test_seeds_are_drawn_when_none_is_given() -> None:
     found: list[Request] = []
     async with rig() as one:

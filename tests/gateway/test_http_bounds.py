@@ -174,6 +174,19 @@ async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_
         await _served_again(one)
 
 
+async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:
+    async with served(bounded(connections_max=1, metrics_port=0)) as one:
+        held, writer = await one.open(HEALTH)
+        await held.readuntil(b'"ok"}')
+        assert [(await refused(one, HEALTH))[0] for _ in range(2)] == [503, 503]
+        writer.write(b"nonsense\r\n\r\n")
+        assert (await refusal(held))[0] == 400
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{one.server.metrics_port}") as client:
+            told = (await client.get("/metrics")).text
+        assert 'orca_http_requests_total{method="none",route="none",status="400"} 1.0' in told
+        assert 'orca_http_requests_total{method="none",route="none",status="503"} 2.0' in told
+
+
 async def test_one_connection_too_many_of_an_address_is_429() -> None:
     async with served(bounded(connections_per_address_max=1)) as one:
         held, writer = await one.open(HEALTH)

@@ -60,6 +60,8 @@ async def test_a_bug_of_ours_is_500_and_tells_nothing(monkeypatch: pytest.Monkey
         monkeypatch.setattr(one.pool, "submit", broken)
         status, error = await one.error(COMPLETIONS, prompt="a")
         assert (status, error["message"]) == (500, "internal error")
+        counted = 'orca_http_requests_total{method="POST",route="/v1/completions",status="500"} 1.0'
+        assert counted in (await one.client.get("/metrics")).text
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,17 @@ TOKEN_BYTES_MAX = 500  # of an event
 SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
 
 
-def call() -> bytes:
-    body = {"prompt": "the fox", "n": CHOICES, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+IMPATIENT = Settings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
+
+
+def call(**more: Any) -> bytes:
+    body = {"prompt": "the fox", "n": CHOICES, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, **more}
     content = orjson.dumps(body)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: orca\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return head + b"content-length: %d\r\n\r\n" % len(content) + content
 
 
-async def stopped_reader(one: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def stopped_reader(one: Served, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A client that has sent its call and takes no more bytes than its system does."""
     own = socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SYSTEM_BUFFER_BYTES)
@@ -38,7 +41,7 @@ async def stopped_reader(one: Served) -> tuple[asyncio.StreamReader, asyncio.Str
     await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", one.server.port))
     reader, writer = await asyncio.open_connection(sock=own)
     writer.transport.pause_reading()
-    writer.write(call())
+    writer.write(call(**body))
     one.keep(writer)
     return reader, writer
 
@@ -94,3 +97,31 @@ async def rest_of_the_stream(reader: asyncio.StreamReader, writer: asyncio.Strea
 
 def ended(one: Served) -> int:
     return sum(record.end is not None for record in one.rig.pool.records.values())
+
+
+def door(one: Served) -> Any:
+    """The socket that the clients' connections come from and take their options of."""
+    return one.server.servers[0].sockets[0]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system does not bound how long bytes lie")
+async def test_a_reader_that_stops_for_too_long_in_the_middle_of_a_stream_is_cut() -> None:
+    async with served(IMPATIENT) as one:
+        one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
+        door(one).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
+        await stopped_reader(one)
+        await until(lambda: one.rig.pool.parents)
+        await until(lambda: not one.server.server_state.connections)
+        (parent,) = one.rig.pool.parents.values()
+        await until(lambda: not parent.readers)
+
+
+async def test_a_closed_connection_whose_answer_is_not_read_is_cut_whatever_the_system_does() -> None:
+    async with served(IMPATIENT) as one:
+        one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
+        door(one).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            door(one).setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        await stopped_reader(one, stream=False, logprobs=5)
+        await until(lambda: ended(one) == CHOICES)
+        await until(lambda: not one.server.server_state.connections)

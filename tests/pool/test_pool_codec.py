@@ -1,5 +1,7 @@
 """Requests, tokens and ends come out of their bytes as they went in."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +43,13 @@ requests = st.builds(
 def test_a_request_survives_its_body(request: Request) -> None:
     body = codec.pack_body(request)
     assert codec.unpack_body(body, arrival=request.arrival, submitted_ms=request.submitted_ms) == request
+
+
+@settings(max_examples=60)
+@given(st.lists(requests, max_size=3), st.integers(1, 3))
+def test_choices_that_share_a_prompt_are_packed_as_each_alone(prompts: list[Request], choices: int) -> None:
+    call = [replace(request, choice=choice) for request in prompts for choice in range(choices)]
+    assert codec.pack_bodies(call) == [codec.pack_body(request) for request in call]
 
 
 @settings(max_examples=100)

@@ -34,7 +34,13 @@ def _parser() -> Parser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
     make = actions.add_parser("make", help="a new key")
     make.add_argument("name", metavar="NAME", help="of its owner; appears in logs and metrics")
-    make.add_argument("--requests-per-minute", type=int, metavar="N", help="and no more, at each gateway")
-    make.add_argument("--calls", type=int, metavar="N", help="at a time, at each gateway")
+    make.add_argument("--requests-per-minute", type=int, metavar="N", help="prompts x n of its calls, at each gateway")
+    make.add_argument(
+        "--calls",
+        type=int,
+        metavar="N",
+        help="answers under way at each gateway; one to a call in the background ends at once, so its requests count"
+        " for --requests-per-minute only",
+    )
     make.add_argument("--queue-percent", type=int, metavar="N", help="refused once the pool's queue is so full")
     return parser

@@ -62,14 +62,18 @@ def main(argv: Sequence[str]) -> int:
 def _show_acl(deployment: str, pool_settings: PoolSettings) -> None:
     """The lines go to stdout, so that they can be written into the file as they are.
 
-    Raises: SettingError when there is a password file and it cannot be read.
+    Raises: SettingError for a name that no deployment has, and when there is a password file and it cannot be read.
     """
     file, user = pool_settings.password_file, pool_settings.user
     try:
         secret = ">PASSWORD" if file is None else password_digest(Path(file))
     except OSError as error:
         raise SettingError(f"ORCA_POOL_PASSWORD_FILE {file}: {error.strerror}") from error
-    print("\n".join(acl_lines(deployment, LOCAL_USER if user == "default" else user, secret)))
+    try:
+        lines = acl_lines(deployment, LOCAL_USER if user == "default" else user, secret)
+    except ValueError as error:
+        raise SettingError(f"setting --deployment: {error}") from error
+    print("\n".join(lines))
     print(DEFAULT_USER_WARNING, file=sys.stderr)
 
 

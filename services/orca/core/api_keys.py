@@ -34,8 +34,9 @@ class KeyFileError(OrcaError):
 class Limits:
     """What one key may do; None bounds nothing. Each is counted by each gateway for itself."""
 
-    requests_per_minute: int | None = None  # a minute's worth may come at once
-    calls: int | None = None  # at a time; unset takes the setting calls_per_key_max
+    requests_per_minute: int | None = None  # prompts x n of a call; a minute's worth may come at once
+    # Answers under way; unset takes the setting calls_per_key_max. In the background a call is answered at once.
+    calls: int | None = None
     queue_percent: int | None = None  # priority: refused once the pool's queue is filled so far, [1, 100]
 
 

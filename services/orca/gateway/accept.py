@@ -101,12 +101,14 @@ def submission(
     choices = body.n or 1
     seed = call.seed if body.seed is None else body.seed
     limits = [max_new_tokens(body, len(prompt), served, settings, call.max_total_tokens) for prompt in prompts]
+    # Once for all choices of a prompt, which may be long.
+    shared_prompts = [tuple(prompt) for prompt in prompts]
     requests = [
         Request(
             parent=call.parent,
             choice=i * choices + choice,
             revision=served.info.revision,
-            prompt=tuple(prompt),
+            prompt=prompt,
             max_new_tokens=limits[i],
             # Every prompt gets the seeds that it would get alone.
             sampling=SamplingParams(**sampling, seed=(seed + choice) % SEEDS),
@@ -114,7 +116,7 @@ def submission(
             first_token_deadline_ms=call.goals.first_token_deadline_ms,
             traceparent=call.traceparent,
         )
-        for i, prompt in enumerate(prompts)
+        for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
     ]
     least = min(limits)

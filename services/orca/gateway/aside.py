@@ -1,4 +1,5 @@
-"""Rendering of whole answers beside the loop, whose streams go on meanwhile: a choice at a time, long ones in a thread.
+"""Rendering of what is long beside the loop, whose streams go on meanwhile: whole answers a choice at a time, long ones
+in a thread, and there also the first event of a stream that echoes a long prompt.
 
 One thread for all of them, since Python computes in one at a time anyway and each more would only take turns from the
 loop. Answers that are rendered together take turns by choice.
@@ -51,9 +52,18 @@ def _weight(request: Request, rendering: Rendering, tokens: Sequence[Token]) -> 
     return len(tokens) + (len(request.prompt) if rendering.echo else 0)
 
 
+def is_long(weight: int) -> bool:
+    """Args: weight: tokens to render."""
+    return weight > INLINE_TOKENS
+
+
+async def in_thread(render: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, render)
+
+
 async def _aside(weight: int, render: Callable[[], T]) -> T:
-    if weight > INLINE_TOKENS:
-        return await asyncio.get_running_loop().run_in_executor(_THREAD, render)
+    if is_long(weight):
+        return await in_thread(render)
     rendered = render()
     # There may be many short choices: others have their turn between them.
     await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """What a connection may take of a gateway before a route sees anything of it (a body's bytes and time: receive.py)."""
 
 import collections
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orca.gateway.errors import UNAVAILABLE, ApiError
@@ -12,6 +13,7 @@ class Door:
     """What all connections of a process share: their bounds, and how many there are."""
 
     settings: Settings
+    refused: Callable[[int], None] = lambda _: None  # told the status of each answer that no route has given
     total: int = 0
     turned_away: int = 0  # refused and still there
     by_address: collections.Counter[str] = field(default_factory=collections.Counter)

@@ -1,8 +1,9 @@
 """One client's connection: uvicorn's protocol with the bounds, the words and the endings that it lacks.
 
-Bounded are the connections themselves, the bytes and number of headers, and the time in which a request's line and
-headers arrive (a body's bytes and time: receive.py). Whatever is refused here is answered in OpenAI's shape, as every
-error of a route is. A client that only shuts its way out is answered, an HTTP/1.0 client never sees chunks.
+Bounded are the connections themselves, the bytes and number of headers, the time in which a request's line and headers
+arrive (a body's bytes and time: receive.py), and how long a closed one waits for its client to read the rest (an open
+one: server.py). Whatever is refused here is answered in OpenAI's shape, as every error of a route is. A client that
+only shuts its way out is answered, an HTTP/1.0 client never sees chunks.
 
 One request at a time: reading goes on while an answer is written, since only that shows that the client has left, so a
 second request that comes meanwhile is thrown away and the connection ends behind the answer. HTTP leaves both to the
@@ -27,6 +28,9 @@ LINGER_SECONDS = 1.0
 
 TURNED_AWAY_MAX = 64
 """Connections beyond the bounds that linger at a time; open_files.py leaves room for them. The others close at once."""
+
+TAKEN_LEAST_BYTES = 16 << 10
+"""So many, or the rest, the client of a closed connection has to take in each `unread_seconds_max`."""
 
 HALF_CLOSED_SECONDS = 0.25
 """Between two looks at whether a client that shut its way out has left altogether."""
@@ -55,6 +59,7 @@ class Connection(HttpToolsProtocol):
     door: Door
     _address: str | None = None  # under which it was counted, if it was
     _header_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
     _phase = _Phase.OPEN
 
@@ -72,6 +77,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         if self._address is not None:
             self.door.leave(self._address)
         else:
@@ -122,6 +129,7 @@ class Connection(HttpToolsProtocol):
         """Whether the way to the client stays open: it does for the answer to a request that came whole."""
         cycle = self.cycle
         if self._phase is _Phase.ENDING or cycle is None or cycle.response_complete or cycle.more_body:
+            self._close()
             return False
         cycle.keep_alive = False
         self._probe(cycle)
@@ -198,17 +206,35 @@ class Connection(HttpToolsProtocol):
         self._stop_header_timer()
         is_one_too_many = self._address is None and self.door.turned_away > TURNED_AWAY_MAX
         if is_read or is_one_too_many or self.transport.is_closing() or not self.transport.can_write_eof():
-            self.transport.close()
+            self._close()
             return
         self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.loop.call_later(LINGER_SECONDS, self._close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close when the client has taken what was written. One that takes no more is cut off, for it never would."""
+        self.transport.close()
+        if self._unread_timer is None:
+            self._cut_unless_read()
+
+    def _cut_unless_read(self, before: int | None = None) -> None:
+        """Args: before: bytes that waited for the client when this was last looked at."""
+        unread = self.transport.get_write_buffer_size()
+        if before is not None and unread > before - TAKEN_LEAST_BYTES:
+            self.transport.abort()
+        elif unread:
+            seconds = self.door.settings.unread_seconds_max
+            self._unread_timer = self.loop.call_later(seconds, self._cut_unless_read, unread)
 
     def _end_behind_request(self) -> None:
         """Take nothing that comes behind the request that was read."""
         self._phase = _Phase.LAST
         if self.cycle.response_complete:
-            self.transport.close()
+            self._close()
         else:
             self.cycle.keep_alive = False
 
@@ -228,6 +254,7 @@ class Connection(HttpToolsProtocol):
         own["connection"] = "close"
         headers = [*self.server_state.default_headers, *((name.encode(), text.encode()) for name, text in own.items())]
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.door.refused(error.status)
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self.end_behind_answer(is_read=False)
 
@@ -247,7 +274,7 @@ class Connection(HttpToolsProtocol):
             message = f"the headers did not arrive within {self.door.settings.header_seconds_max:g} seconds"
             self._refuse(ApiError(408, message, kind="timeout_error", code="header_timeout"))
         else:
-            self.transport.close()
+            self._close()
 
     def _probe(self, cycle: RequestResponseCycle) -> None:
         """Send what means nothing to a client, so that the system of one that has left answers with a reset.

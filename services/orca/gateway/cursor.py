@@ -82,6 +82,11 @@ class ResumedChoice:
         return b""
 
     @property
+    def tokens_to_echo(self) -> int:
+        """As a ChoiceStream's: they are rendered though the client may have them."""
+        return self._stream.tokens_to_echo
+
+    @property
     def last_event_id(self) -> str:
         """The id of the last event that the client has."""
         return self._stream.last_event_id if self._is_behind else self._last_event_id

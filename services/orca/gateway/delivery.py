@@ -6,15 +6,16 @@ A plain ASGI response: it sees the client go, takes out its reader entry then, a
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orca.core.errors import UnknownRequest
 from orca.core.request import End, Request, Token
-from orca.gateway.aside import write_answer
+from orca.gateway.aside import in_thread, is_long, write_answer
 from orca.gateway.connection import SEND_BODY
 from orca.gateway.cursor import Cursor, ResumedChoice
 from orca.gateway.drain import Drain, draining
@@ -143,7 +144,7 @@ class Delivery(Response):
 
 
 class StreamDelivery(Delivery):
-    """Server-sent events; all that wait for this reader go out in one write."""
+    """Server-sent events; all that wait for this reader go out in one write, but for long prompts that are echoed."""
 
     def __init__(
         self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain, *, keep_alive_s: float
@@ -191,24 +192,26 @@ class StreamDelivery(Delivery):
                 if self._drain.is_cut:
                     yield self._cut_event(streams)
                 return
-            events = self._events(parts, streams)
-            # A client that resumes has the first ones: they are not written, so nothing goes out for them.
-            if events:
-                yield events
+            for piece in _pieces(parts, streams) if accepted.rendering.echo else (parts,):
+                events = await self._events(piece, streams)
+                # A client that resumes has the first ones: they are not written, so nothing goes out for them.
+                if events:
+                    yield events
 
     def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
         stream = ChoiceStream(request, self._accepted.rendering, self._reading)
         last_event_id = self._accepted.cursor.get(request.choice)
         return stream if last_event_id is None else ResumedChoice(stream, last_event_id)
 
-    def _events(
+    async def _events(
         self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
     ) -> bytes:
         events: list[bytes] = []
         tokens = 0
         for request_id, part in parts:
             stream = streams[request_id]
-            written = [event for event in map(stream.token, part.tokens) if event]
+            write = partial(_written, stream, part)
+            written = await in_thread(write) if is_long(stream.tokens_to_echo) else write()
             tokens += len(written)
             events += written
             if part.end is not None:
@@ -233,6 +236,25 @@ class StreamDelivery(Delivery):
             "x-accel-buffering": "no",
             "x-request-id": self._accepted.parent,
         }
+
+
+def _pieces(
+    parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
+) -> Iterator[Sequence[tuple[str, LogSlice]]]:
+    """Parts that go out in one write: a long prompt's is taken by the client before the next one is rendered."""
+    piece = []
+    for request_id, part in parts:
+        piece.append((request_id, part))
+        if is_long(streams[request_id].tokens_to_echo):
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+def _written(stream: ChoiceStream | ResumedChoice, part: LogSlice) -> list[bytes]:
+    """The events of its tokens that the client has not."""
+    return [event for event in map(stream.token, part.tokens) if event]
 
 
 class WholeDelivery(Delivery):

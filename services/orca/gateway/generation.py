@@ -139,6 +139,7 @@ async def _generate(
 ) -> Response:
     """Accept the call inside a span of its own, which ends with the connection, or here."""
     encoded = await Encoded.by(encode, gateway.models.current)
+    await _take_further_from_rate(gateway, http, len(encoded.prompts), body.n or 1)
     span = gateway.tracing.start(f"POST {http.url.path}", http.headers)
     try:
         return await _accept(gateway, http, body, encoded, opened, span, prefix=prefix)
@@ -226,9 +227,18 @@ async def _check_load(gateway: Gateway, http: HttpRequest) -> None:
         await gateway.overload.check(None if key is None else key.limits.queue_percent)
 
 
+async def _take_further_from_rate(gateway: Gateway, http: HttpRequest, prompts: int, choices: int) -> None:
+    """Raises: ApiError 429, 400: the rate of the call's key is in requests, and its door has counted one."""
+    key = key_of(http)
+    if key is None or prompts * choices == 1:
+        return
+    async with _unless_known(gateway, http):
+        gateway.keys.take_further(key, prompts * choices, param="n" if choices > 1 else "prompt")
+
+
 @contextlib.asynccontextmanager
 async def _unless_known(gateway: Gateway, http: HttpRequest) -> AsyncIterator[None]:
-    """What refuses new calls for the load: one that repeats an accepted call takes no place, and passes.
+    """What refuses new calls for load or a key's rate: one that repeats an accepted call takes no place, and passes.
 
     Only a call that would be refused is looked up in the pool.
     """

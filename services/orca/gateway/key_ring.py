@@ -77,14 +77,28 @@ class KeyRing:
             message = f"more than {most} {'calls' if makes_work else 'reading calls'} at a time with this key"
             raise ApiError(429, message, kind="overloaded_error", code="too_many_calls", retry_after_s=1)
         if makes_work:
-            self._take_from_rate(key)
+            self._take_from_rate(key, 1)
         self._open_calls[key.name, makes_work] += 1
 
-    def _take_from_rate(self, key: ApiKey) -> None:
+    def take_further(self, key: ApiKey, requests: int, *, param: str) -> None:
+        """Count the others of a call of so many, which was let in as one. It has cost that one whatever comes of it.
+
+        Args: param: the field that asks for so many.
+        Raises: ApiError 429 when it has to wait for them, 400 when it would for ever.
+        """
+        bucket = self._bucket(key)
+        if bucket is not None and requests > bucket.per_minute:
+            message = f"{requests} requests in one call are more than the {bucket.per_minute} a minute of this key"
+            raise ApiError(400, message, param=param, code="beyond_rate_limit")
+        self._take_from_rate(key, requests, taken=1)
+
+    def _take_from_rate(self, key: ApiKey, requests: int, *, taken: int = 0) -> None:
+        """Args: taken: so many of the requests were counted before."""
         bucket, now_s = self._bucket(key), self._clock_s()
-        if bucket is not None and not bucket.take(now_s):
+        if bucket is not None and not bucket.take(now_s, requests - taken):
             message = f"more than {bucket.per_minute} requests a minute with this key"
-            wait_s = bucket.seconds_until_next(now_s)
+            # When the call comes again it is counted anew.
+            wait_s = bucket.seconds_until(now_s, requests)
             raise ApiError(
                 429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=max(1, wait_s)
             )

@@ -68,7 +68,11 @@ class Metrics:
         for goal, outcome in itertools.product(Goal, Outcome):
             # There from the start, so that a rate of misses can be told from the first one on.
             self._goals.labels(model, goal, outcome)
-        self._http = counter("orca_http_requests", "HTTP requests answered.", "method", "route", "status")
+        self._http = counter(
+            "orca_http_requests",
+            "HTTP requests answered; of the method and route `none` are those refused before any was known.",
+            *("method", "route", "status"),
+        )
         self._by_key = counter("orca_api_key_requests", "HTTP requests answered, by the key's name.", "key", "status")
         self.key_file_broken = gauge(
             "orca_api_keys_file_broken", "1 while the file of keys cannot be used: old keys hold."
@@ -90,6 +94,9 @@ class Metrics:
 
     def count_http(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, str(status)).inc()
+
+    def count_refused_connection(self, status: int) -> None:
+        self.count_http("none", "none", status)
 
     def count_key(self, name: str, status: int) -> None:
         self._by_key.labels(name, str(status)).inc()

@@ -22,14 +22,26 @@ class CountHttp:
             await self._app(scope, receive, send)
             return
 
+        is_answered = False
+
         async def counting(message: Message) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
-                # The route's template: paths that nobody serves must not make up metrics.
-                route = getattr(scope.get("route"), "path", "other")
-                self._metrics.count_http(scope["method"], route, message["status"])
+                is_answered = True
+                self._count(scope, message["status"])
             await send(message)
 
-        await self._app(scope, receive, counting)
+        try:
+            await self._app(scope, receive, counting)
+        except Exception:
+            # A bug of ours, which Starlette answers outside of all middleware.
+            if not is_answered:
+                self._count(scope, 500)
+            raise
+
+    def _count(self, scope: Scope, status: int) -> None:
+        # The route's template: paths that nobody serves must not make up metrics.
+        self._metrics.count_http(scope["method"], getattr(scope.get("route"), "path", "other"), status)
 
 
 class TellLimits:

@@ -4,7 +4,7 @@ import math
 
 
 class TokenBucket:
-    """Holds at most a minute's worth of requests and refills evenly; each request takes one."""
+    """Holds at most a minute's worth of requests and refills evenly."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         """Full. Args: now_s: any clock that never goes back, in seconds; the same for all calls."""
@@ -12,12 +12,12 @@ class TokenBucket:
         self._level = float(per_minute)
         self._at_s = now_s
 
-    def take(self, now_s: float) -> bool:
-        """Whether a request may pass; if so it is counted."""
+    def take(self, now_s: float, requests: int = 1) -> bool:
+        """Whether so many may pass; if so they are counted."""
         self._refill(now_s)
-        if self._level < 1:
+        if self._level < requests:
             return False
-        self._level -= 1
+        self._level -= requests
         return True
 
     def remaining(self, now_s: float) -> int:
@@ -25,10 +25,10 @@ class TokenBucket:
         self._refill(now_s)
         return int(self._level)
 
-    def seconds_until_next(self, now_s: float) -> float:
-        """Until one more may pass; 0 when one may now."""
+    def seconds_until(self, now_s: float, requests: int = 1) -> float:
+        """Until so many may pass; 0 when they may now."""
         self._refill(now_s)
-        return max(0.0, 1 - self._level) * 60 / self.per_minute
+        return max(0.0, requests - self._level) * 60 / self.per_minute
 
     def seconds_until_full(self, now_s: float) -> float:
         self._refill(now_s)

@@ -118,6 +118,11 @@ class ChoiceStream:
         return b"id: %d.end\n%b" % (self._request.choice, event) if self._rendering.event_ids else event
 
     @property
+    def tokens_to_echo(self) -> int:
+        """Of the prompt, which the event of the next token brings."""
+        return len(self._request.prompt) if self._rendering.echo and not self._log.count else 0
+
+    @property
     def last_event_id(self) -> str:
         """The id of the event that was made last, `<choice>.start` before the first."""
         if self._has_ended:

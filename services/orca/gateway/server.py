@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import socket
 from types import FrameType
 
@@ -14,7 +15,7 @@ from orca.core.errors import SettingError
 from orca.gateway import about
 from orca.gateway.bounds import Door
 from orca.gateway.connection import connections
-from orca.gateway.drain import Drain
+from orca.gateway.gateway import Gateway
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,12 @@ def take_port(host: str, port: int) -> list[socket.socket]:
 
 def make_server(app: FastAPI, settings: Settings) -> "Server":
     """A server that is not yet running; `await server.serve()` runs it until a signal."""
+    gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=connections(Door(settings)),
+        http=connections(Door(settings, gateway.metrics.count_refused_connection)),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -66,7 +68,7 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         proxy_headers=False,
         server_header=False,
     )
-    return Server(config, settings, app.state.gateway.drain)
+    return Server(config, gateway)
 
 
 class Server(uvicorn.Server):
@@ -76,10 +78,11 @@ class Server(uvicorn.Server):
     same behind both.
     """
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
-        self._settings = settings
-        self._drain = drain
+        self._settings = gateway.settings
+        self._drain = gateway.drain
+        self._metrics = gateway.metrics
         self._metrics_server: asyncio.Server | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
@@ -96,6 +99,8 @@ class Server(uvicorn.Server):
                 await self.shutdown()
                 raise SettingError(f"setting metrics_port: {error}") from error
         if self.started:
+            for door in (each for server in self.servers for each in server.sockets):
+                _bound_silence(door, self._settings.unread_seconds_max)
             log.info("gateway listens", extra={"host": self.config.host, "port": self.port})
 
     @property
@@ -147,7 +152,7 @@ class Server(uvicorn.Server):
         It counts its own connections: a probe of /health is answered however many clients fill the other door.
         """
         factory = functools.partial(
-            connections(Door(self._settings)),
+            connections(Door(self._settings, self._metrics.count_refused_connection)),
             config=self.config,
             server_state=self.server_state,
             app_state={**self.lifespan.state, about.FOR_METRICS: True},
@@ -155,3 +160,15 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self._metrics_server = await loop.create_server(factory, self.config.host, port)
         self.servers.append(self._metrics_server)
+
+
+def _bound_silence(door: socket.socket, seconds: float) -> None:
+    """End connections, which inherit this, whose client takes nothing for so long, though its system still answers that
+    it has no room; and ask for the client of one that is quiet for so long.
+    """
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Linux has both; where a system has not, only what is closed is cut (connection.py).
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(seconds))
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))

@@ -17,6 +17,8 @@ from orca.core.settings import (
 
 PREFIX = "ORCA_GATEWAY_"
 
+PORT_MAX = 65_535
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -61,7 +63,10 @@ class Settings:
         None, "connections at a time of one client address; one more is answered 429; unset bounds nothing", least=1
     )
     calls_per_key_max: int | None = setting(
-        None, "calls at a time that show one key; one more is answered 429; unset bounds nothing", least=1
+        None,
+        "calls at a time that show one key, one in the background until its 202; one more is answered 429; unset bounds"
+        " nothing",
+        least=1,
     )
     url_bytes_max: int = setting(8 << 10, "bytes of a request's URL", least=1)
     header_bytes_max: int = setting(32 << 10, "bytes of all names and values of a request's headers", least=1)
@@ -76,6 +81,10 @@ class Settings:
     )
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
+    # A client that reads nothing holds a connection and its buffers. One behind a slow link always takes something.
+    unread_seconds_max: float = setting(
+        60.0, "seconds in which a client takes nothing of what is sent; its connection is cut then", least=0.001
+    )
     nesting_max: int = setting(32, "levels of JSON in a body", least=2)
     # Checking 10,000 messages takes 35 ms, in one piece: no thread of this process runs meanwhile.
     containers_max: int = setting(10_000, "objects and lists in a body, messages and their parts among them", least=2)
@@ -122,8 +131,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        for name in ("port", "metrics_port"):
+            # The system would take its lower 16 bits.
+            require((getattr(self, name) or 0) <= PORT_MAX, self, name, f"{PORT_MAX} or less")
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
         require(all(map(_is_model, self.other_models)), self, "other_models", "folders, as in its help")
+        require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, as Linux wants it")
         require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
 
 

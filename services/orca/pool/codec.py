@@ -15,7 +15,7 @@ Scripts treat body and token as opaque; equal values have equal bytes, which is 
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -39,8 +39,23 @@ _U32 = struct.Struct("<I")
 _DEFAULT_SAMPLING = SamplingParams()
 
 
+def pack_bodies(requests: Iterable[Request]) -> list[bytes]:
+    """As `pack_body` of each; the choices of a prompt that share its ids have them packed once."""
+    bodies, prompt, packed = [], None, b""
+    for request in requests:
+        if request.prompt is not prompt:
+            prompt, packed = request.prompt, _pack_u32s(request.prompt)
+        bodies.append(_pack_head(request) + packed)
+    return bodies
+
+
 def pack_body(request: Request) -> bytes:
     """What never changes of a request; `arrival` and `submitted_ms` are the pool's and stay out."""
+    return _pack_head(request) + _pack_u32s(request.prompt)
+
+
+def _pack_head(request: Request) -> bytes:
+    """All of a body before its prompt."""
     sampling = {
         field.name: value
         for field in fields(SamplingParams)
@@ -59,7 +74,7 @@ def pack_body(request: Request) -> bytes:
         # Last and only where there is one, so that bodies without it are what they were before there were any.
         fields_of_header.append(request.first_token_deadline_ms)
     header = orjson.dumps(fields_of_header)
-    return _U32.pack(len(header)) + header + _pack_u32s(request.prompt)
+    return _U32.pack(len(header)) + header
 
 
 def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:

@@ -51,7 +51,7 @@ class RequestWords:
 
 def submit_words(submission: Submission, settings: PoolSettings) -> list[Word]:
     """The arguments that store a submission."""
-    bodies = [codec.pack_body(request) for request in submission.requests]
+    bodies = codec.pack_bodies(submission.requests)
     reserved = [reserved_bytes(submission, choice, body) for choice, body in enumerate(bodies)]
     parent = ParentWords(
         parent=submission.parent,

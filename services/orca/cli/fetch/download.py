@@ -24,7 +24,7 @@ from orca.cli.fetch.errors import ModelBroken, ModelUnreachable, NoSpace
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
-from orca.core.errors import ModelError
+from orca.core.errors import ModelError, SettingError
 from orca.core.fetch_report import last_line
 from orca.core.model import load_model_info, read_config, tokenizer_file
 
@@ -36,6 +36,8 @@ WAIT_FIRST_S = 1.0
 """Before the second try of a file, then twice as long each time."""
 READ_BYTES = 1 << 20
 PART = ".part"
+NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""How making a file fails where none can ever be; what else a machine may say passes by."""
 
 
 def fetch(source: Source, into: Path, progress: Progress, *, tries: int) -> bool:
@@ -43,7 +45,7 @@ def fetch(source: Source, into: Path, progress: Progress, *, tries: int) -> bool
 
     Args: tries: of one file, without a byte between them, before it is given up.
     Returns: whether anything had to be fetched: False when the folder was there.
-    Raises: FetchError; what was fetched stays for the next call.
+    Raises: FetchError; what was fetched stays for the next call. SettingError when the folder can never be there.
     """
     with _full_disk_named(into), _one_at_a_time(into):
         if into.exists():
@@ -194,9 +196,18 @@ def _remove_others(unfinished: Path, into: Path) -> None:
 
 @contextmanager
 def _one_at_a_time(into: Path) -> Iterator[None]:
-    """A pod whose node is lost may still be at it when the next one starts; its lock goes when it ends."""
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with into.with_name(f".{into.name}.lock").open("w") as lock:
+    """A pod whose node is lost may still be at it when the next one starts; its lock goes when it ends.
+
+    Raises: SettingError when there can be no file beside the folder.
+    """
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        lock = into.with_name(f".{into.name}.lock").open("w")
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        raise SettingError(f"setting into: {into} cannot be made: {error.strerror}") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

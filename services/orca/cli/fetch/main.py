@@ -1,8 +1,8 @@
 """`orca fetch`: a model comes into a folder once, resumed after any kill, and is whole when the folder appears.
 
 `--listen` opens an internal port: `/health`, and `/progress` with `bytes_done`, `bytes_total` and `problem`. The last
-line on standard error tells why it failed, as REASON: SENTENCE (core.fetch_report). Exit codes: 0 the model is there,
-1 try again, 2 it will never work.
+line on standard error tells why it failed, as REASON: SENTENCE (core.fetch_report), or which setting cannot be. Exit
+codes: 0 the model is there, 1 try again, 2 it will never work.
 """
 
 import asyncio

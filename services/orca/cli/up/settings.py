@@ -8,6 +8,7 @@ from orca.core.errors import SettingError
 from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import is_loopback, log_level_setting, read_settings, require, setting
+from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import ScheduleSettings
 from orca.worker.settings import DEVICES
@@ -108,7 +109,9 @@ class UpSettings(ScheduleSettings):
         # super() does not find the class of a record with slots.
         ScheduleSettings.__post_init__(self)
         require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
-        require(self.port <= 65_535, self, "port", "65535 or less")
+        most = PORT_MAX - self.gateways + 1
+        behind = "" if self.gateways == 1 else f", with {self.gateways} gateways"
+        require(self.port <= most, self, "port", f"{most} or less{behind}")
         require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
         require(self.quantization is None or self.device == "cpu", self, "quantization", "for --device cuda")
         require(self.model is None or bool(self.model.strip()), self, "model", "a folder or a name on the hub")
