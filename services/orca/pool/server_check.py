@@ -82,7 +82,7 @@ class ServerCheck:
         # The look itself may have connected.
         self._connects_seen = self._link.connects
         info = read_info(answer)
-        if info["role"] != "master":
+        if info.get("role") == "slave":
             self._link.connect_anew()
             raise PoolUnavailable("Redis is a replica: the address does not lead to its master yet")
         _check_redis(info, self._settings)
