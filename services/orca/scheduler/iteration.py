@@ -88,6 +88,8 @@ def _slots_for(entry: GroupRequest, limits: Limits) -> int:
 
 def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: Limits) -> GroupRequest | None:
     """The oldest that must run alone, of those that have their slots or get them before anybody older needs them."""
+    if not [entry for entry in pool if entry.is_alone]:
+        return None
     for entry in pool:
         if not entry.is_admitted:
             reserved += _slots_for(entry, limits)

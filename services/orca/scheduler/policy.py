@@ -113,4 +113,5 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
 
 
 def _is_alone(batch: Batch) -> bool:
-    return any(pick.request.is_alone for pick in batch.picks)
+    """Is it of a request that must run alone? No policy puts another one beside it."""
+    return len(batch.picks) == 1 and batch.picks[0].request.is_alone
