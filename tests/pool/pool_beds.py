@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from waiting import PATIENT_POOL
+from waiting import PATIENT_POOL, until
 
 from orca.core.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.step import Claim
@@ -326,6 +326,16 @@ async def whole_log(pool: Pool, request_id: str) -> list[Token]:
 async def state(bed: Bed, request_id: str) -> RequestState:
     found: RequestState = (await bed.pool.status(request_id)).state
     return found
+
+
+async def until_followed(redis: Redis) -> None:
+    """Until a replica has all that this server has, and gets what comes."""
+
+    async def is_online() -> bool:
+        state = await redis.info("replication")
+        return bool(state["connected_slaves"]) and state["slave0"]["state"] == "online"
+
+    await until(is_online, limit_s=60)
 
 
 def connections(url: str) -> Callable[[], AbstractConnection]:

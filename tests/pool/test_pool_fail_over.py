@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pool_beds import RedisBed, add_user, entry, started, submission, with_settings
+from pool_beds import RedisBed, add_user, entry, started, submission, until_followed, with_settings
 from pool_kinds import KINDS, redis_binary
 from redis.asyncio import Redis
-from waiting import until
 
 from orca.core.errors import PoolUnavailable
 from orca.core.ports import free_port
@@ -35,23 +34,15 @@ class Pair:
     async def follow(self) -> None:
         """The second server has all that the first one has, and what comes."""
         await self._order(self.other, "REPLICAOF", "127.0.0.1", self.main_port)
-
-        async def is_online() -> bool:
-            state = await self.bed.redis.info("replication")
-            return bool(state["connected_slaves"]) and state["slave0"]["state"] == "online"
-
-        await until(is_online, limit_s=60)
+        await until_followed(self.bed.redis)
 
     async def fail_over(self) -> None:
         await self._order(self.other, "REPLICAOF", "NO", "ONE")
         await self._order(self.main, "REPLICAOF", "127.0.0.1", self.other_port)
 
     def lead_on(self) -> None:
-        self._lead_to(self.other)
-
-    def _lead_to(self, server: EmbeddedRedis) -> None:
         new = self.address.with_suffix(".new")
-        new.symlink_to(server.url.removeprefix("unix://"))
+        new.symlink_to(self.other.url.removeprefix("unix://"))
         new.replace(self.address)
 
     @staticmethod

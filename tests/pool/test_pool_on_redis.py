@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool_beds import REVISION, SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission, with_settings
+from pool_beds import (
+    REVISION,
+    SETTINGS,
+    RedisBed,
+    Scheduler,
+    add_user,
+    entry,
+    started,
+    submission,
+    until_followed,
+    with_settings,
+)
 from waiting import until
 
 from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
@@ -289,12 +300,7 @@ async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[
         options = ("--replicaof", *main.url.removeprefix("redis://").removesuffix("/0").split(":"))
         with EmbeddedRedis(tmp_path / "replica", binary=own_redis.binary, port=0, options=options) as replica:
             bed = RedisBed(main.url, with_settings(replicas=1, call_timeout_ms=1000, accepts_loss=True))
-
-            async def is_online() -> bool:
-                state = await bed.redis.info("replication")
-                return bool(state["connected_slaves"]) and state["slave0"]["state"] == "online"
-
-            await until(is_online, limit_s=60)
+            await until_followed(bed.redis)
             yield bed, replica
             os.kill(replica.pid, signal.SIGCONT)
             await bed.close()

@@ -210,8 +210,10 @@ class StreamDelivery(Delivery):
         tokens = 0
         for request_id, part in parts:
             stream = streams[request_id]
-            write = partial(_written, stream, part)
-            written = await in_thread(write) if is_long(stream.tokens_to_echo) else write()
+            if is_long(stream.tokens_to_echo):
+                written = await in_thread(partial(_written, stream, part))
+            else:
+                written = _written(stream, part)
             tokens += len(written)
             events += written
             if part.end is not None:
