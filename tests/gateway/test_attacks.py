@@ -50,7 +50,9 @@ ATTACKS = {
 }
 # On a machine with much else to do.
 pytestmark = pytest.mark.timeout(900)
-SHORT = Settings(model="tiny", port=0, drain_seconds=1, header_seconds_max=0.5, body_seconds_max=0.5)
+SHORT = Settings(
+    model="tiny", port=0, drain_seconds=1, header_seconds_max=0.5, body_seconds_max=0.5, idle_seconds_max=0.3
+)
 DEFAULT = Settings(model="tiny", port=0, drain_seconds=1)
 BOUNDS = pytest.mark.parametrize(
     "settings", [SHORT, pytest.param(DEFAULT, marks=pytest.mark.prove)], ids=["short", "long"]
@@ -202,7 +204,6 @@ async def exchange(one: Served, sent: bytes) -> list[str]:
 )
 async def test_bytes_that_are_no_http_get_a_refusal_or_silence_and_leave_no_connection(seed: int, count: int) -> None:
     async with served(SHORT) as one:
-        one.server.config.timeout_keep_alive = 0.3  # type: ignore[assignment] - uvicorn counts in whole seconds
         one.rig.scheduler.tokens_per_turn = 20
         sent, found = raw_bytes(seed, count), []
         for first in range(0, count, 50):

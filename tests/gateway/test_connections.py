@@ -126,8 +126,7 @@ async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
 
 
 async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS)) as one:
-        one.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment] - uvicorn counts in whole seconds
+    async with served(Settings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS, idle_seconds_max=0.2)) as one:
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 404 " in head
@@ -136,8 +135,7 @@ async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() 
 
 
 async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -> None:
-    async with served() as one:
-        one.server.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+    async with served(Settings(model="tiny", port=0, idle_seconds_max=0.2)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await reader.readuntil(b"}")

@@ -174,6 +174,26 @@ async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_
         await _served_again(one)
 
 
+async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orca.gateway.bounds.IDLE_LEAST_SECONDS", 0.0)
+    async with served(bounded(connections_max=3)) as one:
+        silent, _ = await one.open(b"")
+        busy, asking = await one.open(HEALTH)
+        await busy.readuntil(b'"ok"}')
+        idle, _ = await one.open(HEALTH)
+        await idle.readuntil(b'"ok"}')
+        asking.write(HEALTH)
+        await busy.readuntil(b'"ok"}')
+        newcomer, _ = await one.open(HEALTH)
+        assert b" 200 " in await newcomer.readline()
+        assert await asyncio.wait_for(idle.read(), LIMIT_SECONDS) == b""
+        asking.write(HEALTH)
+        assert b" 200 " in await busy.readuntil(b'"ok"}'), "another one gave way"
+        assert not silent.at_eof()
+
+
 async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:
     async with served(bounded(connections_max=1, metrics_port=0)) as one:
         held, writer = await one.open(HEALTH)

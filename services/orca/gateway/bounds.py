@@ -1,11 +1,24 @@
 """What a connection may take of a gateway before a route sees anything of it (a body's bytes and time: receive.py)."""
 
 import collections
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.settings import Settings
+
+
+IDLE_LEAST_SECONDS = 5.0
+"""A connection that is kept has this time for its next request, however many others come."""
+
+
+class Kept(Protocol):
+    """A connection between two requests."""
+
+    def give_way(self) -> None:
+        """Close and `leave`."""
 
 
 @dataclass(slots=True)
@@ -17,6 +30,7 @@ class Door:
     total: int = 0
     turned_away: int = 0  # refused and still there
     by_address: collections.Counter[str] = field(default_factory=collections.Counter)
+    idle: dict[Kept, float] = field(default_factory=dict)  # by when they became so, on the monotonic clock
 
     def enter(self, address: str) -> ApiError | None:
         """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
@@ -25,11 +39,19 @@ class Door:
             message = f"more than {most_of_address} connections from one address"
             return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
         if self.total >= most:
+            self._make_room()
+        if self.total >= most:
             message = f"more than {most} connections"
             return ApiError(503, message, kind=UNAVAILABLE, code="too_many_connections", retry_after_s=1)
         self.total += 1
         self.by_address[address] += 1
         return None
+
+    def _make_room(self) -> None:
+        """Proxies keep more connections than they use, and longer than others can wait."""
+        longest = next(iter(self.idle), None)
+        if longest is not None and time.monotonic() - self.idle[longest] >= IDLE_LEAST_SECONDS:
+            longest.give_way()
 
     def leave(self, address: str) -> None:
         self.total -= 1

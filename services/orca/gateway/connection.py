@@ -14,6 +14,7 @@ import asyncio
 import enum
 import functools
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +58,8 @@ class Connection(HttpToolsProtocol):
     """A subclass names its `door` (see `connections`)."""
 
     door: Door
-    _address: str | None = None  # under which it was counted, if it was
+    _address: str | None = None  # under which it is counted, if it is
+    _was_let_in = False
     _header_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
@@ -69,7 +71,7 @@ class Connection(HttpToolsProtocol):
         address = self.client[0] if self.client else ""
         refusal = self.door.enter(address)
         if refusal is None:
-            self._address = address
+            self._address, self._was_let_in = address, True
             self._start_header_timer()
         else:
             self.door.turned_away += 1
@@ -79,11 +81,16 @@ class Connection(HttpToolsProtocol):
         self._stop_header_timer()
         if self._unread_timer is not None:
             self._unread_timer.cancel()
-        if self._address is not None:
-            self.door.leave(self._address)
-        else:
+        self._unset_keepalive_if_required()
+        self._leave()
+        if not self._was_let_in:
             self.door.turned_away -= 1
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        if self._address is not None:
+            self.door.leave(self._address)
+            self._address = None
 
     def data_received(self, data: bytes) -> None:
         if not self.is_listening:
@@ -190,10 +197,21 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+            self.door.idle[self] = time.monotonic()
 
     def on_response_complete(self) -> None:
         if self._phase is not _Phase.ENDING:
             super().on_response_complete()
+            if self.timeout_keep_alive_task is not None:
+                self.door.idle[self] = time.monotonic()
+
+    def _unset_keepalive_if_required(self) -> None:
+        self.door.idle.pop(self, None)
+        super()._unset_keepalive_if_required()
+
+    def give_way(self) -> None:
+        self._leave()
+        self._close()
 
     # Endings.
 
@@ -204,7 +222,7 @@ class Connection(HttpToolsProtocol):
         """
         self._phase = _Phase.ENDING
         self._stop_header_timer()
-        is_one_too_many = self._address is None and self.door.turned_away > TURNED_AWAY_MAX
+        is_one_too_many = not self._was_let_in and self.door.turned_away > TURNED_AWAY_MAX
         if is_read or is_one_too_many or self.transport.is_closing() or not self.transport.can_write_eof():
             self._close()
             return

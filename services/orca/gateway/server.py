@@ -64,6 +64,7 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         lifespan="on",
         log_config=None,
         access_log=False,
+        timeout_keep_alive=settings.idle_seconds_max,  # type: ignore[arg-type]  # takes parts of a second, too
         # Nothing here depends on where a call comes from.
         proxy_headers=False,
         server_header=False,

@@ -81,6 +81,14 @@ class Settings:
     )
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
+    # nginx and AWS keep theirs for 60 s, Traefik and whatever else is written in Go for 90: a call that such a proxy
+    # sends on a connection which is just being closed is lost.
+    idle_seconds_max: float = setting(
+        120.0,
+        "a connection without a request for so long is closed, longer than proxies keep theirs; from 5 s on also in"
+        " favour of a new one beyond connections_max",
+        least=0.001,
+    )
     # A client that reads nothing holds a connection and its buffers. One behind a slow link always takes something.
     unread_seconds_max: float = setting(
         60.0, "seconds in which a client takes nothing of what is sent; its connection is cut then", least=0.001
