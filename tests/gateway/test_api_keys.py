@@ -176,6 +176,18 @@ async def test_a_key_has_so_many_requests_a_minute_and_is_told_of_them(tmp_path:
         assert 'orca_api_key_requests_total{key="alice",status="429"} 1.0' in metrics
 
 
+async def test_a_bug_of_ours_counts_among_the_answers_to_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    file = write(tmp_path / "keys", ("alice", "a"))
+    async with rig(schedules=False, settings=settings_with(file)) as one:
+        monkeypatch.setattr(one.pool, "submit", broken)
+        keyed = {"authorization": "Bearer a"}
+        assert (await one.client.post("/v1/completions", json={"prompt": "a"}, headers=keyed)).status_code == 500
+        assert 'orca_api_key_requests_total{key="alice",status="500"} 1.0' in (await one.client.get("/metrics")).text
+
+
 async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=10)
     keyed = {"authorization": "Bearer a"}

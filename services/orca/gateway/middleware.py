@@ -58,8 +58,11 @@ class TellLimits:
             return
         shown: list[ApiKey] = []
         scope[KEYS_SHOWN] = shown
+        is_answered = False
 
         async def telling(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
             if message["type"] == "http.response.start" and shown:
                 self._metrics.count_key(shown[0].name, message["status"])
                 told = [(name.encode(), text.encode()) for name, text in self._keys.headers(shown[0]).items()]
@@ -67,7 +70,12 @@ class TellLimits:
             await send(message)
 
         with contextlib.ExitStack() as scope[BEHIND_ANSWER]:
-            await self._app(scope, receive, telling)
+            try:
+                await self._app(scope, receive, telling)
+            except Exception:
+                if shown and not is_answered:  # as in CountHttp
+                    self._metrics.count_key(shown[0].name, 500)
+                raise
 
 
 class HeadAsGet:

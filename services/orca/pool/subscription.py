@@ -117,6 +117,9 @@ class Subscription:
         self._is_away = False
 
     def _take(self, data: bytes) -> None:
+        if not self._heeds_logs and b"+" not in data:
+            # Every commit of the deployment: a scheduler has no need of its lines.
+            return
         # A line of contents belongs to the one before it.
         for line in data.decode().replace("\n=", " =").splitlines():
             if line.startswith("+"):
