@@ -12,7 +12,7 @@ FORWARDED = (b"x-forwarded-for", b"192.0.2.7")
 BODY = (b"content-length", b"3")
 
 
-async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True) -> float:
+async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True, pause_s: float = PAUSE_S) -> float:
     """Seconds from the last of the request to the start of its answer."""
     heard_s = began_s = 0.0
 
@@ -33,7 +33,7 @@ async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True) ->
         await send({"type": "http.response.body", "body": b""})
 
     heard_s = time.monotonic()
-    await BehindProxy(app, PAUSE_S)({"type": "http", "headers": headers}, receive, send)  # type: ignore[arg-type]
+    await BehindProxy(app, pause_s)({"type": "http", "headers": headers}, receive, send)  # type: ignore[arg-type]
     return began_s - heard_s
 
 
@@ -49,3 +49,7 @@ async def test_a_refusal_before_the_body_waits_too() -> None:
 @pytest.mark.parametrize("headers", [[BODY], [FORWARDED], []])
 async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
     assert await answer_s(headers) < PAUSE_S
+
+
+async def test_without_a_pause_nobody_waits() -> None:
+    assert await answer_s([FORWARDED, BODY], pause_s=0) < PAUSE_S

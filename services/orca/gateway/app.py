@@ -85,7 +85,7 @@ def create_app(
     app.add_middleware(HeadAsGet)
     app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
-    app.add_middleware(BehindProxy)
+    app.add_middleware(BehindProxy, pause_s=gateway.settings.proxy_pause_seconds)
     _map_errors(app)
     app.openapi = functools.partial(document.write_document, app)  # type: ignore[method-assign]
     return app

@@ -131,6 +131,13 @@ class Settings:
     keep_alive_seconds: float = setting(
         15.0, "a stream quiet for so long gets a comment, which clients skip", least=0.001
     )
+    # A first token mostly takes longer, so it is not later for it.
+    proxy_pause_seconds: float = setting(
+        0.05,
+        "from the end of a forwarded request to its answer, at least, for proxies written in Go (behind_proxy.py);"
+        " others need none",
+        least=0,
+    )
     drain_seconds: float = setting(
         300.0, "open answers may take so long to end after SIGTERM; a second signal cuts them at once", least=0
     )
