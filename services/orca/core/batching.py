@@ -1,7 +1,7 @@
 """How many tokens a step takes where a person leaves it open: of one machine and of a cluster alike."""
 
 CPU_STEP_TOKENS = 256
-"""Fewer cost throughput on a CPU, more let generating requests wait for prompts: `orca bench chunks` (README)."""
+"""Fewer cost throughput on a CPU, more let generating requests wait for prompts: `orca bench chunks` (cli/bench)."""
 
 
 def max_batch_tokens(asked: int | None, *, device: str, policy: str, max_batch_size: int) -> int | None:

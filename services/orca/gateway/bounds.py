@@ -9,7 +9,6 @@ from typing import Protocol
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.settings import Settings
 
-
 IDLE_LEAST_SECONDS = 5.0
 """A connection that is kept has this time for its next request, however many others come."""
 

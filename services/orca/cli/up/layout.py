@@ -11,14 +11,14 @@ from orca.cli.up.settings import UpSettings
 from orca.core.batching import max_batch_tokens
 
 SMALL_PARAMETERS = 12_000_000
-"""A model with fewer is fastest on one thread: two would wait for each other longer than they compute (README)."""
+"""A model with fewer is fastest on one thread: two would wait for each other longer than they compute (cli/bench)."""
 
 LARGE_PARAMETERS = 200_000_000
 """Where all share the processors, a batch that waits behind the running one hides the way to the master and back, and a
-request that comes waits for one step more. At 63 M parameters the first weighs more, at 519 M the second (README)."""
+request that comes waits for one step more. At 63 M parameters the first weighs more, at 519 M the other (cli/bench)."""
 
 SHARED_COMMIT_INTERVAL_MS = 50
-"""Where a commit and all that follows it take time from the engine: 20 a second are smooth for who reads (README)."""
+"""Where a commit and all that follows it take time from the engine: 20 a second read smoothly (cli/bench)."""
 
 
 def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
