@@ -194,6 +194,18 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many
         assert not silent.at_eof()
 
 
+async def test_as_many_connections_give_way_as_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca.gateway.bounds.IDLE_LEAST_SECONDS", 0.0)
+    async with served(bounded(connections_max=5)) as one:
+        for _ in range(5):
+            idle, _ = await one.open(HEALTH)
+            await idle.readuntil(b'"ok"}')
+        opened = await asyncio.gather(*(one.open(HEALTH) for _ in range(5)))
+        answers = await asyncio.gather(*(reader.readline() for reader, _ in opened))
+        assert all(b" 200 " in answer for answer in answers)
+        await until(lambda: len(one.server.server_state.connections) == 5)
+
+
 async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:
     async with served(bounded(connections_max=1, metrics_port=0)) as one:
         held, writer = await one.open(HEALTH)

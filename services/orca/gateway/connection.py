@@ -210,6 +210,7 @@ class Connection(HttpToolsProtocol):
         super()._unset_keepalive_if_required()
 
     def give_way(self) -> None:
+        self._unset_keepalive_if_required()
         self._leave()
         self._close()
 
