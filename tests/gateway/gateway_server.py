@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from gateway_rig import Rig, rig, until
 
+from orca.gateway.bounds import Door
 from orca.gateway.server import Server, make_server
 from orca.gateway.settings import Settings
 
@@ -22,6 +23,13 @@ class Served:
     server: Server
     task: asyncio.Task[None]
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def door(self) -> Door:
+        """Of the port for calls."""
+        door = self.server.config.http.door  # type: ignore[union-attr]
+        assert isinstance(door, Door)
+        return door
 
     @property
     def url(self) -> str:

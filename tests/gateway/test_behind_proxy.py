@@ -4,15 +4,17 @@ import time
 from typing import Any
 
 import pytest
+from gateway_rig import rig
 
 from orca.gateway.behind_proxy import BehindProxy
+from orca.gateway.settings import Settings
 
 PAUSE_S = 0.2
 FORWARDED = (b"x-forwarded-for", b"192.0.2.7")
 BODY = (b"content-length", b"3")
 
 
-async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True, pause_s: float = PAUSE_S) -> float:
+async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True) -> float:
     """Seconds from the last of the request to the start of its answer."""
     heard_s = began_s = 0.0
 
@@ -33,7 +35,7 @@ async def answer_s(headers: list[tuple[bytes, bytes]], *, reads: bool = True, pa
         await send({"type": "http.response.body", "body": b""})
 
     heard_s = time.monotonic()
-    await BehindProxy(app, pause_s)({"type": "http", "headers": headers}, receive, send)  # type: ignore[arg-type]
+    await BehindProxy(app, PAUSE_S)({"type": "http", "headers": headers}, receive, send)  # type: ignore[arg-type]
     return began_s - heard_s
 
 
@@ -51,5 +53,21 @@ async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
     assert await answer_s(headers) < PAUSE_S
 
 
-async def test_without_a_pause_nobody_waits() -> None:
-    assert await answer_s([FORWARDED, BODY], pause_s=0) < PAUSE_S
+async def test_without_a_pause_all_calls_pass_untouched() -> None:
+    given: list[Any] = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        given.extend((receive, send))
+
+    async def receive() -> Any: ...
+    async def send(_: Any) -> None: ...
+
+    await BehindProxy(app, 0)({"type": "http", "headers": [FORWARDED, BODY]}, receive, send)
+    assert given == [receive, send]
+
+
+async def test_a_gateway_waits_for_as_long_as_its_setting_says() -> None:
+    async with rig(schedules=False, settings=Settings(model="tiny", proxy_pause_seconds=PAUSE_S)) as one:
+        began_s = time.monotonic()
+        await one.client.post("/tokenize", json={"prompt": "a"}, headers={"x-forwarded-for": "192.0.2.7"})
+        assert time.monotonic() - began_s >= PAUSE_S

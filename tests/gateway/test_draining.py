@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from orca.core.errors import SettingError
+from orca.gateway import bounds
 from orca.gateway.server import make_server
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import CLOSE_SECONDS, Tracing
@@ -82,6 +83,19 @@ async def test_after_the_first_signal_new_calls_are_503_and_open_streams_end_in_
         one.rig.scheduler.may_run.set()
         assert b"data: [DONE]" in await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
         await ended(one)
+
+
+async def test_connections_that_are_idle_end_while_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 0.0)
+    async with served(HOURS) as one:
+        reader = await open_and_paused(one)
+        idle, _ = await one.open(b"GET /health HTTP/1.1\r\nhost: orca\r\n\r\n")
+        await idle.readuntil(b'"ok"}')
+        signalled(one)
+        assert await asyncio.wait_for(idle.read(), LIMIT_SECONDS) == b""
+        one.rig.scheduler.turns_left = None
+        one.rig.scheduler.may_run.set()
+        assert b"data: [DONE]" in await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
 
 
 async def test_without_open_streams_the_first_signal_ends_at_once() -> None:

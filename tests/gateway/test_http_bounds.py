@@ -1,13 +1,17 @@
 """What comes in before any route: broken HTTP, heads and connections without measure. On real sockets."""
 
 import asyncio
+import socket
 from typing import Any
 
 import httpx
 import pytest
 from gateway_rig import until
 from gateway_server import LIMIT_SECONDS, Served, refusal, served
+from starlette.responses import Response
+from starlette.routing import Route
 
+from orca.gateway import bounds
 from orca.gateway.connection import TURNED_AWAY_MAX
 from orca.gateway.settings import Settings
 
@@ -16,8 +20,19 @@ HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\n"
 
 
-def bounded(**bounds: Any) -> Settings:
-    return Settings(model="tiny", port=0, drain_seconds=1, **bounds)
+@pytest.fixture(autouse=True)
+def _nobody_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: but in the tests of that."""
+    monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 1000.0)
+
+
+@pytest.fixture
+def _idle_at_once(monkeypatch: pytest.MonkeyPatch, _nobody_gives_way: None) -> None:
+    monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 0.0)
+
+
+def bounded(**fields: Any) -> Settings:
+    return Settings(model="tiny", port=0, drain_seconds=1, **fields)
 
 
 async def refused(one: Served, sent: bytes) -> tuple[int, str, str]:
@@ -160,7 +175,6 @@ async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger
         # Nobody has closed yet.
         assert len(one.server.server_state.connections) <= 1 + TURNED_AWAY_MAX
         assert {code for _, code, _ in answers} == {"too_many_connections"}
-        # The one that is served ends, too, when it has been idle for long.
         await until(lambda: len(one.server.server_state.connections) <= 1)
 
 
@@ -174,10 +188,8 @@ async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_
         await _served_again(one)
 
 
-async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("orca.gateway.bounds.IDLE_LEAST_SECONDS", 0.0)
+@pytest.mark.usefixtures("_idle_at_once")
+async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many() -> None:
     async with served(bounded(connections_max=3)) as one:
         silent, _ = await one.open(b"")
         busy, asking = await one.open(HEALTH)
@@ -194,9 +206,10 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many
         assert not silent.at_eof()
 
 
-async def test_as_many_connections_give_way_as_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orca.gateway.bounds.IDLE_LEAST_SECONDS", 0.0)
-    async with served(bounded(connections_max=5)) as one:
+@pytest.mark.usefixtures("_idle_at_once")
+@pytest.mark.parametrize("bound", ["connections_max", "connections_per_address_max"])
+async def test_as_many_connections_give_way_as_come_at_once(bound: str) -> None:
+    async with served(bounded(**{bound: 5})) as one:
         for _ in range(5):
             idle, _ = await one.open(HEALTH)
             await idle.readuntil(b'"ok"}')
@@ -204,6 +217,32 @@ async def test_as_many_connections_give_way_as_come_at_once(monkeypatch: pytest.
         answers = await asyncio.gather(*(reader.readline() for reader, _ in opened))
         assert all(b" 200 " in answer for answer in answers)
         await until(lambda: len(one.server.server_state.connections) == 5)
+        door = one.door
+        for _, writer in opened:
+            writer.close()
+        await until(lambda: (door.total, door.idle, door.by_address) == (0, {}, {}))
+
+
+@pytest.mark.usefixtures("_idle_at_once")
+async def test_a_connection_whose_answer_is_on_its_way_does_not_give_way() -> None:
+    async with served(bounded(connections_max=1)) as one:
+        one.rig.app.router.routes.insert(0, Route("/large", lambda _: Response(bytes(16 << 20))))
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", one.server.port))
+            await loop.sock_sendall(client, HEALTH.replace(b"/health", b"/large"))
+            await until(lambda: one.door.idle)
+            assert (await refused(one, HEALTH))[0] == 503
+
+
+async def test_a_connection_without_a_request_for_so_long_is_closed() -> None:
+    async with served(bounded(idle_seconds_max=0.2)) as one:
+        reader, _ = await one.open(HEALTH)
+        await reader.readuntil(b'"ok"}')
+        assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
+        await until(lambda: not one.door.total and not one.door.idle)
 
 
 async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:

@@ -1,6 +1,8 @@
 """What a connection may take of a gateway before a route sees anything of it (a body's bytes and time: receive.py)."""
 
 import collections
+import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +14,19 @@ from orca.gateway.settings import Settings
 IDLE_LEAST_SECONDS = 5.0
 """A connection that is kept has this time for its next request, however many others come."""
 
+ASKED_MAX = 16
+"""Idle connections that are asked to give way to one new one: each refusal costs the same, however many there are."""
+
 
 class Kept(Protocol):
     """A connection between two requests."""
 
-    def give_way(self) -> None:
-        """Close and `leave`."""
+    @property
+    def address(self) -> str | None:
+        """Under which it is counted."""
+
+    def give_way(self) -> bool:
+        """Close and `leave`, unless something is on its way. Returns: whether it did."""
 
 
 @dataclass(slots=True)
@@ -35,6 +44,8 @@ class Door:
         """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
         most, most_of_address = self.settings.connections_max, self.settings.connections_per_address_max
         if most_of_address is not None and self.by_address[address] >= most_of_address:
+            self._make_room(address)
+        if most_of_address is not None and self.by_address[address] >= most_of_address:
             message = f"more than {most_of_address} connections from one address"
             return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
         if self.total >= most:
@@ -46,11 +57,19 @@ class Door:
         self.by_address[address] += 1
         return None
 
-    def _make_room(self) -> None:
-        """Proxies keep more connections than they use, and longer than others can wait."""
-        longest = next(iter(self.idle), None)
-        if longest is not None and time.monotonic() - self.idle[longest] >= IDLE_LEAST_SECONDS:
-            longest.give_way()
+    def is_idle_for_long(self, kept: Kept) -> bool:
+        """Whether its place may be another's."""
+        return self.idle.get(kept, math.inf) <= time.monotonic() - IDLE_LEAST_SECONDS
+
+    def _make_room(self, address: str | None = None) -> None:
+        """The connection that is idle for longest, of this address if one is named, gives way: proxies keep more than
+        they use.
+        """
+        old = itertools.takewhile(self.is_idle_for_long, self.idle)
+        of_address = (kept for kept in old if address in (None, kept.address))
+        for kept in list(itertools.islice(of_address, ASKED_MAX)):
+            if kept.give_way():
+                return
 
     def leave(self, address: str) -> None:
         self.total -= 1

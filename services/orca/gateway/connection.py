@@ -12,8 +12,10 @@ server; clients that pipeline send again what got no answer.
 
 import asyncio
 import enum
+import fcntl
 import functools
 import socket
+import termios
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,7 +60,7 @@ class Connection(HttpToolsProtocol):
     """A subclass names its `door` (see `connections`)."""
 
     door: Door
-    _address: str | None = None  # under which it is counted, if it is
+    address: str | None = None  # under which it is counted, if it is
     _was_let_in = False
     _header_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
@@ -71,7 +73,7 @@ class Connection(HttpToolsProtocol):
         address = self.client[0] if self.client else ""
         refusal = self.door.enter(address)
         if refusal is None:
-            self._address, self._was_let_in = address, True
+            self.address, self._was_let_in = address, True
             self._start_header_timer()
         else:
             self.door.turned_away += 1
@@ -88,9 +90,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _leave(self) -> None:
-        if self._address is not None:
-            self.door.leave(self._address)
-            self._address = None
+        if self.address is not None:
+            self.door.leave(self.address)
+            self.address = None
 
     def data_received(self, data: bytes) -> None:
         if not self.is_listening:
@@ -209,10 +211,24 @@ class Connection(HttpToolsProtocol):
         self.door.idle.pop(self, None)
         super()._unset_keepalive_if_required()
 
-    def give_way(self) -> None:
+    def give_way(self) -> bool:
+        """As Kept. What was written is with the client's system, and no byte of another request with ours."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size() or self._has_unread():
+            return False
         self._unset_keepalive_if_required()
         self._leave()
         self._close()
+        return True
+
+    def end_if_idle(self) -> None:
+        """While a gateway drains: the client comes back on a new connection, by which it reaches another one."""
+        if self.door.is_idle_for_long(self):
+            self.give_way()
+
+    def _has_unread(self) -> bool:
+        """Whether bytes came that the loop has not turned to yet."""
+        number = self.transport.get_extra_info("socket").fileno()
+        return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
 
     # Endings.
 

@@ -120,6 +120,8 @@ class Server(uvicorn.Server):
         if not await super().on_tick(counter):
             return False
         self._drain.begin(self._settings.drain_seconds)
+        for connection in list(self.server_state.connections):
+            connection.end_if_idle()  # type: ignore[union-attr]  # all are of connection.py
         return self.force_exit or self._drain.is_cut or not self.server_state.tasks
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature

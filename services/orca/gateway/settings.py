@@ -81,12 +81,12 @@ class Settings:
     )
     header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
     body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
-    # nginx and AWS keep theirs for 60 s, Traefik and whatever else is written in Go for 90: a call that such a proxy
-    # sends on a connection which is just being closed is lost.
+    # A call that a proxy sends on a connection which is just being closed is lost. nginx and AWS keep theirs for 60 s,
+    # Traefik and whatever else is written in Go for 90, Google's for 600, Envoy for an hour, as AWS's here (operator).
     idle_seconds_max: float = setting(
-        120.0,
-        "a connection without a request for so long is closed, longer than proxies keep theirs; from 5 s on also in"
-        " favour of a new one beyond connections_max",
+        3900.0,
+        "a connection without a request for so long is closed, longer than proxies keep theirs; one beyond"
+        " connections_max takes the place of a connection that is idle for 5 s",
         least=0.001,
     )
     # A client that reads nothing holds a connection and its buffers. One behind a slow link always takes something.

@@ -15,10 +15,10 @@ SMALL_PARAMETERS = 12_000_000
 
 LARGE_PARAMETERS = 200_000_000
 """Where all share the processors, a batch that waits behind the running one hides the way to the master and back, and a
-request that comes waits for one step more. At 63 M parameters the first weighs more, at 519 M the other (cli/bench)."""
+request that comes waits for one step more. The first weighs more at 63 M parameters, this at 519 M (bench/peers)."""
 
 SHARED_COMMIT_INTERVAL_MS = 50
-"""Where a commit and all that follows it take time from the engine: 20 a second read smoothly (cli/bench)."""
+"""Where a commit and all that follows it take time from the engine: 20 a second look smooth (bench/peers)."""
 
 
 def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
