@@ -134,6 +134,12 @@ async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() 
         await asyncio.wait_for(reader.read(), LIMIT_SECONDS / 2)
 
 
+async def test_a_body_that_never_comes_behind_its_answer_does_not_hold_a_connection() -> None:
+    async with served(Settings(model="tiny", port=0, header_seconds_max=0.2)) as one:
+        reader, _ = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
+        assert b" 404 " in await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
+
+
 async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -> None:
     async with served(Settings(model="tiny", port=0, idle_seconds_max=0.2)) as one:
         one.rig.scheduler.turns_left = 1

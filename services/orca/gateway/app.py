@@ -83,7 +83,7 @@ def create_app(
     _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
     app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(TellLimits, keys=keys, metrics=gateway.metrics)
+    app.add_middleware(TellLimits, keys=keys)
     app.add_middleware(CountHttp, metrics=gateway.metrics)
     app.add_middleware(BehindProxy, pause_s=gateway.settings.proxy_pause_seconds)
     _map_errors(app)

@@ -43,14 +43,11 @@ class Door:
     def enter(self, address: str) -> ApiError | None:
         """Count a connection that is to `leave`; or the answer for one beyond the bounds, which is not counted."""
         most, most_of_address = self.settings.connections_max, self.settings.connections_per_address_max
-        if most_of_address is not None and self.by_address[address] >= most_of_address:
-            self._make_room(address)
-        if most_of_address is not None and self.by_address[address] >= most_of_address:
+        is_address_full = most_of_address is not None and self.by_address[address] >= most_of_address
+        if is_address_full and not self._make_room(address):
             message = f"more than {most_of_address} connections from one address"
             return ApiError(429, message, kind="overloaded_error", code="too_many_connections", retry_after_s=1)
-        if self.total >= most:
-            self._make_room()
-        if self.total >= most:
+        if self.total >= most and not self._make_room():
             message = f"more than {most} connections"
             return ApiError(503, message, kind=UNAVAILABLE, code="too_many_connections", retry_after_s=1)
         self.total += 1
@@ -61,15 +58,13 @@ class Door:
         """Whether its place may be another's."""
         return self.idle.get(kept, math.inf) <= time.monotonic() - IDLE_LEAST_SECONDS
 
-    def _make_room(self, address: str | None = None) -> None:
+    def _make_room(self, address: str | None = None) -> bool:
         """The connection that is idle for longest, of this address if one is named, gives way: proxies keep more than
-        they use.
+        they use. Returns: whether one did.
         """
         old = itertools.takewhile(self.is_idle_for_long, self.idle)
         of_address = (kept for kept in old if address in (None, kept.address))
-        for kept in list(itertools.islice(of_address, ASKED_MAX)):
-            if kept.give_way():
-                return
+        return any(kept.give_way() for kept in itertools.islice(of_address, ASKED_MAX))
 
     def leave(self, address: str) -> None:
         self.total -= 1

@@ -38,7 +38,6 @@ TAKEN_LEAST_BYTES = 16 << 10
 HALF_CLOSED_SECONDS = 0.25
 """Between two looks at whether a client that shut its way out has left altogether."""
 
-
 SEND_BODY = "orca.send_body"
 """ASGI extension: `send` takes the parts of an answer's body, once its start has gone through all middleware, which has
 to do with nothing else: an event of a stream would pass six layers of it."""
@@ -202,14 +201,19 @@ class Connection(HttpToolsProtocol):
             self.door.idle[self] = time.monotonic()
 
     def on_response_complete(self) -> None:
-        if self._phase is not _Phase.ENDING:
-            super().on_response_complete()
-            if self.timeout_keep_alive_task is not None:
-                self.door.idle[self] = time.monotonic()
+        if self._phase is _Phase.ENDING:
+            return
+        super().on_response_complete()
+        if self.cycle.more_body:
+            self._start_header_timer()
+        elif self.timeout_keep_alive_task is not None:
+            self.door.idle[self] = time.monotonic()
 
     def _unset_keepalive_if_required(self) -> None:
         self.door.idle.pop(self, None)
         super()._unset_keepalive_if_required()
+
+    # Endings.
 
     def give_way(self) -> bool:
         """As Kept. What was written is with the client's system, and no byte of another request with ours."""
@@ -229,8 +233,6 @@ class Connection(HttpToolsProtocol):
         """Whether bytes came that the loop has not turned to yet."""
         number = self.transport.get_extra_info("socket").fileno()
         return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
-
-    # Endings.
 
     def end_behind_answer(self, *, is_read: bool) -> None:
         """Close; not before the client had time to read the answer if it still sends.

@@ -11,7 +11,7 @@ from orca.gateway.metrics import Metrics
 
 
 class CountHttp:
-    """Counts HTTP answers by method, route and status."""
+    """Counts HTTP answers by method, route and status, and by the key that their call showed."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -42,15 +42,16 @@ class CountHttp:
     def _count(self, scope: Scope, status: int) -> None:
         # The route's template: paths that nobody serves must not make up metrics.
         self._metrics.count_http(scope["method"], getattr(scope.get("route"), "path", "other"), status)
+        for key in scope.get(KEYS_SHOWN, ()):
+            self._metrics.count_key(key.name, status)
 
 
 class TellLimits:
-    """Counts answers by the key that their call showed, tells of the key's rate, and knows when an answer ends."""
+    """Tells of the rate of the key that a call showed, and knows when its answer ends."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
         self._keys = keys
-        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,24 +59,15 @@ class TellLimits:
             return
         shown: list[ApiKey] = []
         scope[KEYS_SHOWN] = shown
-        is_answered = False
 
         async def telling(message: Message) -> None:
-            nonlocal is_answered
-            is_answered = True
             if message["type"] == "http.response.start" and shown:
-                self._metrics.count_key(shown[0].name, message["status"])
                 told = [(name.encode(), text.encode()) for name, text in self._keys.headers(shown[0]).items()]
                 message = {**message, "headers": [*message["headers"], *told]}
             await send(message)
 
         with contextlib.ExitStack() as scope[BEHIND_ANSWER]:
-            try:
-                await self._app(scope, receive, telling)
-            except Exception:
-                if shown and not is_answered:  # as in CountHttp
-                    self._metrics.count_key(shown[0].name, 500)
-                raise
+            await self._app(scope, receive, telling)
 
 
 class HeadAsGet:
