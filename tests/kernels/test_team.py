@@ -1,11 +1,14 @@
 """How kernels of CPUs run: each task once, with or without other threads and a folder to write to."""
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -133,17 +136,52 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
 
 _COMPILE = """
 from torch import float32
+from orca.kernels.numba_code import has_compiled
 from orca.kernels.numba_tile import Tile
 from orca.kernels.numba_vector_product import kernel
 kernel(float32, float32, Tile(lanes=4, rows=1, pairs=False)).compile()
+print(has_compiled())
 """
 
 
-def test_the_next_process_finds_a_kernel_compiled(kept_kernels: Path) -> None:
-    """Numba tells functions apart by what they close over: something new in each process would be compiled in each."""
-    seen = []
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", _COMPILE], check=True)
-        seen.append({path: path.stat().st_mtime_ns for path in kept_kernels.rglob("*") if path.is_file()})
-    assert seen[0]
-    assert seen[0] == seen[1]
+@pytest.mark.usefixtures("kept_kernels")
+def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
+    """Those that want it at the same time, and the next one: Numba tells functions apart by what they close over, and
+    something new in each process would be compiled in each."""
+    command = [sys.executable, "-c", _COMPILE]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate(timeout=300)[0].strip() for each in both]
+    assert sorted(said) == ["False", "True"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"
+
+
+def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(
+    kept_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_in = numba_code.folder()
+    assert kept_in is not None
+    place = kept_in / "halve"
+    place.mkdir()
+    monkeypatch.setattr(numba_code, "TURN_SECONDS_MAX", 0.2)
+    hung = os.open(place, os.O_RDONLY)
+    fcntl.flock(hung, fcntl.LOCK_EX)
+    begun = monotonic()
+    Kernel("halve", _halve).compile()
+    os.close(hung)
+    assert monotonic() - begun > 0.2
+    assert any(place.rglob("*.nbc"))
+
+
+@pytest.mark.usefixtures("kept_kernels")
+def test_a_file_system_without_locks_keeps_kernels_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_file: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    Kernel("halve", _halve).compile()
+    kept_in = numba_code.folder()
+    assert kept_in is not None
+    assert any((kept_in / "halve").rglob("*.nbc"))
+    assert not caplog.records

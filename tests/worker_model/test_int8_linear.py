@@ -84,14 +84,14 @@ def test_bytes_are_multiplied_where_that_is_a_tenth_faster(
 
 
 def middling_checkpoint(folder: Path) -> Path:
-    """Of weights large enough that their layouts are timed."""
-    return tiny_checkpoint("llama", folder, hidden_size=240, intermediate_size=640, vocab_size=199)
+    """Of weights large enough that their layouts are timed, of whole panels on any processor."""
+    return tiny_checkpoint("llama", folder, hidden_size=384, intermediate_size=640, vocab_size=192)
 
 
 def test_a_model_takes_a_quarter_of_the_memory(tmp_path: Path) -> None:
     folder = middling_checkpoint(tmp_path)
     small, full = load_stage(folder, quantization="int8"), load_stage(folder, packs=False)
-    embedding = 199 * 240 * 4
+    embedding = 192 * 384 * 4
     assert (small.weight_bytes - embedding) / (full.weight_bytes - embedding) == pytest.approx(0.25, abs=0.01)
     assert all(isinstance(each, Int8PanelLinear | OneDnnInt8Linear) for each in small.linears)
 

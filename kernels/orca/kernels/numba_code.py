@@ -1,12 +1,15 @@
 """Compiles functions of numbers and addresses for the processor at hand, and keeps the code for the next process."""
 
+import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Event, Lock
+from time import monotonic, sleep
 from typing import Any
 
 import llvmlite.binding
@@ -16,6 +19,10 @@ from numba import cfunc, config
 from orca.kernels.numba_intrinsics import ARGS, FAST
 
 log = logging.getLogger(__name__)
+
+TURN_SECONDS_MAX = 60.0
+"""So long a kernel that another process compiles is waited for: several times what the largest one takes."""
+TURN_LOOK_SECONDS = 0.02
 
 _compiling = Lock()
 _has_compiled = Event()
@@ -32,7 +39,8 @@ def has_compiled() -> bool:
 
 
 def compiled(name: str, body: Callable[[Any], None]) -> Any:
-    """Numba's code of `body`, by one thread at a time: where it is kept is a setting of the whole process.
+    """Numba's code of `body`, by one thread at a time: where it is kept is a setting of the whole process. Where it can
+    be kept, one process compiles it, and others that want it meanwhile wait for that.
 
     Args:
         name: its own, also among its variants.
@@ -46,7 +54,8 @@ def compiled(name: str, body: Callable[[Any], None]) -> Any:
             # at a time would leave pointing to each other's code.
             config.CACHE_DIR = str(kept_in / name)
             try:
-                code: Any = cfunc(ARGS, cache=True, **FAST)(body)
+                with _turn(kept_in / name):
+                    code: Any = cfunc(ARGS, cache=True, **FAST)(body)
                 if not code.cache_hits:
                     _has_compiled.set()
                 return code
@@ -55,6 +64,31 @@ def compiled(name: str, body: Callable[[Any], None]) -> Any:
             finally:
                 config.CACHE_DIR = others
         return cfunc(ARGS, **FAST)(body)
+
+
+@contextmanager
+def _turn(place: Path) -> Iterator[None]:
+    """Alone with this folder among processes, or beside one that has hung for TURN_SECONDS_MAX."""
+    place.mkdir(exist_ok=True)
+    held = os.open(place, os.O_RDONLY)
+    try:
+        end = monotonic() + TURN_SECONDS_MAX
+        while _is_taken(held) and monotonic() < end:
+            sleep(TURN_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(held)  # and with it the lock, as when the process dies
+
+
+def _is_taken(held: int) -> bool:
+    """Whether another process has this folder's lock; if not, this one has it now, where the file system knows locks."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @cache
