@@ -155,9 +155,8 @@ def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
-def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(
-    kept_kernels: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("kept_kernels")
+def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_in = numba_code.folder()
     assert kept_in is not None
     place = kept_in / "halve"

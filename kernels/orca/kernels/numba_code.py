@@ -81,7 +81,7 @@ def _turn(place: Path) -> Iterator[None]:
 
 
 def _is_taken(held: int) -> bool:
-    """Whether another process has this folder's lock; if not, this one has it now, where the file system knows locks."""
+    """Whether another process has the lock. If not, this one has it now, where the file system knows locks."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
