@@ -71,11 +71,20 @@ def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) 
 
 
 @pytest.mark.skipif(loader._MALLOC_TRIM is None, reason="only glibc is asked to give memory back")
-def test_what_was_freed_on_the_way_leaves_the_heap_when_all_is_read(folder: Path) -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_was_freed_on_the_way_leaves_the_heap(
+    folder: Path, is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.empty(28 << 20, dtype=torch.uint8)  # from here on the C library takes what is smaller from its heap
     files = checkpoint(folder)
     tensors = [files.read(f"{place}.weight", (ROWS, COLUMNS)) for place in range(NUMBER)]
     del tensors[:-1]  # below the one that stays
     before = resident_bytes("RssAnon")
-    files.close()
+    if is_last:
+        files.close()
+    else:
+        files.give_back()  # not enough was read since the last time
+        assert before - resident_bytes("RssAnon") < 3 * ROWS * COLUMNS * 4
+        monkeypatch.setattr(loader, "TRIM_BYTES", NUMBER * ROWS * COLUMNS * 4 - loader.TRIM_BYTES)
+        files.give_back()
     assert before - resident_bytes("RssAnon") > (NUMBER - 3) * ROWS * COLUMNS * 4

@@ -18,6 +18,9 @@ from torch import Tensor
 from orca.core.errors import ModelError
 from orca.core.model import weight_files
 
+TRIM_BYTES = 64 << 20
+"""Read between two looks at what has been freed meanwhile."""
+
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Slice = tuple[int, int] | None
@@ -75,6 +78,7 @@ class Checkpoint:
         self._paths: dict[str, Path] = {}
         self._read: set[str] = set()
         self._seen: list[Tensor] = []  # as they lie in the files
+        self._trimmed_at = 0  # bytes read
         for path in weight_files(folder):
             try:
                 file = safe_open(path, framework="pt")
@@ -122,10 +126,14 @@ class Checkpoint:
         return torch.full(shape, value, dtype=self._dtype, device=self._device)
 
     def give_back(self) -> None:
-        """The memory of all views, which nobody may look at any more."""
+        """The memory of all views, which nobody may look at any more. And from time to time what was made of tensors on
+        the way to their layout, and freed: the heap would hold 600 MiB of it in the end, beside 990 of weights made
+        bfloat16 out of float32 (519 M parameters; 70 with this, and no later)."""
         for tensor in self._seen:
             _give_back(tensor)
         self._seen.clear()
+        if self.bytes_read - self._trimmed_at >= TRIM_BYTES:
+            self._trim()
 
     def _find(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
         if name not in self._files:
@@ -182,10 +190,14 @@ class Checkpoint:
         self.give_back()
 
     def close(self) -> None:
-        """Behind the last tensor. What was made of tensors on the way to their layout, and freed, leaves the heap, too:
-        it would hold 60 MiB behind 63 M parameters for good, 170 MiB behind 519 M."""
+        """Behind the last tensor."""
         self.give_back()
         self._files.clear()
+        self._trim()
+
+    def _trim(self) -> None:
+        """What was freed leaves the heap, also below what lives."""
+        self._trimmed_at = self.bytes_read
         if _MALLOC_TRIM is not None:
             _MALLOC_TRIM(ctypes.c_size_t(0))
 
