@@ -83,10 +83,13 @@ _CLASSES = {
 }
 
 
-def tiny_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
+def tiny_checkpoint(
+    family: str, folder: Path, seed: int = 0, *, stored: torch.dtype = torch.float32, **overrides: Any
+) -> Path:
     """Save a tiny random model of `family` in `folder` (made if absent): config, safetensors, tokenizer.
 
     Args:
+        stored: dtype of the files.
         overrides: config values that replace the odd sizes; `vocab_size` must leave room for some bytes.
     Returns: `folder`.
     """
@@ -102,7 +105,7 @@ def tiny_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) 
             else:
                 parameter.mul_(3 if _is_embedding(name) else _MATRIX_SCALE.get(family, 8))
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    model.to(stored).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
     return folder
 

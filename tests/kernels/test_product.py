@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 
 import llvmlite.binding
@@ -321,34 +322,53 @@ def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, d
         assert_rounded_once(with_bias.product(x), exact + bias.double(), inputs)
 
 
+def in_all_ways(plain: Panels, gated: Panels, rows: int, dtype: torch.dtype) -> list[Tensor]:
+    """What is made of some rows, with whatever comes before and behind a product. Both of 90 inputs."""
+    norm = RowNorm(some(90, dtype=dtype, seed=1), 1e-5)
+    x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, plain.outputs, dtype=dtype, seed=3)
+    plain.add_product(x, added)
+    cache = torch.zeros(rows, 2, 1, 4, dtype=dtype)
+    return [
+        plain.product(x, norm),
+        plain.product(x, None, Activation.GELU),
+        plain.wide_product(x),
+        gated.gated_product(x, norm),
+        plain.kept_product(x, norm, Kept(cache, torch.arange(rows), None)),
+        added,
+        cache,
+    ]
+
+
+def assert_same_bits(one: Sequence[Panels], other: Sequence[Panels], rows: int, dtype: torch.dtype) -> None:
+    """Args: one, other: each plain and gated."""
+    for here, there in zip(in_all_ways(*one, rows, dtype), in_all_ways(*other, rows, dtype), strict=True):
+        assert torch.equal(here, there)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [96, 44])
 def test_a_weight_of_8_bits_and_the_same_numbers_in_full_give_the_same_bits(outputs: int, dtype: torch.dtype) -> None:
-    """With whatever comes before and behind. A scale of a power of two changes no bit of a sum."""
+    """A scale of a power of two changes no bit of a sum."""
     tile = Tile(lanes=8, rows=6, pairs=False)
     rounded = torch.randint(-127, 128, (outputs, 90), generator=torch.Generator().manual_seed(0)).to(torch.int8)
-    scale, norm = torch.full((outputs,), 1 / 128), RowNorm(some(90, dtype=dtype, seed=1), 1e-5)
-
-    def products(rows: int, *, is_small: bool) -> list[Tensor]:
-        def panels(*, is_gated: bool) -> Panels:
-            if is_small:
-                return Panels(rounded, scale=scale, dtype=dtype, is_gated=is_gated, tile=tile)
-            return Panels(rounded.to(dtype) / 128, is_gated=is_gated, tile=tile)
-
-        x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, outputs, dtype=dtype, seed=3)
-        plain = panels(is_gated=False)
-        plain.add_product(x, added)
-        cache = torch.zeros(rows, 2, 1, 4, dtype=dtype)
-        return [
-            plain.product(x, norm),
-            plain.product(x, None, Activation.GELU),
-            plain.wide_product(x),
-            panels(is_gated=True).gated_product(x, norm),
-            plain.kept_product(x, norm, Kept(cache, torch.arange(rows), None)),
-            added,
-            cache,
-        ]
-
+    scale, kinds = torch.full((outputs,), 1 / 128), (False, True)
+    small = [Panels(rounded, scale=scale, dtype=dtype, is_gated=each, tile=tile) for each in kinds]
+    full = [Panels(rounded.to(dtype) / 128, is_gated=each, tile=tile) for each in kinds]
     for rows in (1, 20):
-        for small, full in zip(products(rows, is_small=True), products(rows, is_small=False), strict=True):
-            assert torch.equal(small, full)
+        assert_same_bits(small, full, rows, dtype)
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tile", ["avx2", "avx512", "own"])
+@pytest.mark.parametrize("outputs", [96, 44])
+def test_a_weight_of_half_precision_and_the_same_numbers_in_float32_give_the_same_bits(
+    outputs: int, tile: str, weight_dtype: torch.dtype
+) -> None:
+    narrow, bias = some(outputs, 90, dtype=weight_dtype), some(outputs, dtype=torch.float32, seed=4)
+    half, full = (
+        [Panels(weight, bias, dtype=torch.float32, is_gated=each, tile=TILES[tile]) for each in (False, True)]
+        for weight in (narrow, narrow.float())
+    )
+    assert 2 * half[0].weight.numel() * half[0].weight.element_size() == full[0].weight.numel() * 4
+    for rows in (0, 1, 5, 20, 97, 300):
+        assert_same_bits(half, full, rows, torch.float32)

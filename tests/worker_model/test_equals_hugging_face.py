@@ -97,6 +97,20 @@ def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], 
     model.check(asks)
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
+def test_weights_that_stay_in_half_precision_give_the_output_of_float32(
+    family: str, stored: torch.dtype, models: Any
+) -> None:
+    model = models(family, stored=stored)
+    chain = Chain(model.folder, packs=PanelLinear)
+    [[stage]] = chain.stages
+    assert {each.weight.dtype for each in stage._model.linears} == {stored}
+    asks = random_asks(model.vocab_size, 24, seed=14, new_max=NEW_MAX)
+    serve(chain, asks, max_batch_size=20)
+    model.check(asks)
+
+
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
     x [rows, inputs], W [outputs, inputs], b [outputs], y [rows, outputs]; sums in float32
 
-W may be of 8 bits with a scale for each output, y = s (x W^T) + b.
+W may be of 8 bits with a scale for each output, y = s (x W^T) + b. Beside x of float32 it may be of half precision: the
+products are those of the same numbers in float32, bit for bit, out of half the memory.
 
 A panel holds two vectors of outputs, input by input: the `lanes` of the first, then those of the second, or both by
 turns (`has_words`). A task is a panel for some rows. The result of a row does not depend on the rows beside it.
@@ -23,11 +24,19 @@ from orca.kernels.numba_team import Kernel, new_empty, rows_of
 from orca.kernels.numba_tile import Tile, has_words, tile_of
 from orca.kernels.reference import Kept, RowNorm
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile | None = None) -> Kernel:
-    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits."""
-    tile = tile or tile_of(weight_dtype)
+    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits, or rows of float32 with
+    weights of half precision."""
+    tile = tile or _tile_of(dtype, weight_dtype)
     return numba_amx_product.kernel() if tile.is_amx else numba_vector_product.kernel(dtype, weight_dtype, tile)
+
+
+def _tile_of(dtype: torch.dtype, weight_dtype: torch.dtype) -> Tile:
+    """Weights that are widened meet rows of float32."""
+    return tile_of(dtype if dtype == weight_dtype else torch.float32)
 
 
 class Panels:
@@ -35,7 +44,7 @@ class Panels:
 
     Args:
         scale: [outputs] of float32, of a weight of int8.
-        dtype: of rows and results; None if it is the weight's.
+        dtype: of rows and results; None if it is the weight's. See `kernel`.
         is_gated: the outputs are a gate and what it opens for, of equal sizes (`gated_silu`): each panel has a vector
             of both.
         memory: for the weight; None takes it anywhere.
@@ -53,9 +62,10 @@ class Panels:
         memory: huge_pages.Weights | None = None,
         tile: Tile | None = None,
     ) -> None:
-        self._tile, self._dtype = tile or tile_of(weight.dtype), dtype or weight.dtype
+        self._dtype = dtype or weight.dtype
+        self._tile = tile or _tile_of(self._dtype, weight.dtype)
         assert (weight.dtype == torch.int8) == (scale is not None)
-        assert self._dtype.is_floating_point
+        assert self._dtype in ((weight.dtype, torch.float32) if weight.dtype.is_floating_point else _FLOATS)
         assert scale is None or scale.shape == weight.shape[:1]
         self.outputs, self.inputs = weight.shape
         if self._tile.pairs and self.inputs % 2:

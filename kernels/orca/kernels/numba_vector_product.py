@@ -56,9 +56,9 @@ def _widens(dtype: torch.dtype, tile: Tile) -> bool:
 
 @cache
 def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile) -> Kernel:
-    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits."""
+    """As numba_product.kernel."""
     kind, lanes, tile_rows, together, is_paired = BITS_OF[dtype], tile.lanes, tile.rows, tile.together, tile.pairs
-    weight_kind, is_scaled = BITS_OF[weight_dtype], weight_dtype != dtype
+    weight_kind, is_scaled = BITS_OF[weight_dtype], weight_dtype == torch.int8
     kind_bytes, weight_bytes = dtype.itemsize, weight_dtype.itemsize
     is_widened = _widens(dtype, tile)
     input_bytes, sums_bytes = 4 if is_widened else together * kind_bytes, 2 * lanes * 4
@@ -136,7 +136,7 @@ def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile) -> Kernel:
             finish(sums_at, first, last, panel, args, kind, kind_bytes, lanes)
             task = take(args)
 
-    return Kernel(f"product-{dtype}-{f'{weight_dtype}-' if is_scaled else ''}{tile.name}", body)
+    return Kernel(f"product-{dtype}-{f'{weight_dtype}-' if weight_dtype != dtype else ''}{tile.name}", body)
 
 
 # Functions of the module, not of `kernel`: Numba would not know them again in the next process.

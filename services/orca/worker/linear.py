@@ -40,6 +40,8 @@ _RUNS = 2
 _TIMED_S = 0.1
 # A head may have ten times as many: its layouts compare as do those of a part, which takes less time and memory.
 _TIMED_OUTPUTS = 16384
+# Of a weight, outputs that are compared at a time with what they are in half precision.
+_NARROWED_OUTPUTS = 256
 # Smaller weights live in the processor's cache, where all layouts are alike; timing them would only delay the start.
 _SMALL_BYTES = 128 << 10
 
@@ -100,7 +102,7 @@ class Linear:
 
 
 class PanelLinear(Linear):
-    """Weight in panels of our own kernel, which does all that is asked in one go.
+    """Weight in panels of our own kernel, which does all that is asked in one go. There it is `narrowed`.
 
     Args:
         is_gated: `gated` is called, too.
@@ -126,7 +128,7 @@ class PanelLinear(Linear):
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
-        return Panels(weight, bias, is_gated=is_gated, memory=memory)
+        return Panels(narrowed(weight), bias, dtype=weight.dtype, is_gated=is_gated, memory=memory)
 
     @property
     def bytes(self) -> int:
@@ -152,6 +154,19 @@ class PanelLinear(Linear):
 
     def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
         return self._panels.kept_product(x, _rows(norm), kept)
+
+
+def narrowed(weight: Tensor) -> Tensor:
+    """A weight [out, in] of float32 in bfloat16 or float16, if all of its numbers are such: out of a checkpoint of that
+    dtype they are. Any other as it is."""
+    if weight.dtype != torch.float32:
+        return weight
+    for kind in (torch.bfloat16, torch.float16):
+        narrow = torch.empty_like(weight, dtype=kind)
+        parts = (torch.split(each, _NARROWED_OUTPUTS) for each in (narrow, weight))
+        if all(torch.equal(to.copy_(numbers).float(), numbers) for to, numbers in zip(*parts, strict=True)):
+            return narrow
+    return weight
 
 
 def _rows(norm: Norm | None) -> RowNorm | None:
@@ -197,10 +212,13 @@ class Layouts:
     Args:
         first: what is taken unless another one wins.
         others: each with the share of the time of the best of those before it that it must stay below.
+        narrow: what weights that can be `narrowed` get, though no time was taken: few rows wait for memory, which the
+            timing does not show, and here they wait half as long.
     """
 
     first: type[Linear]
     others: tuple[tuple[type[Linear], float], ...]
+    narrow: type[Linear] | None = None
 
     @property
     def kinds(self) -> list[type[Linear]]:
@@ -209,7 +227,7 @@ class Layouts:
 
 # Packed weights against plain ones: above it is noise, and plain weights can be shared with an embedding. Others
 # against panels: those ask for weights that are not in the cache, which the timing does not show. MKL keeps a copy.
-LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
+LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)), narrow=PanelLinear)
 # Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
 # that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took

@@ -33,6 +33,9 @@ class Tensors(Protocol):
     bytes_read: int
     expected_bytes: int
 
+    @property
+    def stored_dtype(self) -> torch.dtype: ...
+
     def prefix(self, candidates: Sequence[str], name: str) -> str:
         """See Checkpoint, as for all others."""
         ...
@@ -89,6 +92,15 @@ class Checkpoint:
                 self._files[name] = file
                 self._paths[name] = path
         self._folder = folder
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the first matrix in the files, and so most probably of all."""
+        for name, file in self._files.items():
+            stored = file.get_slice(name)
+            if len(stored.get_shape()) > 1 and stored.get_dtype() in _FLOATS:
+                return _FLOATS[stored.get_dtype()]
+        return self._dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

@@ -70,8 +70,9 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     Returns: as Kernels.prepare.
     Raises: ModelError for a config that names no model of ours.
     """
-    config = load_config(info.folder)
-    return kernels_of(device).prepare(_sizes(info, config, shard, getattr(torch, info.dtype), device))
+    config, kind = load_config(info.folder), getattr(torch, info.dtype)
+    stored = Checkpoint(info.folder, dtype=kind, device=device).stored_dtype
+    return kernels_of(device).prepare(_sizes(info, config, shard, kind, stored, device))
 
 
 def load_stage(
@@ -131,7 +132,7 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    sizes = _sizes(info, config, shard, dtype, device)
+    sizes = _sizes(info, config, shard, dtype, checkpoint.stored_dtype, device)
     kernels_of(device).prepare(sizes)
     weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
@@ -177,12 +178,20 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
     return not isinstance(config, LlamaConfig) or is_silu(config.activation)
 
 
-def _sizes(info: ModelInfo, config: ModelConfig, shard: Shard, dtype: torch.dtype, device: torch.device) -> ModelSizes:
+def _sizes(
+    info: ModelInfo,
+    config: ModelConfig,
+    shard: Shard,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    device: torch.device,
+) -> ModelSizes:
     """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
+    kept_in = stored if dtype == torch.float32 and device.type == "cpu" else dtype  # linear.narrowed
     sizes = ModelSizes(
         dtype=dtype,
-        weight_dtype=dtype if info.quantization is None else getattr(torch, info.quantization),
+        weight_dtype=kept_in if info.quantization is None else getattr(torch, info.quantization),
         device=device,
         hidden=config.hidden_size,
         heads=heads.num_query,

@@ -32,6 +32,10 @@ class RandomTensors:
         self.device = device
         self._seed = seed
 
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        return self.dtype
+
     def prefix(self, candidates: Sequence[str], name: str) -> str:  # noqa: ARG002 - it has all of them
         return candidates[0]
 
