@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from orca.cli.bench.main import PEER_SHAPES
 from orca.cli.bench.main import main as bench
-from orca.cli.bench.peers import engine_peer, transformers_peer
+from orca.cli.bench.peers import compare, engine_peer, transformers_peer
 from orca.cli.bench.peers.compare import up_options
 from orca.cli.bench.peers.judgement import judge
 from orca.cli.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
@@ -122,6 +123,15 @@ def test_a_made_model_has_the_parameters_of_its_shape(tmp_path: Path, shape: Sha
 
 def test_the_command_line_offers_the_shapes_that_can_be_made() -> None:
     assert tuple(SHAPES) == PEER_SHAPES
+
+
+@pytest.mark.parametrize(("name", "stored"), [("tiny", torch.float32), ("tiny-bf16", torch.bfloat16)])
+def test_a_made_model_is_stored_in_what_its_name_says(
+    name: str, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "SHAPES", {name: TINY})
+    made = compare.made_model(name, tmp_path, lambda _said: None)
+    assert {each.dtype for each in load_file(made / "model.safetensors").values()} == {stored}
 
 
 def test_a_model_of_the_caller_and_one_to_be_made_exclude_each_other() -> None:

@@ -21,12 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
+import torch
 
 import orca
 from orca.cli.bench.client import Target, run_trace
 from orca.cli.bench.peers.judgement import Judgement
 from orca.cli.bench.peers.memory import MemoryWatch, Peak, held_by_ranks, slots_in_use
-from orca.cli.bench.peers.model import SHAPES, make_model
+from orca.cli.bench.peers.model import IN_BFLOAT16, SHAPES, make_model
 from orca.cli.bench.peers.standing import (
     CONTINUOUS,
     ENGINE,
@@ -113,8 +114,8 @@ def _has(python: Path, *modules: str) -> bool:
 
 def made_model(name: str, folder: Path, say: Callable[[str], None]) -> Path:
     """The model of random parameters that `model.SHAPES` has under this name, made in `folder`."""
-    model = folder / name
-    say(f"made a model of {make_model(model, SHAPES[name]) / 1e6:.0f} M parameters")
+    model, dtype = folder / name, torch.bfloat16 if name.endswith(IN_BFLOAT16) else torch.float32
+    say(f"made a model of {make_model(model, SHAPES[name], dtype=dtype) / 1e6:.0f} M parameters")
     return model
 
 

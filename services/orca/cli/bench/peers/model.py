@@ -48,14 +48,18 @@ class GPT2Shape:
 
 Shape = LlamaShape | GPT2Shape
 
+IN_BFLOAT16 = "-bf16"
+"""How names end of models whose files are in bfloat16; those of others are in float32."""
+
+_SHAPES: Mapping[str, Shape] = {
+    "llama-63m": LlamaShape(),
+    "gpt2-8x384": GPT2Shape(),
+    "llama-500m": LlamaShape(
+        layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
+    ),
+}
 SHAPES: Mapping[str, Shape] = MappingProxyType(
-    {
-        "llama-63m": LlamaShape(),
-        "gpt2-8x384": GPT2Shape(),
-        "llama-500m": LlamaShape(
-            layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
-        ),
-    }
+    {f"{name}{stored}": shape for stored in ("", IN_BFLOAT16) for name, shape in _SHAPES.items()}
 )
 """Name -> what is made under it."""
 
