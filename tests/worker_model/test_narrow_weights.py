@@ -1,79 +1,104 @@
-"""Weights of float32 whose numbers all are of half precision take half the memory, and nothing else changes."""
+"""Matrices that are half precision in the files stay so where a CPU computes in float32: half the memory, and nothing
+else changes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_checkpoint
+from torch import Tensor
 
 from orca.core.model import load_model_info
 from orca.kernels.numba_kernels import CpuKernels
 from orca.kernels.reference import ModelSizes
-from orca.worker.linear import PanelLinear, narrowed
+from orca.worker.linear import Packing, PanelLinear
 from orca.worker.models.build import load_stage, prepare_kernels
 from orca.worker.shard import Shard
 
 HALVES = [torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
+SIZES = {"hidden_size": 384, "head_dim": 64, "intermediate_size": 640, "vocab_size": 192}
+"""Whole panels on any processor, and too large to be left plain."""
 
 
-def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """[1024, 64]: all numbers of a dtype but those that are none, as float32."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
-    return every.nan_to_num(0.0, torch.inf, -torch.inf).view(1024, 64)
+def every_number(dtype: torch.dtype) -> Tensor:
+    """[1024, 64]: all numbers of a dtype, as float32."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    return bits.view(dtype).float().nan_to_num(0.0, 0.0, 0.0).view(1024, 64)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_number_of_half_precision_is_kept_as_it_is(dtype: torch.dtype) -> None:
-    weight = numbers(dtype)
-    narrow = narrowed(weight)
-    assert narrow.dtype == dtype
-    assert torch.equal(narrow.float(), weight)
-
-
-@pytest.mark.parametrize("other", [0.1, torch.nan])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_one_other_number_anywhere_keeps_a_weight_in_float32(dtype: torch.dtype, other: float) -> None:
-    weight = numbers(dtype)
-    weight[1023, 63] = other
-    assert narrowed(weight) is weight
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_what_is_computed_in_half_precision_is_not_touched(dtype: torch.dtype) -> None:
-    weight = torch.ones(3, 4, dtype=dtype)
-    assert narrowed(weight) is weight
+    weight, x = every_number(dtype), torch.eye(64)
+    kept = Packing(kept_in=dtype).linear(weight)
+    assert isinstance(kept, PanelLinear)
+    assert kept.weight.dtype == dtype
+    usual = weight.abs() >= torch.finfo(torch.float32).tiny  # processors may take others for zero
+    assert torch.equal(torch.where(usual, kept(x).t(), 0.0), torch.where(usual, weight, 0.0))
 
 
 @pytest.mark.parametrize("stored", HALVES)
-def test_a_model_takes_half_the_memory_beside_its_embeddings(stored: torch.dtype, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 384, "intermediate_size": 640, "vocab_size": 192}  # whole panels on any processor
-    half, full = (
-        load_stage(tiny_checkpoint("llama", tmp_path / str(each), stored=each, **sizes), packs=PanelLinear)
-        for each in (stored, torch.float32)
-    )
+def test_a_model_takes_half_the_memory_beside_its_embeddings_and_times_nothing(
+    stored: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = load_stage(tiny_checkpoint("llama", tmp_path / "full", **SIZES), packs=PanelLinear)
+    with caplog.at_level("INFO", logger="orca.worker"):
+        half = load_stage(tiny_checkpoint("llama", tmp_path / "half", stored=stored, **SIZES))
+    assert "microseconds" not in caplog.text
+    assert "earlier start" not in caplog.text
     embedding = 192 * 384 * 4
     assert (half.weight_bytes - embedding) / (full.weight_bytes - embedding) == pytest.approx(0.5, abs=0.01)
 
 
+def one_in_float32(tensors: dict[str, Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].float()
+
+
+def all_in_float32(tensors: dict[str, Tensor]) -> None:
+    tensors.update({name: each.float() for name, each in tensors.items()})
+
+
+@pytest.mark.parametrize("widen", [one_in_float32, all_in_float32])
+def test_files_that_have_float32_among_them_stay_in_float32(
+    widen: Callable[[dict[str, Tensor]], None], tmp_path: Path
+) -> None:
+    """What a rank needs is compiled before it reads any number, so it cannot depend on these."""
+    file = tiny_checkpoint("llama", tmp_path, stored=torch.bfloat16) / "model.safetensors"
+    tensors = load_file(file)
+    widen(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = load_stage(tmp_path, packs=PanelLinear)
+    assert {each.weight.dtype for each in model.linears} == {model.sizes.weight_dtype} == {torch.float32}
+
+
 @pytest.mark.parametrize(
-    ("stored", "dtype", "kept_in"),
+    ("stored", "dtype", "quantization", "kept_in"),
     [
-        (torch.bfloat16, "float32", torch.bfloat16),
-        (torch.float16, "float32", torch.float16),
-        (torch.float32, "float32", torch.float32),
-        (torch.float32, "bfloat16", torch.bfloat16),
-        (torch.float16, "bfloat16", torch.bfloat16),
+        (torch.bfloat16, "float32", None, torch.bfloat16),
+        (torch.float16, "float32", None, torch.float16),
+        (torch.float32, "float32", None, torch.float32),
+        (torch.float32, "bfloat16", None, torch.bfloat16),
+        (torch.float16, "bfloat16", None, torch.bfloat16),
+        (torch.bfloat16, "float32", "int8", torch.int8),
     ],
 )
 def test_the_kernels_that_are_made_ahead_are_those_of_the_weights(
-    stored: torch.dtype, dtype: str, kept_in: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: torch.dtype,
+    dtype: str,
+    quantization: str | None,
+    kept_in: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiled while loading, they would run otherwise in this process than in later ones (Kernels.prepare)."""
     folder = tiny_checkpoint("llama", tmp_path, stored=stored, intermediate_size=52)
     prepared: list[ModelSizes] = []
     monkeypatch.setattr(CpuKernels, "prepare", lambda _kernels, sizes: bool(prepared.append(sizes)))
-    prepare_kernels(load_model_info(folder, dtype=dtype), Shard(), CPU)
-    model = load_stage(folder, dtype=dtype, packs=PanelLinear)
+    info = load_model_info(folder, dtype=dtype, quantization=quantization)
+    prepare_kernels(info, Shard(), CPU)
+    model = load_stage(info, packs=PanelLinear)
     assert [each.weight_dtype for each in prepared] == [kept_in] * 2
-    assert {each.weight.dtype for each in model.linears} == {kept_in}
+    if quantization is None:
+        assert {each.weight.dtype for each in model.linears} == {kept_in}

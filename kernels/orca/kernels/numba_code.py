@@ -20,8 +20,9 @@ from orca.kernels.numba_intrinsics import ARGS, FAST
 
 log = logging.getLogger(__name__)
 
-TURN_SECONDS_MAX = 60.0
-"""So long a kernel that another process compiles is waited for: several times what the largest one takes."""
+TURN_SECONDS_MAX = 5.0
+"""So long a kernel that another process compiles is waited for, about what the largest one takes. Who waits computes
+nothing, and a rank must not stand still for long while it loads (`loading_silent_s`)."""
 TURN_LOOK_SECONDS = 0.02
 
 _compiling = Lock()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from orca.worker import linear
-from orca.worker.linear import LAYOUTS, Choose, Layouts, Linear, fastest, narrowed, shape_name
+from orca.worker.linear import LAYOUTS, Choose, Layouts, Linear, fastest, shape_name
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,7 @@ def remembered(
     layouts: Layouts = LAYOUTS,
     is_together: bool = False,
 ) -> type[Linear]:
-    """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has.
-    Nothing is asked about a weight that can be narrowed."""
-    if layouts.narrow is not None and narrowed(weight).dtype != weight.dtype:
-        log.info("weight %s: %s, with numbers of half precision", shape_name(weight), layouts.narrow.__name__)
-        return layouts.narrow
+    """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has."""
     choose = choose or partial(fastest, layouts=layouts, is_together=is_together)
     file = _file(weight, layouts, is_together=is_together)
     if file is None:

@@ -3,7 +3,7 @@
 At a batch of some dozens of rows a plain matrix product spends much of its time rearranging the weight. Our own kernel
 (numba_product.py), oneDNN and MKL can do that once, while loading; which of the four is fastest depends on processor
 and shape, so each distinct shape is timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the
-plain one.
+plain one. Weights that are half precision in the files and float32 in the model stay half in our own kernel, untimed.
 """
 
 import logging
@@ -40,8 +40,6 @@ _RUNS = 2
 _TIMED_S = 0.1
 # A head may have ten times as many: its layouts compare as do those of a part, which takes less time and memory.
 _TIMED_OUTPUTS = 16384
-# Of a weight, outputs that are compared at a time with what they are in half precision.
-_NARROWED_OUTPUTS = 256
 # Smaller weights live in the processor's cache, where all layouts are alike; timing them would only delay the start.
 _SMALL_BYTES = 128 << 10
 
@@ -102,11 +100,12 @@ class Linear:
 
 
 class PanelLinear(Linear):
-    """Weight in panels of our own kernel, which does all that is asked in one go. There it is `narrowed`.
+    """Weight in panels of our own kernel, which does all that is asked in one go.
 
     Args:
         is_gated: `gated` is called, too.
         memory: for the weight; None takes it anywhere.
+        kept_in: half precision, of a weight of float32 whose numbers all are such; None keeps it in its dtype.
     Raises: ValueError where the kernel cannot multiply so many inputs.
     """
 
@@ -117,8 +116,10 @@ class PanelLinear(Linear):
         *,
         is_gated: bool = False,
         memory: huge_pages.Weights | None = None,
+        kept_in: torch.dtype | None = None,
     ) -> None:
         super().__init__(weight)
+        self._kept_in = kept_in or weight.dtype
         self._panels = self._panels_of(weight, bias, is_gated, memory)
         self.weight = self._panels.weight
 
@@ -128,7 +129,7 @@ class PanelLinear(Linear):
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
-        return Panels(narrowed(weight), bias, dtype=weight.dtype, is_gated=is_gated, memory=memory)
+        return Panels(weight.to(self._kept_in), bias, dtype=weight.dtype, is_gated=is_gated, memory=memory)
 
     @property
     def bytes(self) -> int:
@@ -154,19 +155,6 @@ class PanelLinear(Linear):
 
     def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
         return self._panels.kept_product(x, _rows(norm), kept)
-
-
-def narrowed(weight: Tensor) -> Tensor:
-    """A weight [out, in] of float32 in bfloat16 or float16, if all of its numbers are such: out of a checkpoint of that
-    dtype they are. Any other as it is."""
-    if weight.dtype != torch.float32:
-        return weight
-    for kind in (torch.bfloat16, torch.float16):
-        narrow = torch.empty_like(weight, dtype=kind)
-        parts = (torch.split(each, _NARROWED_OUTPUTS) for each in (narrow, weight))
-        if all(torch.equal(to.copy_(numbers).float(), numbers) for to, numbers in zip(*parts, strict=True)):
-            return narrow
-    return weight
 
 
 def _rows(norm: Norm | None) -> RowNorm | None:
@@ -212,13 +200,10 @@ class Layouts:
     Args:
         first: what is taken unless another one wins.
         others: each with the share of the time of the best of those before it that it must stay below.
-        narrow: what weights that can be `narrowed` get, though no time was taken: few rows wait for memory, which the
-            timing does not show, and here they wait half as long.
     """
 
     first: type[Linear]
     others: tuple[tuple[type[Linear], float], ...]
-    narrow: type[Linear] | None = None
 
     @property
     def kinds(self) -> list[type[Linear]]:
@@ -227,7 +212,7 @@ class Layouts:
 
 # Packed weights against plain ones: above it is noise, and plain weights can be shared with an embedding. Others
 # against panels: those ask for weights that are not in the cache, which the timing does not show. MKL keeps a copy.
-LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)), narrow=PanelLinear)
+LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
 # Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
 # that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took
@@ -302,6 +287,7 @@ class Packing:
     only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
     small: type[Linear] = Linear  # of weights that are not timed
     choose: Choose = fastest  # asked once for each shape
+    kept_in: torch.dtype | None = None  # half precision that all weights have come from to float32
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
     _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
 
@@ -313,7 +299,7 @@ class Packing:
         """
         kind = self._kind(weight, bias)
         if issubclass(kind, PanelLinear):
-            return kind(weight, bias, is_gated=is_gated, memory=self._memory)
+            return kind(weight, bias, is_gated=is_gated, memory=self._memory, kept_in=self.kept_in)
         return kind(weight, bias)
 
     def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:
@@ -323,6 +309,9 @@ class Packing:
             return self.only
         if _bytes(weight) < _SMALL_BYTES:
             return self.small
+        if self.kept_in is not None:
+            # Few rows wait for memory, which timing does not show, and here they wait half as long.
+            return PanelLinear
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._chosen:
             self._chosen[key] = self.choose(weight, bias)

@@ -95,12 +95,10 @@ class Checkpoint:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of the first matrix in the files, and so most probably of all."""
-        for name, file in self._files.items():
-            stored = file.get_slice(name)
-            if len(stored.get_shape()) > 1 and stored.get_dtype() in _FLOATS:
-                return _FLOATS[stored.get_dtype()]
-        return self._dtype
+        """Of all matrices in the files, if it is one; else that which they are read into."""
+        slices = (file.get_slice(name) for name, file in self._files.items())
+        kinds = {each.get_dtype() for each in slices if len(each.get_shape()) > 1}
+        return _FLOATS.get(kinds.pop(), self._dtype) if len(kinds) == 1 else self._dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

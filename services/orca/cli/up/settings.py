@@ -28,7 +28,11 @@ class UpSettings(ScheduleSettings):
         None, "folder in Hugging Face layout, or name on its hub; unset takes the small model that Orca comes with"
     )
     served_name: str | None = setting(None, "what clients call it; unset takes the folder's name")
-    dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
+    dtype: str = setting(
+        "float32",
+        "type of activations and KV cache, and of weights unless the files have narrower ones",
+        choices=DTYPES,
+    )
     quantization: str | None = setting(
         None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
     )

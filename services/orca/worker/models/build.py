@@ -68,11 +68,13 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     """Compile what a rank will need, ahead of `load_stage`, which then finds it done.
 
     Returns: as Kernels.prepare.
-    Raises: ModelError for a config that names no model of ours.
+    Raises: ModelError for a config that names no model of ours, and for files that are no whole safetensors files.
     """
     config, kind = load_config(info.folder), getattr(torch, info.dtype)
-    stored = Checkpoint(info.folder, dtype=kind, device=device).stored_dtype
-    return kernels_of(device).prepare(_sizes(info, config, shard, kind, stored, device))
+    checkpoint = Checkpoint(info.folder, dtype=kind, device=device)
+    return kernels_of(device).prepare(
+        _sizes(info, config, shard, kind, _kept_in(info, checkpoint, kind, device), device)
+    )
 
 
 def load_stage(
@@ -132,9 +134,10 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    sizes = _sizes(info, config, shard, dtype, checkpoint.stored_dtype, device)
+    kept_in = _kept_in(info, checkpoint, dtype, device)
+    sizes = _sizes(info, config, shard, dtype, kept_in, device)
     kernels_of(device).prepare(sizes)
-    weights = Weights(checkpoint, shard, _packing(info, device, packs, _is_together(config, shard)))
+    weights = Weights(checkpoint, shard, _packing(info, device, packs, kept_in, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -171,6 +174,13 @@ def build_stage(
     )
 
 
+def _kept_in(info: ModelInfo, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """Half precision in which all matrices lie in the files, where a CPU is to compute in float32: they can stay so."""
+    if dtype != torch.float32 or device.type != "cpu" or info.quantization is not None:
+        return None
+    return None if checkpoint.stored_dtype == dtype else checkpoint.stored_dtype
+
+
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Whether layers are nothing but kernels if their weights are in panels (blocks.py, `only_kernels`)."""
     if shard.tensor > 1 or isinstance(config, ChainConfig):
@@ -183,15 +193,14 @@ def _sizes(
     config: ModelConfig,
     shard: Shard,
     dtype: torch.dtype,
-    stored: torch.dtype,
+    kept_in: torch.dtype | None,
     device: torch.device,
 ) -> ModelSizes:
     """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
-    kept_in = stored if dtype == torch.float32 and device.type == "cpu" else dtype  # linear.narrowed
     sizes = ModelSizes(
         dtype=dtype,
-        weight_dtype=kept_in if info.quantization is None else getattr(torch, info.quantization),
+        weight_dtype=kept_in or (dtype if info.quantization is None else getattr(torch, info.quantization)),
         device=device,
         hidden=config.hidden_size,
         heads=heads.num_query,
@@ -227,12 +236,15 @@ def _sizes(
     return replace(sizes, has_qkv_bias=has_bias, has_out_bias=has_bias, has_mlp_bias=has_bias)
 
 
-def _packing(info: ModelInfo, place: torch.device, packs: bool | type[Linear], is_together: bool) -> Packing:
+def _packing(
+    info: ModelInfo, place: torch.device, packs: bool | type[Linear], kept_in: torch.dtype | None, is_together: bool
+) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
         if only is None and place.type != "cpu":
             only = GpuLinear
-        return Packing(is_on=bool(packs), only=only, choose=partial(remembered, is_together=is_together))
+        choose = partial(remembered, is_together=is_together)
+        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=kept_in)
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     if not multiplies_bytes():
