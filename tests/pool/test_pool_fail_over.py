@@ -9,6 +9,7 @@ import pytest
 from pool_beds import RedisBed, add_user, entry, started, submission, until_followed, with_settings
 from pool_kinds import KINDS, redis_binary
 from redis.asyncio import Redis
+from waiting import until
 
 from orca.core.errors import PoolUnavailable
 from orca.core.ports import free_port
@@ -37,6 +38,14 @@ class Pair:
         await until_followed(self.bed.redis)
 
     async def fail_over(self) -> None:
+        """Behind all that was written: where no replica is asked for, it may be lost with the first server."""
+        async with Redis.from_url(self.main.url) as main, Redis.from_url(self.other.url) as other:
+
+            async def has_all() -> bool:
+                here, there = await main.info("replication"), await other.info("replication")
+                return bool(there["slave_repl_offset"] == here["master_repl_offset"])
+
+            await until(has_all, limit_s=60)
         await self._order(self.other, "REPLICAOF", "NO", "ONE")
         await self._order(self.main, "REPLICAOF", "127.0.0.1", self.other_port)
 
