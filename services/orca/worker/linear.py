@@ -287,7 +287,7 @@ class Packing:
     only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
     small: type[Linear] = Linear  # of weights that are not timed
     choose: Choose = fastest  # asked once for each shape
-    kept_in: torch.dtype | None = None  # half precision that all weights have come from to float32
+    kept_in: torch.dtype | None = None  # by panels; another dtype than the weights' is half precision, of float32
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
     _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
 
@@ -309,7 +309,7 @@ class Packing:
             return self.only
         if _bytes(weight) < _SMALL_BYTES:
             return self.small
-        if self.kept_in is not None:
+        if self.kept_in not in (None, weight.dtype):
             # Few rows wait for memory, which timing does not show, and here they wait half as long.
             return PanelLinear
         key = (weight.shape[0], weight.shape[1], weight.dtype)

@@ -53,7 +53,11 @@ class WorkerSettings:
     tls_certificate_file: str | None = tls_certificate_setting()
     tls_key_file: str | None = tls_key_setting()
     tls_server_name: str | None = tls_server_name_setting()
-    dtype: str = setting("float32", "type of weights, activations and KV cache", choices=DTYPES)
+    dtype: str = setting(
+        "float32",
+        "type of activations and KV cache, and of weights; a cpu leaves those of half precision so in float32, too",
+        choices=DTYPES,
+    )
     quantization: str | None = setting(
         None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
     )

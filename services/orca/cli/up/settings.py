@@ -30,7 +30,7 @@ class UpSettings(ScheduleSettings):
     served_name: str | None = setting(None, "what clients call it; unset takes the folder's name")
     dtype: str = setting(
         "float32",
-        "type of activations and KV cache, and of weights unless the files have narrower ones",
+        "type of activations and KV cache, and of weights; a cpu leaves those of half precision so in float32, too",
         choices=DTYPES,
     )
     quantization: str | None = setting(

@@ -71,10 +71,8 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     Raises: ModelError for a config that names no model of ours, and for files that are no whole safetensors files.
     """
     config, kind = load_config(info.folder), getattr(torch, info.dtype)
-    checkpoint = Checkpoint(info.folder, dtype=kind, device=device)
-    return kernels_of(device).prepare(
-        _sizes(info, config, shard, kind, _kept_in(info, checkpoint, kind, device), device)
-    )
+    weight_dtype = _weight_dtype(info, Checkpoint(info.folder, dtype=kind, device=device), kind, device)
+    return kernels_of(device).prepare(_sizes(config, shard, kind, weight_dtype, device))
 
 
 def load_stage(
@@ -134,10 +132,10 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    kept_in = _kept_in(info, checkpoint, dtype, device)
-    sizes = _sizes(info, config, shard, dtype, kept_in, device)
+    weight_dtype = _weight_dtype(info, checkpoint, dtype, device)
+    sizes = _sizes(config, shard, dtype, weight_dtype, device)
     kernels_of(device).prepare(sizes)
-    weights = Weights(checkpoint, shard, _packing(info, device, packs, kept_in, _is_together(config, shard)))
+    weights = Weights(checkpoint, shard, _packing(info, device, packs, weight_dtype, _is_together(config, shard)))
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -174,11 +172,13 @@ def build_stage(
     )
 
 
-def _kept_in(info: ModelInfo, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
-    """Half precision in which all matrices lie in the files, where a CPU is to compute in float32: they can stay so."""
-    if dtype != torch.float32 or device.type != "cpu" or info.quantization is not None:
-        return None
-    return None if checkpoint.stored_dtype == dtype else checkpoint.stored_dtype
+def _weight_dtype(info: ModelInfo, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of matrices: what they are rounded to; as the files have them, where a CPU computes in float32 and can leave half
+    precision so; else `dtype`."""
+    if info.quantization is not None:
+        rounded: torch.dtype = getattr(torch, info.quantization)
+        return rounded
+    return checkpoint.stored_dtype if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
@@ -189,18 +189,13 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
 
 
 def _sizes(
-    info: ModelInfo,
-    config: ModelConfig,
-    shard: Shard,
-    dtype: torch.dtype,
-    kept_in: torch.dtype | None,
-    device: torch.device,
+    config: ModelConfig, shard: Shard, dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
 ) -> ModelSizes:
     """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
-        weight_dtype=kept_in or (dtype if info.quantization is None else getattr(torch, info.quantization)),
+        weight_dtype=weight_dtype,
         device=device,
         hidden=config.hidden_size,
         heads=heads.num_query,
@@ -237,14 +232,14 @@ def _sizes(
 
 
 def _packing(
-    info: ModelInfo, place: torch.device, packs: bool | type[Linear], kept_in: torch.dtype | None, is_together: bool
+    info: ModelInfo, place: torch.device, packs: bool | type[Linear], weight_dtype: torch.dtype, is_together: bool
 ) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
         if only is None and place.type != "cpu":
             only = GpuLinear
         choose = partial(remembered, is_together=is_together)
-        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=kept_in)
+        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=weight_dtype)
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     if not multiplies_bytes():
