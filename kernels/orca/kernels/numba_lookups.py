@@ -2,7 +2,7 @@
 
 take_rows   reads and writes what it takes once
 embed       reads a row or two for each token, writes their sum
-largest     reads [rows, width] of float32 once, and each row again as far as its largest number
+largest     reads [rows, width] of float32 once, and of each row again the part that has its largest number
 """
 
 import math
@@ -104,6 +104,11 @@ def _add(row: Any, one: Any, other: Any, kind: Any) -> None:
         row[d] = narrow(wide(one[d]) + wide(other[d]), kind)
 
 
+_PART = 512
+"""Of a row, the numbers that are gone through at a time for the largest of them, which is done by vectors. The place
+of the largest in the row is looked for in one part, number by number."""
+
+
 def largest(x: Tensor) -> Tensor:
     assert x.dtype == torch.float32
     assert x.is_contiguous()
@@ -118,9 +123,12 @@ def _find_largest(args: Any) -> None:
     places = carray(elements(args[3], np.int64), (rows,))
     row = take(args)
     while row < rows:
-        at = args[2] + row * width * 4
-        numbers, most = carray(elements(at, np.float32), (width,)), largest_of(at, width)
-        place = 0
+        at, most, place = args[2] + row * width * 4, np.float32(-np.inf), 0
+        for first in range(0, width, _PART):
+            here = largest_of(at + first * 4, min(_PART, width - first))
+            if here > most:
+                most, place = here, first
+        numbers = carray(elements(at, np.float32), (width,))
         while place < width - 1 and numbers[place] != most:
             place += 1
         places[row] = place

@@ -78,7 +78,7 @@ class CpuInputs:
         self._said_requests[:requests] = said.requests
         self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
         if said.tokens > requests:
-            self._tiles.now = int((-(-said.requests[:, COUNT] // self._tile_tokens)).sum())
+            self._tiles.now = sum(-(-count // self._tile_tokens) for count in said.requests[:, COUNT].tolist())
         for first, tokens in said.chunks:
             self._ids[first : first + len(tokens)] = tokens
         if self._wanted is not None:

@@ -25,7 +25,7 @@ from orca.core.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow
-from orca.kernels.transfer import put, to_device
+from orca.kernels.transfer import put, to_device, writable
 from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
 from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -250,7 +250,7 @@ class Stage:
         line = self.cache.reserve(new.handle, new.max_total_tokens)
         if self._lines.tables is not self.cache.tables:
             self._lines = self._grown(self._lines)
-        self._lines.prompts[line] = new.prompt_length
+        self._prompts[line] = new.prompt_length
         if self._drawing is not None:
             self._drawing.take_up(line, new)
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line)
@@ -272,6 +272,7 @@ class Stage:
         tables = self.cache.tables
         more = len(tables) - len(lines.fed)
         fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts))
+        self._prompts = writable(prompts)
         if self._sampler is not None:
             self._sampler.lines.grow(len(tables))
             fed = self._sampler.lines.fed

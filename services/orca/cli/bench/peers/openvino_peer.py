@@ -17,6 +17,7 @@ from typing import Any
 
 from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
+from orca.core.begin import settle
 
 BATCH_TOKENS = 256
 """Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> None:
         return
     pipeline = _pipeline(folder, mode, workload)
     _generate(pipeline, _requests(workload.head(2 * workload.batch_size)))
+    settle()
     start_s = perf_counter()
     if workload.arrivals_s is None:
         answer = _generate(pipeline, _requests(workload))
