@@ -25,8 +25,8 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def writable(to: Tensor) -> Tensor | NDArray[Any]:
-    """What the host writes single numbers to, `[place] = number`: NumPy's view of a CPU's tensor. PyTorch's own way took
-    80 us behind a step, when the processor's caches hold weights instead of its code."""
+    """What the host writes single numbers to, `[place] = number`: NumPy's view of a CPU's tensor. PyTorch's own way
+    took 80 us behind a step, when the processor's caches hold weights instead of its code."""
     return to.numpy() if to.device.type == "cpu" else to
 
 

@@ -8,12 +8,13 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.params import Depends as Dependency
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -78,7 +79,7 @@ def create_app(
     app.state.gateway = gateway
     # Routes are tried in this order: the busiest first. Each is the application's own: routers that it includes
     # look for theirs twice.
-    _add_working_routes(app, Depends(key_check(keys, makes_work=True)))
+    _add_working_routes(app, key_check(keys, makes_work=True))
     _add_open_routes(app)
     _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
     app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
@@ -91,17 +92,31 @@ def create_app(
     return app
 
 
-def _add_working_routes(app: FastAPI, has_key: Dependency) -> None:
-    """What needs a key, if there are any, and is work: it counts against the key's limits."""
-    post = functools.partial(app.post, dependencies=[has_key])
+class _Direct(APIRoute):
+    """A route whose function takes the request and gives the response: FastAPI writes it down in the document, and does
+    nothing else for it. To look for dependencies, a body and how to make a response of what is returned is a seventh of
+    the processor time that a gateway has for a call of one token."""
 
-    @post(generation.COMPLETIONS, **document.COMPLETIONS)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
+
+
+def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]]) -> None:
+    """What needs a key, if there are any, and is work: it counts against the key's limits."""
+    post = functools.partial(app.post, dependencies=[Depends(check)])
+    add_direct = functools.partial(app.router.add_api_route, methods=["POST"], route_class_override=_Direct)
+
     async def completions(request: Request) -> Response:
+        await check(request)
         return await generation.complete(_gateway(request), request)
 
-    @post(generation.CHAT, **document.CHAT_COMPLETIONS)
     async def chat_completions(request: Request) -> Response:
+        await check(request)
         return await generation.chat(_gateway(request), request)
+
+    add_direct(generation.COMPLETIONS, completions, **document.COMPLETIONS)
+    add_direct(generation.CHAT, chat_completions, **document.CHAT_COMPLETIONS)
 
     @post("/tokenize", **document.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keys of clients. A route dependency, never a rule about path strings.
+"""Keys of clients. Each route checks them for itself, which no rule about path strings does.
 
 These routes are open, every other one needs a key where there are keys:
 

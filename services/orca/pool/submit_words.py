@@ -3,8 +3,7 @@
 The fields below are the only list of them. In the script they are tables, `PARENT_WORDS` and `REQUEST_WORDS`.
 """
 
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from typing import NamedTuple
 
 from orca.core.request import Request
 from orca.pool import codec
@@ -15,8 +14,7 @@ from orca.pool.settings import PoolSettings
 Word = str | bytes | int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentWords:
+class ParentWords(NamedTuple):
     """Of the submission; behind them come those of its requests."""
 
     parent: str
@@ -35,8 +33,7 @@ class ParentWords:
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestWords:
+class RequestWords(NamedTuple):
     """Of each request."""
 
     body: bytes
@@ -69,15 +66,9 @@ def submit_words(submission: Submission, settings: PoolSettings) -> list[Word]:
         owner=submission.owner,
         digest=submission.digest,
     )
-    words: list[Word] = [*_words(parent)]
+    words: list[Word] = [*parent]
     for request, body, size in zip(submission.requests, bodies, reserved, strict=True):
-        words += _words(_request_words(request, body, size))
-    return words
-
-
-def _words(named: ParentWords | RequestWords) -> tuple[Word, ...]:
-    """In their order. dataclasses.astuple copies each one deeply."""
-    words: tuple[Word, ...] = attrgetter(*(field.name for field in fields(named)))(named)
+        words += _request_words(request, body, size)
     return words
 
 
@@ -103,4 +94,4 @@ def lua() -> str:
 
 
 def _quoted(words: type[ParentWords] | type[RequestWords]) -> str:
-    return ", ".join(f"'{field.name}'" for field in fields(words))
+    return ", ".join(f"'{name}'" for name in words._fields)
