@@ -99,7 +99,7 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
         (["--tensor", "7"], "--tensor 7 is more than the model's 6 attention heads"),
         (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
-        (["--colour", "red"], "setting: unrecognized arguments: --colour red"),
+        (["--colour", "red"], "unrecognized arguments: --colour red (--help lists the options)"),
         (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
         ([*OPEN, "--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
         # Of a range kept for documentation: no machine has it.

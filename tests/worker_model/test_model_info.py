@@ -1,6 +1,7 @@
 """core.model: what every service reads of a model folder, and what is refused."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -144,6 +145,14 @@ def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
         load_model_info(folder)
+
+
+def test_weights_that_are_cut_short_are_refused_before_any_process_starts(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    whole = path.stat().st_size
+    os.truncate(path, whole - 1)
+    with pytest.raises(ModelError, match=f"{path} is not a whole .* it has {whole - 1} of {whole} bytes"):
+        count_parameters(folder)
 
 
 def test_parameters_are_counted_over_all_files_by_their_headers(folder: Path) -> None:

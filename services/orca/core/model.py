@@ -199,13 +199,20 @@ def count_parameters(folder: Path) -> int:
 
 
 def _shapes(path: Path) -> list[list[int]]:
-    """Of the tensors of a safetensors file."""
+    """Of the tensors of a safetensors file. Raises: ModelError for one that is cut short, too."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        header = file.read(_header_bytes(path, file.read(8), path.stat().st_size))
+        header_bytes = _header_bytes(path, file.read(8), size)
+        header = file.read(header_bytes)
     try:
-        return [entry["shape"] for name, entry in json.loads(header).items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        end = 8 + header_bytes + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
+        shapes = [entry["shape"] for entry in tensors]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{path} is not a whole safetensors file: its header cannot be read") from error
+    if size < end:
+        raise ModelError(f"{path} is not a whole safetensors file: it has {size} of {end} bytes")
+    return shapes
 
 
 def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int:

@@ -191,4 +191,4 @@ _METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", tuple[str
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingError(f"setting: {message}")
+        raise SettingError(f"{message} (--help lists the options)")

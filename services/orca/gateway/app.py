@@ -248,6 +248,8 @@ def _map_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            message += "; /openapi.json lists the paths that this server has"
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return response_to(ApiError(error.status_code, message, code=code), error.headers)
 

@@ -59,7 +59,11 @@ class Metrics:
         self.generation_tokens_total = counter(
             "orca_generation_tokens", "Generated tokens delivered.", "model_name"
         ).labels(model)
-        self._success = counter("orca_request_success", "Requests ended.", "model_name", "finished_reason")
+        self._success = counter(
+            "orca_request_success",
+            "Requests ended, whatever the reason: deadline_exceeded and error are among them.",
+            *("model_name", "finished_reason"),
+        )
         self._goals = counter(
             "orca_request_slo",
             "Requests that met or missed a latency goal of their call.",

@@ -82,7 +82,7 @@ class Rank:
         Returns: whether the process had better begin again (Kernels.prepare).
         """
         settings = self._settings
-        self._socket.write(frames.encode_record(Kind.BEAT, Beat(doing="finds kernels, or compiles them once")))
+        self._socket.write(frames.encode_record(Kind.BEAT, Beat(doing="finds kernels, or compiles them (a minute)")))
         self._info = load_model_info(
             Path(settings.model),
             dtype=settings.dtype,
@@ -93,6 +93,7 @@ class Rank:
 
     def run(self) -> None:
         """Load, then obey the controller until it says stop. Behind `prepare`."""
+        self._progress.at("reads weights")
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         model = self._load()
@@ -117,7 +118,6 @@ class Rank:
         torch.set_num_threads(settings.threads_per_rank)
         torch.set_grad_enabled(False)
         info = self._info
-        self._progress.at("reads weights")
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
         mark_parts(model, self._progress)
         loaded = Loaded(
