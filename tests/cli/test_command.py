@@ -137,6 +137,22 @@ def test_a_bad_variable_of_the_pool_is_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "'lots' is not a number"),
+        ("ORCA_SCHEDULER_MAX_BATCH", "1", "there is no such variable"),
+        ("ORCA_WORKER_THREADS", "two", "'two' is not a number"),
+    ],
+)
+def test_a_bad_variable_of_a_part_is_refused_before_anything_is_made(
+    refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert refused() == f"setting {variable}: {said}"
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (lambda file: None, "No such file or directory"),  # noqa: ARG005 - it is not there

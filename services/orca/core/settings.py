@@ -102,6 +102,19 @@ def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str
     return _build(kind, _variables(kind, environment, prefix), lambda name: prefix + name.upper())
 
 
+def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: str) -> None:
+    """Look at each variable of a part by itself: whoever starts the part gives it other settings beside them.
+
+    Raises: SettingError that names one which is unknown or cannot be read.
+    """
+    fields = _fields(kind)
+    for name, text in _variables(kind, environment, prefix).items():
+        try:
+            _value(fields[name], text)
+        except BadValue as error:
+            raise BadValue(prefix + name.upper(), error.complaint) from error
+
+
 def is_address(text: str, *, least_port: int = 0) -> bool:
     """Whether `text` is host:port."""
     host, _, port = text.rpartition(":")
@@ -144,7 +157,7 @@ def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> 
     found = {name.removeprefix(prefix).lower(): text for name, text in environment.items() if name.startswith(prefix)}
     for name in found:
         if name not in _fields(kind):
-            raise SettingError(f"setting {name}: unknown variable {prefix}{name.upper()}")
+            raise SettingError(f"setting {prefix}{name.upper()}: there is no such variable")
     return found
 
 

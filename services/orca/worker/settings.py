@@ -28,6 +28,7 @@ from orca.worker.processors import available_processors
 
 DEVICES = ("cpu", "cuda")
 LINKS = ("auto", "gloo", "nccl")
+PREFIX = "ORCA_WORKER_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Worke
         WorkerSettings,
         argv,
         environment,
-        prefix="ORCA_WORKER_",
+        prefix=PREFIX,
         prog="orca worker",
         description="Serve one stage of a model.",
     )

@@ -276,8 +276,10 @@ async def get_json(target: Target, path: str) -> object:
         await writer.wait_closed()
     head, _, body = answer.partition(b"\r\n\r\n")
     status_line = head.split(b"\r\n", 1)[0].decode(errors="replace")
-    if status_line.split(" ", 2)[1:2] != ["200"]:
-        raise ValueError(f"GET {path}: {status_line}")
+    status = status_line.split(" ", 2)[1:2]
+    if status != ["200"]:
+        hint = "; --api-key gives it a key" if status == ["401"] else ""
+        raise ValueError(f"GET {path}: {status_line}{hint}")
     return orjson.loads(body)
 
 

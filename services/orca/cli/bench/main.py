@@ -27,6 +27,7 @@ from orca.cli.bench.gpu import command as gpu
 from orca.cli.bench.options import (
     Parser,
     add_output_options,
+    add_server_options,
     add_trace_options,
     listed,
     not_negative,
@@ -77,9 +78,8 @@ def _parser() -> Parser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
 
     serve = actions.add_parser("serve", help="one trace against a running server")
-    serve.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add_server_options(serve)
     serve.add_argument("--model", metavar="NAME", help="as the server calls it (its first one)")
-    serve.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     serve.add_argument("--rate", type=float, metavar="N", help="requests/s of a Poisson process (all at once)")
     serve.add_argument("--vocab-size", type=int, default=ANY_VOCAB, metavar="N", help="prompts use ids below it")
     serve.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (%(default)s s)")
@@ -87,9 +87,8 @@ def _parser() -> Parser:
     add_output_options(serve, can_plot=False)
 
     flood = actions.add_parser("overload", help="more than a running server can serve")
+    add_server_options(flood)
     add = flood.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
-    add("--api-key", metavar="KEY", help="sent as a bearer token")
     add("--seconds", type=positive(float), default=60.0, metavar="S", help="of overload (%(default)s)")
     add("--factor", type=positive(float), default=10.0, metavar="X", help="calls, in capacities (%(default)s)")
     add("--clients", type=positive(int), default=32, metavar="N", help="at a time, for the capacity (%(default)s)")

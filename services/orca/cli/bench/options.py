@@ -76,6 +76,14 @@ def process(text: str) -> int:
     return int(text)
 
 
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Of a server that runs."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("ORCA_API_KEY"), metavar="KEY", help="a bearer token (that in ORCA_API_KEY)"
+    )
+
+
 def add_trace_options(
     parser: argparse.ArgumentParser, *, preset: str | None, requests: int, lengths: tuple[int, int] | None = None
 ) -> None:
