@@ -6,6 +6,23 @@ from pathlib import Path
 
 from orca.core.begin import imported
 
+LEAVES_OUT = """
+import gc, weakref
+from orca.core.begin import leave_all_out
+
+
+class Node:
+    pass
+
+
+def main(argv):
+    node = Node()
+    node.itself, dead, before = node, weakref.ref(node), gc.get_freeze_count()
+    del node
+    leave_all_out()
+    print(dead() is None, gc.get_freeze_count() > before, gc.isenabled())
+"""
+
 MODULE = """
 import gc
 
@@ -32,6 +49,10 @@ def test_a_part_is_imported_without_a_search_and_runs_with_them(tmp_path: Path) 
 def test_nothing_is_left_out_when_the_process_ends(tmp_path: Path) -> None:
     at_end = "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count()))\n"
     assert run(tmp_path, at_end + "def main(argv): pass").stdout == "0\n"
+
+
+def test_what_there_is_can_be_left_out_and_garbage_goes_before(tmp_path: Path) -> None:
+    assert run(tmp_path, LEAVES_OUT).stdout == "True True True\n"
 
 
 def test_a_part_that_cannot_be_imported_says_why(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A gateway whose pool or loop is full: what a call that is refused costs, and whom it is told what."""
+"""A gateway whose pool or loop is full: what a call that is refused costs, and who is told what."""
 
 import asyncio
 import re

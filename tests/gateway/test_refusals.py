@@ -212,7 +212,9 @@ async def test_a_request_that_could_never_fit_the_slots_is_refused() -> None:
 
 async def test_unknown_routes_and_methods_answer_in_the_same_shape() -> None:
     async with rig(schedules=False) as one:
-        assert error_of(await one.client.get("/v1/nothing"))[0] == 404
+        status, error = error_of(await one.client.post("/v1/embeddings", json={"input": "a"}))
+        assert status == 404
+        assert error["message"] == "POST /v1/embeddings: Not Found; /openapi.json lists the paths that this server has"
         response = await one.client.get(COMPLETIONS)
         assert error_of(response)[0] == 405
         assert response.headers["allow"] == "POST"

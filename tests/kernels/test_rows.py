@@ -117,10 +117,13 @@ def test_embedded_rows_are_those_of_tokens_and_positions(has_places: bool, dtype
     assert torch.equal(embedded, table[ids] + places[positions] if has_places else table[ids])
 
 
-@pytest.mark.parametrize("width", [1, 15, 16, 24_001])
+@pytest.mark.parametrize("width", [1, 15, 16, 511, 512, 513, 1_025, 24_001])
 def test_the_largest_of_a_row_is_the_first_of_equal_ones(width: int) -> None:
     torch.manual_seed(5)
     x = torch.randint(-6, 6, (7, width)).float()
     x[1] = float("-inf")
     x[2, -1] = 9.0
+    x[3, width // 2] = 9.0
+    x[4, :512], x[4, 512:] = float("-inf"), 9.0  # a part and its edge
+    x[5, width // 3 :: 500] = 9.0
     assert CPU.largest(x).tolist() == x.numpy().argmax(axis=1).tolist()

@@ -147,11 +147,19 @@ def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
         load_model_info(folder)
 
 
-def test_weights_that_are_cut_short_are_refused_before_any_process_starts(folder: Path) -> None:
+@pytest.mark.parametrize("more", [-1, 9])
+def test_weights_of_another_length_are_refused_before_any_process_starts(folder: Path, more: int) -> None:
     path = folder / "model.safetensors"
     whole = path.stat().st_size
-    os.truncate(path, whole - 1)
-    with pytest.raises(ModelError, match=f"{path} is not a whole .* it has {whole - 1} of {whole} bytes"):
+    os.truncate(path, whole + more)
+    with pytest.raises(ModelError, match=f"{path} is not a whole .* it has {whole + more} bytes instead of {whole}"):
+        count_parameters(folder)
+
+
+def test_a_header_that_ends_nowhere_is_refused(folder: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e400]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="its header cannot be read"):
         count_parameters(folder)
 
 

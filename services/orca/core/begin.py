@@ -1,4 +1,6 @@
-"""Imports a process's own module without looking for garbage meanwhile:  python -m orca.core.begin MODULE ARGUMENTS...
+"""Keeps searches for garbage off what lasts as long as its process.
+
+A process imports its own module without any meanwhile:  python -m orca.core.begin MODULE ARGUMENTS...
 
 What an import makes lasts as long as the process, and there is so much of it that the searches took an eighth of the
 time in which torch is imported and a fifth of a gateway's.
@@ -11,7 +13,7 @@ import sys
 from types import ModuleType
 
 
-def settle() -> None:
+def leave_all_out() -> None:
     """No later search for garbage looks at what there is by now, because it lasts as long as the process. One search
     through a model and what it takes to load it, PyTorch among it, took 0.14 s, a fortieth of a benchmark's time."""
     gc.collect()

@@ -199,7 +199,7 @@ def count_parameters(folder: Path) -> int:
 
 
 def _shapes(path: Path) -> list[list[int]]:
-    """Of the tensors of a safetensors file. Raises: ModelError for one that is cut short, too."""
+    """Of the tensors of a safetensors file. Raises: ModelError for one that has not all of their bytes, or more."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = _header_bytes(path, file.read(8), size)
@@ -208,10 +208,10 @@ def _shapes(path: Path) -> list[list[int]]:
         tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
         end = 8 + header_bytes + max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
         shapes = [entry["shape"] for entry in tensors]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ModelError(f"{path} is not a whole safetensors file: its header cannot be read") from error
-    if size < end:
-        raise ModelError(f"{path} is not a whole safetensors file: it has {size} of {end} bytes")
+    if size != end:
+        raise ModelError(f"{path} is not a whole safetensors file: it has {size} bytes instead of {end}")
     return shapes
 
 

@@ -93,9 +93,9 @@ def create_app(
 
 
 class _Direct(APIRoute):
-    """A route whose function takes the request and gives the response: FastAPI writes it down in the document, and does
-    nothing else for it. To look for dependencies, a body and how to make a response of what is returned is a seventh of
-    the processor time that a gateway has for a call of one token."""
+    """A route whose function takes the request and gives the response: FastAPI writes it down in the document and
+    leaves the rest to it. To look for dependencies, a body and how to make a response of what is returned was a
+    twelfth of a gateway's processor time for a call of one token."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint

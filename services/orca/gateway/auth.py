@@ -1,4 +1,4 @@
-"""Keys of clients. Each route checks them for itself, which no rule about path strings does.
+"""Keys of clients. Routes check them, by a dependency or by a call; never a rule about path strings.
 
 These routes are open, every other one needs a key where there are keys:
 
@@ -59,11 +59,11 @@ def check_access(settings: Settings, keys: KeyRing) -> None:
 
 
 def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets a call pass if it shows one of `keys` and keeps within that key's limits.
+    """What lets a call pass if it shows one of `keys` and keeps within that key's limits; a dependency, too.
 
     A call is counted until its answer has ended. Not by a dependency that yields, for which FastAPI runs some hundred
     functions a call. Args: makes_work: as for `KeyRing.enter`.
-    Raises (the dependency): ApiError 401 or 429.
+    Raises (what is returned): ApiError 401 or 429.
     """
 
     async def check(request: Request) -> None:

@@ -62,7 +62,8 @@ class Metrics:
         self._success = counter(
             "orca_request_success",
             "Requests ended, whatever the reason: deadline_exceeded and error are among them.",
-            *("model_name", "finished_reason"),
+            "model_name",
+            "finished_reason",
         )
         self._goals = counter(
             "orca_request_slo",

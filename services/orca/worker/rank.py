@@ -82,7 +82,7 @@ class Rank:
         Returns: whether the process had better begin again (Kernels.prepare).
         """
         settings = self._settings
-        self._socket.write(frames.encode_record(Kind.BEAT, Beat(doing="finds kernels, or compiles them (a minute)")))
+        self._socket.write(frames.encode_record(Kind.BEAT, Beat(doing="finds kernels, or compiles them once")))
         self._info = load_model_info(
             Path(settings.model),
             dtype=settings.dtype,

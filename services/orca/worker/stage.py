@@ -119,7 +119,7 @@ class Stage:
         self._drawing = drawing_of(model, tuple(eos_token_ids)) if draws else None
         self._sampler = self._drawing.sampler if isinstance(self._drawing, DeviceDrawing) else None
         nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._lines = self._grown(Lines(self.cache.tables, fed=nothing, prompts=nothing))
+        self._grow(Lines(self.cache.tables, fed=nothing, prompts=nothing))
         self._contexts = StepContexts(model, self.cache)
         self._recorded = RecordedSteps.of(model, self.cache, self._sampler, on_streams=on_streams)
 
@@ -209,6 +209,7 @@ class Stage:
         """Recount the invariants of state and cache."""
         self.cache.check()
         assert len(self._lines.fed) == len(self._lines.prompts) == len(self.cache.tables)
+        assert self._lines.prompts.tolist() == self._prompt_lengths.tolist()
 
     def _through_layers(self, plan: Plan, hidden: Tensor | None, context: StepContext) -> Tensor:
         model = self._model
@@ -249,8 +250,8 @@ class Stage:
         self._require_known(new)
         line = self.cache.reserve(new.handle, new.max_total_tokens)
         if self._lines.tables is not self.cache.tables:
-            self._lines = self._grown(self._lines)
-        self._prompts[line] = new.prompt_length
+            self._grow(self._lines)
+        self._prompt_lengths[line] = new.prompt_length
         if self._drawing is not None:
             self._drawing.take_up(line, new)
         self._requests[new.handle] = _Request(new.sampling, new.tokens, new.prompt_length, line)
@@ -266,17 +267,16 @@ class Stage:
         if model.positions is not None and new.max_total_tokens > model.positions:
             raise EngineError(f"request {new.handle} has {new.max_total_tokens} tokens, the model {model.positions}")
 
-    def _grown(self, lines: Lines) -> Lines:
+    def _grow(self, lines: Lines) -> None:
         """As many lines as the tables have. A device that draws feeds on what it has drawn, where it is the first stage
         as well."""
         tables = self.cache.tables
         more = len(tables) - len(lines.fed)
         fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts))
-        self._prompts = writable(prompts)
         if self._sampler is not None:
             self._sampler.lines.grow(len(tables))
             fed = self._sampler.lines.fed
-        return Lines(tables, fed, prompts)
+        self._lines, self._prompt_lengths = Lines(tables, fed, prompts), writable(prompts)
 
     def _is_recorded(self, plan: Plan) -> bool:
         if self._recorded is None:

@@ -98,7 +98,7 @@ async def _ask_stage(
     if status is None:
         return STARTING
     if status.phase == pb.StatusReply.LOADING:
-        if status.loaded_permille == 0 and status.detail:  # a first start compiles kernels for some 10 s
+        if status.loaded_permille == 0 and status.detail:  # a first start compiles kernels
             return Standing(status.detail, 0)
         # The last tenth is meeting the other stages.
         return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)

@@ -19,7 +19,7 @@ from torch import Tensor
 from orca.cli.bench.peers.arrivals import Arrivals
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import GREEDY
-from orca.core.begin import settle
+from orca.core.begin import leave_all_out
 from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.step import Claim, Epoch, Step
 from orca.scheduler.iteration import Iteration
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     model = load_stage(workload.model, dtype=dtype)
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
-    settle()
+    leave_all_out()
     start_s = perf_counter()
     ran = run(model, workload, steps.append)
     seconds = perf_counter() - start_s

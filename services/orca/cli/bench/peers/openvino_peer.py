@@ -17,7 +17,7 @@ from typing import Any
 
 from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.begin import settle
+from orca.core.begin import leave_all_out
 
 BATCH_TOKENS = 256
 """Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         return
     pipeline = _pipeline(folder, mode, workload)
     _generate(pipeline, _requests(workload.head(2 * workload.batch_size)))
-    settle()
+    leave_all_out()
     start_s = perf_counter()
     if workload.arrivals_s is None:
         answer = _generate(pipeline, _requests(workload))
