@@ -37,12 +37,16 @@ def test_flags_go_before_variables_and_variables_before_defaults() -> None:
         (["--listen", "7000"], "listen"),
         (["--delay-ms", "-1"], "--delay-ms"),
         (["--max-model-len", "0"], "--max-model-len"),
-        (["--unheard-of", "1"], "--unheard-of"),
     ],
 )
 def test_a_bad_setting_is_named(flags: list[str], name: str) -> None:
     with pytest.raises(SettingError, match=f"setting.*{name}"):
         parse_settings(["--model", "/m", *flags], {})
+
+
+def test_an_unknown_flag_is_named_and_where_the_others_are_listed() -> None:
+    with pytest.raises(SettingError, match=r"unrecognized arguments: --unheard-of 1 \(--help lists the options\)"):
+        parse_settings(["--model", "/m", "--unheard-of", "1"], {})
 
 
 def test_a_misspelt_variable_is_named() -> None:
