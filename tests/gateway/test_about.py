@@ -183,7 +183,7 @@ def test_settings_come_from_flags_over_variables_over_defaults() -> None:
         (["--model", "m", "--port", "-1"], {}, "port"),
         (["--model", "m", "--wrong", "1"], {}, "wrong"),
         (["--model", "m", "--mod", "1"], {}, "mod"),
-        (["--model", "m"], {"ORCA_GATEWAY_WRONG": "1"}, "wrong"),
+        (["--model", "m"], {"ORCA_GATEWAY_WRONG": "1"}, "ORCA_GATEWAY_WRONG"),
         (["--model", "m", "--log-level", "loud"], {}, "--log-level"),
         (["--model", "m", "--dtype", "int8"], {}, "dtype"),
         (["--model", "m", "--drain-seconds", "-1"], {}, "--drain-seconds"),
