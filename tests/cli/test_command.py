@@ -122,33 +122,20 @@ def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("abc", "setting ORCA_POOL_MAX_QUEUED: 'abc' is not a number"),
-        ("0", "pool setting max_queued must be at least 1"),
-    ],
-)
-def test_a_bad_variable_of_the_pool_is_refused_before_anything_is_made(
-    refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
-) -> None:
-    monkeypatch.setenv("ORCA_POOL_MAX_QUEUED", value)
-    assert refused() == said
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "'lots' is not a number"),
-        ("ORCA_SCHEDULER_MAX_BATCH", "1", "there is no such variable"),
-        ("ORCA_WORKER_THREADS", "two", "'two' is not a number"),
+        ("ORCA_POOL_MAX_QUEUED", "abc", "setting ORCA_POOL_MAX_QUEUED: 'abc' is not a number"),
+        ("ORCA_POOL_MAX_QUEUED", "0", "pool setting max_queued must be at least 1"),
+        ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "setting ORCA_GATEWAY_BODY_BYTES_MAX: 'lots' is not a number"),
+        ("ORCA_SCHEDULER_MAX_BATCH", "1", "setting ORCA_SCHEDULER_MAX_BATCH: there is no such variable"),
+        ("ORCA_WORKER_THREADS", "two", "setting ORCA_WORKER_THREADS: 'two' is not a number"),
     ],
 )
 def test_a_bad_variable_of_a_part_is_refused_before_anything_is_made(
     refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert refused() == f"setting {variable}: {said}"
+    assert refused() == said
     assert not any(tmp_path.iterdir())
 
 

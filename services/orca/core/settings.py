@@ -17,7 +17,8 @@ reference.
 import argparse
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from orca.core.errors import BadValue, SettingError
@@ -107,12 +108,8 @@ def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: 
 
     Raises: SettingError that names one which is unknown or cannot be read.
     """
-    fields = _fields(kind)
-    for name, text in _variables(kind, environment, prefix).items():
-        try:
-            _value(fields[name], text)
-        except BadValue as error:
-            raise BadValue(prefix + name.upper(), error.complaint) from error
+    with _naming(lambda name: prefix + name.upper()):
+        _values(kind, _variables(kind, environment, prefix))
 
 
 def is_address(text: str, *, least_port: int = 0) -> bool:
@@ -162,12 +159,23 @@ def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> 
 
 
 def _build(kind: type[S], texts: Mapping[str, str], source: Callable[[str], str]) -> S:
+    """`source`: as of `_naming`."""
+    with _naming(source):
+        return kind(**_values(kind, texts))
+
+
+@contextmanager
+def _naming(source: Callable[[str], str]) -> Iterator[None]:
     """`source` gives the flag or variable that sets a field: what a person has to mend."""
-    fields = _fields(kind)
     try:
-        return kind(**{name: _value(fields[name], text) for name, text in texts.items()})
+        yield
     except BadValue as error:
         raise BadValue(source(error.name), error.complaint) from error
+
+
+def _values(kind: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    fields = _fields(kind)
+    return {name: _value(fields[name], text) for name, text in texts.items()}
 
 
 def _value(field: "dataclasses.Field[Any]", text: str) -> Any:

@@ -36,13 +36,18 @@ from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.errors import PoolUnavailable, SettingError
 from orca.core.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
 from orca.core.settings import check_variables
-from orca.gateway import settings as gateway_settings
 from orca.gateway.key_ring import KeyRing
+from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
+from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.settings import parse_pool_settings
-from orca.scheduler import settings as scheduler_settings
-from orca.worker import settings as worker_settings
+from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
+from orca.scheduler.settings import Settings as SchedulerSettings
 from orca.worker.config import load_config
 from orca.worker.processors import available_processors
+from orca.worker.settings import PREFIX as WORKER_PREFIX
+from orca.worker.settings import WorkerSettings
+
+_PARTS = ((GatewaySettings, GATEWAY_PREFIX), (SchedulerSettings, SCHEDULER_PREFIX), (WorkerSettings, WORKER_PREFIX))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,10 +97,9 @@ def main(argv: Sequence[str]) -> int:
 def _check_parts(settings: UpSettings) -> None:
     """Read what the parts will read, before there are any. Raises: SettingError for what they would refuse."""
     parse_pool_settings(os.environ)
-    for part in (gateway_settings, scheduler_settings):
-        check_variables(part.Settings, os.environ, prefix=part.PREFIX)
-    check_variables(worker_settings.WorkerSettings, os.environ, prefix=worker_settings.PREFIX)
-    KeyRing(gateway_settings.Settings(model="", api_keys=settings.api_keys, api_keys_file=settings.api_keys_file))
+    for kind, prefix in _PARTS:
+        check_variables(kind, os.environ, prefix=prefix)
+    KeyRing(GatewaySettings(model="", api_keys=settings.api_keys, api_keys_file=settings.api_keys_file))
 
 
 async def _check_redis(url: str) -> None:
