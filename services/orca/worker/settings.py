@@ -4,6 +4,7 @@ import dataclasses
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from orca.core.certificates import (
     Certificates,
@@ -31,6 +32,19 @@ LINKS = ("auto", "gloo", "nccl")
 PREFIX = "ORCA_WORKER_"
 
 
+def dtype_setting() -> Any:
+    """Of a worker, and of whoever starts some; as the next."""
+    help_text = (
+        "type of activations and KV cache, and of weights; a cpu leaves those of half precision so in float32, too"
+    )
+    return setting("float32", help_text, choices=DTYPES)
+
+
+def quantization_setting() -> Any:
+    help_text = "what matrices are rounded to, on cpu only; unset leaves them in dtype"
+    return setting(None, help_text, choices=QUANTIZATIONS)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """Everything that a controller and its ranks are told at start."""
@@ -54,14 +68,8 @@ class WorkerSettings:
     tls_certificate_file: str | None = tls_certificate_setting()
     tls_key_file: str | None = tls_key_setting()
     tls_server_name: str | None = tls_server_name_setting()
-    dtype: str = setting(
-        "float32",
-        "type of activations and KV cache, and of weights; a cpu leaves those of half precision so in float32, too",
-        choices=DTYPES,
-    )
-    quantization: str | None = setting(
-        None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
-    )
+    dtype: str = dtype_setting()
+    quantization: str | None = quantization_setting()
     device: str = setting("cpu", "cpu, or cuda: rank r then takes the device r of those visible", choices=DEVICES)
     link: str = setting(
         "auto",

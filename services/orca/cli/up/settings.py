@@ -5,13 +5,12 @@ import os
 from collections.abc import Sequence
 
 from orca.core.errors import SettingError
-from orca.core.model import DTYPES, QUANTIZATIONS
 from orca.core.request import DEFAULT_BLOCK_TOKENS
 from orca.core.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import ScheduleSettings
-from orca.worker.settings import DEVICES
+from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
 
 KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
 """Where the gateway finds its keys; of `orca up` itself too, because flags are seen by all users of the machine."""
@@ -28,14 +27,8 @@ class UpSettings(ScheduleSettings):
         None, "folder in Hugging Face layout, or name on its hub; unset takes the small model that Orca comes with"
     )
     served_name: str | None = setting(None, "what clients call it; unset takes the folder's name")
-    dtype: str = setting(
-        "float32",
-        "type of activations and KV cache, and of weights; a cpu leaves those of half precision so in float32, too",
-        choices=DTYPES,
-    )
-    quantization: str | None = setting(
-        None, "what matrices are rounded to, on cpu only; unset leaves them in dtype", choices=QUANTIZATIONS
-    )
+    dtype: str = dtype_setting()
+    quantization: str | None = quantization_setting()
     device: str = setting("cpu", "where stages compute", choices=DEVICES)
     stages: int = setting(1, "inter-layer partitions, a process each", least=1)
     tensor: int = setting(1, "ranks inside each stage", least=1)

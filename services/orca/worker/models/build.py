@@ -68,10 +68,15 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     """Compile what a rank will need, ahead of `load_stage`, which then finds it done.
 
     Returns: as Kernels.prepare.
-    Raises: ModelError for a config that names no model of ours, and for files that are no whole safetensors files.
+    Raises: ModelError for a config that names no model of ours, and, where kernels depend on the files, for those that
+        are no whole safetensors files.
     """
     config, kind = load_config(info.folder), getattr(torch, info.dtype)
-    weight_dtype = _weight_dtype(info, Checkpoint(info.folder, dtype=kind, device=device), kind, device)
+
+    def stored_dtype() -> torch.dtype:
+        return Checkpoint(info.folder, dtype=kind, device=device).stored_dtype
+
+    weight_dtype = _weight_dtype(info, stored_dtype, kind, device)
     return kernels_of(device).prepare(_sizes(config, shard, kind, weight_dtype, device))
 
 
@@ -132,7 +137,7 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    weight_dtype = _weight_dtype(info, checkpoint, dtype, device)
+    weight_dtype = _weight_dtype(info, lambda: checkpoint.stored_dtype, dtype, device)
     sizes = _sizes(config, shard, dtype, weight_dtype, device)
     kernels_of(device).prepare(sizes)
     weights = Weights(checkpoint, shard, _packing(info, device, packs, weight_dtype, _is_together(config, shard)))
@@ -172,13 +177,15 @@ def build_stage(
     )
 
 
-def _weight_dtype(info: ModelInfo, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def _weight_dtype(
+    info: ModelInfo, stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device
+) -> torch.dtype:
     """Of matrices: what they are rounded to; as the files have them, where a CPU computes in float32 and can leave half
-    precision so; else `dtype`."""
+    precision so; else `dtype`. Args: stored_dtype: looks through the files, where that matters."""
     if info.quantization is not None:
         rounded: torch.dtype = getattr(torch, info.quantization)
         return rounded
-    return checkpoint.stored_dtype if dtype == torch.float32 and device.type == "cpu" else dtype
+    return stored_dtype() if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
