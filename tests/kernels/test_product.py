@@ -223,6 +223,23 @@ def test_a_weight_takes_no_more_memory_than_it_did() -> None:
     assert Panels(weight).bytes == weight.numel() * 4 + 96 * 4
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [*((dtype, dtype) for dtype in DTYPES), *((half, torch.float32) for half in DTYPES[1:])]
+)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_rows_of_the_weight_are_found_in_its_panels(
+    inputs: int, outputs: int, tile: str, stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    weight, places = some(outputs, inputs, dtype=stored), some(3, inputs, dtype=dtype, seed=1)
+    panels = Panels(weight, some(outputs, dtype=torch.float32), dtype=dtype, tile=tile_named(tile, dtype))
+    ids = torch.tensor([*range(outputs), 0, outputs - 1])
+    positions = torch.arange(len(ids)) % 3
+    rows = weight[ids].to(dtype)
+    assert torch.equal(panels.embed(ids, None, positions), rows)
+    assert torch.equal(panels.embed(ids, places, positions), rows + places[positions])
+
+
 @pytest.mark.skipif(not numba_amx.is_there(), reason="this processor has no AMX")
 def test_bfloat16_goes_through_amx() -> None:
     assert tile_of(torch.bfloat16).is_amx

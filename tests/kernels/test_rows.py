@@ -7,7 +7,7 @@ import torch
 from gpu import GpuKernels
 from torch import Tensor
 
-from orca.kernels.device import kernels_of
+from orca.kernels.device import Kernels, kernels_of
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import Kept, RowNorm
 
@@ -107,14 +107,25 @@ def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | No
         assert torch.equal(CPU.normalise(x, norm), CPU.normalise(elsewhere, norm))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernels", [CPU, PlainKernels()])
 @pytest.mark.parametrize("has_places", [True, False])
-def test_embedded_rows_are_those_of_tokens_and_positions(has_places: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        *((dtype, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_embedded_rows_are_those_of_tokens_and_positions(
+    stored: torch.dtype, dtype: torch.dtype, has_places: bool, kernels: Kernels
+) -> None:
     torch.manual_seed(4)
-    table, places = torch.randn(31, 19).to(dtype), torch.randn(23, 19).to(dtype)
+    table, places = torch.randn(31, 19).to(stored), torch.randn(23, 19).to(dtype)
     ids, positions = torch.randint(0, 31, (9,)), torch.randint(0, 23, (9,))
-    embedded = CPU.embed(table, ids, places if has_places else None, positions)
-    assert torch.equal(embedded, table[ids] + places[positions] if has_places else table[ids])
+    embedded = kernels.embed(table, ids, places if has_places else None, positions, dtype)
+    expected = table[ids].to(dtype)
+    assert torch.equal(embedded, expected + places[positions] if has_places else expected)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 511, 512, 513, 1_025, 24_001])

@@ -123,7 +123,7 @@ def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed
 def test_a_tied_table_stays_as_it_is_and_the_head_is_a_rounded_copy(tmp_path: Path) -> None:
     model = load_stage(tiny_checkpoint("qwen2", tmp_path), quantization="int8")
     embed: Any = model.embed
-    assert embed.table.weight.dtype == torch.float32
+    assert embed.table._table.weight.dtype == torch.float32
     assert isinstance(model.linears[-1], Int8PanelLinear | OneDnnInt8Linear)
 
 

@@ -17,6 +17,7 @@ from orca.core.errors import ModelError
 from orca.worker import linear
 from orca.worker.groups import TensorLink
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
+from orca.worker.models import weights
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard, SingleRank, heads_of, part
@@ -66,6 +67,41 @@ def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Pa
         load(folder, shard).weight_bytes for shard in (Shard(), Shard(stages=2), Shard(stage=1, stages=2))
     )
     assert both == first + last - table
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize(
+    ("stored", "dtype", "number_bytes"),
+    [(torch.float32, "float32", 4), (torch.bfloat16, "float32", 2), (torch.float32, "bfloat16", 2)],
+)
+@pytest.mark.parametrize(
+    ("family", "options"), [("gpt2", {}), ("opt", {"ffn_dim": 52}), ("qwen2", {"intermediate_size": 52})]
+)
+def test_a_large_table_lies_in_the_panels_of_its_head_alone_and_the_output_is_the_same(
+    family: str,
+    options: dict[str, Any],
+    stored: torch.dtype,
+    dtype: str,
+    number_bytes: int,
+    tensor: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path, stored=stored, **options)
+    vocab, width = {"gpt2": (211, 24), "opt": (203, 24), "qwen2": (193, 28)}[family]
+    outputs, weight_bytes = [], []
+    for least in (0, 1 << 40):
+        monkeypatch.setattr(weights, "SHARED_BYTES_MIN", least)
+        chain, asks = (
+            Chain(folder, dtype=dtype, packs=PanelLinear, tensor=tensor),
+            random_asks(vocab, 12, seed=15, new_max=8),
+        )
+        serve(chain, asks)
+        outputs.append([ask.output for ask in asks])
+        weight_bytes.append(sum(rank._model.weight_bytes for stage in chain.stages for rank in stage))
+        chain.close()
+    assert outputs[0] == outputs[1]
+    assert weight_bytes[1] - weight_bytes[0] == vocab * width * number_bytes
 
 
 def test_half_precision_takes_half_the_memory(original: Path) -> None:

@@ -87,12 +87,13 @@ class Kernels(Protocol):
         """x [rows, ...], contiguous, at these places [many] int64, which must be there: [many, ...]."""
         ...
 
-    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """table[ids] (+ places[positions]), the sum rounded once.
 
         Args:
             table: [vocab, hidden], contiguous; ids: [tokens] int64, which must be there.
             places: [positions, hidden] likewise, of models that learn their positions; positions: [tokens] int64.
+            dtype: of places and results; of the table, too, or it is of half precision and the others float32.
         Returns: [tokens, hidden].
         """
         ...

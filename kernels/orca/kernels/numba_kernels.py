@@ -20,7 +20,7 @@ class CpuKernels:
         for kernel in (
             numba_attention.kernel(sizes.dtype, sizes.head_dim),
             numba_product.kernel(sizes.dtype, sizes.weight_dtype),
-            *numba_lookups.kernels(sizes.dtype),
+            *numba_lookups.kernels(sizes.dtype, sizes.table_dtype),
             *numba_rows.kernels(sizes.dtype),
             *numba_recording.kernels(),
             numba_gates.gated_silu_kernel(sizes.dtype),

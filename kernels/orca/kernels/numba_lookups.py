@@ -1,13 +1,13 @@
 """What is found by its place or its size, on a CPU (device.py has the meaning): one launch each.
 
 take_rows   reads and writes what it takes once
-embed       reads a row or two for each token, writes their sum
+embed       reads a row or two for each token, writes their sum; a row out of panels takes the lines of its whole panel
 largest     reads [rows, width] of float32 once, and of each row again the part that has its largest number
 """
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from orca.kernels.numba_attention_tile import largest_of
 from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, take, wide
-from orca.kernels.numba_rows import TASK_TOKENS, tasks_of
+from orca.kernels.numba_rows import TASK_TOKENS, address_of, tasks_of
 from orca.kernels.numba_team import Kernel, new_empty, rows_of
 
 
-def kernels(dtype: torch.dtype) -> list[Kernel]:
-    """Those that a model in panels calls, for one dtype."""
-    return [_count, _take_rows, _largest, _embed(dtype)]
+def kernels(dtype: torch.dtype, table_dtype: torch.dtype) -> list[Kernel]:
+    """Those that a model in panels calls, of activations and embeddings in these dtypes."""
+    return [_count, _take_rows, _largest, _embed(table_dtype, dtype)]
 
 
 def count(at: int) -> None:
@@ -63,45 +63,79 @@ def _copy_rows(args: Any) -> None:
 _take_rows = Kernel("take_rows", _copy_rows)
 
 
-def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-    if places is None:
-        return take_rows(table, ids)
+class RowLayout(NamedTuple):
+    """Where the numbers of a table's row lie, counted in numbers.
+
+    Row r begins in block r // (vectors x lanes), at (r // lanes % vectors) x vector + (r % lanes) x lane, with
+    `together` of its `width` numbers; the next ones are `step` further on.
+    """
+
+    width: int
+    together: int
+    step: int
+    block: int  # from one to the next, as `vector` and `lane`
+    vectors: int = 1
+    vector: int = 0
+    lanes: int = 1
+    lane: int = 0
+
+
+def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    width = table.shape[1]
+    return embed_from(table, RowLayout(width, width, width, width), ids, places, positions, dtype)
+
+
+def embed_from(
+    table: Tensor, layout: RowLayout, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """`embed`, out of a table that lies in memory in another way."""
     assert all(each.dtype == torch.int64 and each.is_contiguous() for each in (ids, positions))
     assert table.is_contiguous()
-    assert places.is_contiguous()
-    assert table.dtype == places.dtype
-    tokens, width = rows_of(ids), table.shape[1]
-    embedded = new_empty(table.dtype, tokens, width)
-    addresses = (each.data_ptr() for each in (table, ids, places, positions, embedded))
-    _embed(table.dtype)(tasks_of(len(ids)), *addresses, len(table), len(places), tokens, width)
+    assert layout.width % layout.together == 0
+    assert places is None or (places.is_contiguous() and places.dtype == dtype and places.shape[1] == layout.width)
+    tokens = rows_of(ids)
+    embedded = new_empty(dtype, tokens, layout.width)
+    addresses = (table.data_ptr(), ids.data_ptr(), address_of(places), positions.data_ptr(), embedded.data_ptr())
+    _embed(table.dtype, dtype)(tasks_of(len(ids)), *addresses, tokens, *layout)
     return embedded
 
 
 @cache
-def _embed(dtype: torch.dtype) -> Kernel:
-    kind = BITS_OF[dtype]
+def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
+    table_kind, table_bytes = BITS_OF[table_dtype], table_dtype.itemsize
+    kind, row_bytes = BITS_OF[dtype], dtype.itemsize
 
     def body(args: Any) -> None:
-        tokens, width = args[9], args[10]
-        table, places = (
-            carray(elements(args[2], kind), (args[7], width)),
-            carray(elements(args[4], kind), (args[8], width)),
-        )
+        tokens, width, together, step, block = args[7], args[8], args[9], args[10], args[11]
+        vectors, vector, lanes, lane = args[12], args[13], args[14], args[15]
         ids, positions = carray(elements(args[3], np.int64), (tokens,)), carray(elements(args[5], np.int64), (tokens,))
-        embedded = carray(elements(args[6], kind), (tokens, width))
         first = take(args) * TASK_TOKENS
         while first < tokens:
             for token in range(first, min(first + TASK_TOKENS, tokens)):
-                _add(embedded[token], table[ids[token]], places[positions[token]], kind)
+                row = ids[token]
+                begin = row // (vectors * lanes) * block + row // lanes % vectors * vector + row % lanes * lane
+                of, to = args[2] + begin * table_bytes, args[6] + token * width * row_bytes
+                for d in range(0, width, together):
+                    _widen(to + d * row_bytes, of + d // together * step * table_bytes, together, table_kind, kind)
+                if args[4] != 0:
+                    _add(to, args[4] + positions[token] * width * row_bytes, width, kind)
             first = take(args) * TASK_TOKENS
 
-    return Kernel(f"embed-{dtype}", body)
+    return Kernel(f"embed-{table_dtype}-{dtype}", body)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _add(row: Any, one: Any, other: Any, kind: Any) -> None:
-    for d in range(len(row)):
-        row[d] = narrow(wide(one[d]) + wide(other[d]), kind)
+def _widen(to: Any, of: Any, many: Any, of_kind: Any, kind: Any) -> None:
+    row, numbers = carray(elements(to, kind), (many,)), carray(elements(of, of_kind), (many,))
+    for d in range(many):
+        row[d] = narrow(wide(numbers[d]), kind)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _add(to: Any, of: Any, many: Any, kind: Any) -> None:
+    row, numbers = carray(elements(to, kind), (many,)), carray(elements(of, kind), (many,))
+    for d in range(many):
+        row[d] = narrow(wide(row[d]) + wide(numbers[d]), kind)
 
 
 _PART = 512

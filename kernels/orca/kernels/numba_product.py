@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels import huge_pages, numba_amx_product, numba_vector_product
+from orca.kernels import huge_pages, numba_amx_product, numba_lookups, numba_vector_product
 from orca.kernels.activation import Activation
 from orca.kernels.numba_panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.numba_rows import address_of, keep, kept_addresses, norm_arguments
@@ -121,6 +121,25 @@ class Panels:
             self._launch(x, y, STORE, norm)
             keep(y, kept)
         return y
+
+    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+        """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed). Of a weight without scale or gate."""
+        assert self._scale is None
+        assert self._parts == 1
+        lanes, together = self._tile.lanes, self._tile.together
+        _, depth, line = self.weight.shape
+        each = (line // lanes, together) if has_words(self.weight.dtype, self._tile) else (together, lanes * together)
+        layout = numba_lookups.RowLayout(
+            width=self.inputs,
+            together=together,
+            step=line,
+            block=depth * line,
+            vectors=2,
+            vector=each[1],
+            lanes=lanes,
+            lane=each[0],
+        )
+        return numba_lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype)
 
     def _laid_out(self, features: Tensor, together: int, step: int, memory: huge_pages.Weights | None = None) -> Tensor:
         """[outputs, inputs] as [panels, inputs / together, 2 x lanes (x together)], filled up with zeros."""

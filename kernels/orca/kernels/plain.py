@@ -43,8 +43,8 @@ class PlainKernels:
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
 
-    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        embedded = table.index_select(0, ids)
+    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        embedded = table.index_select(0, ids).to(dtype)
         return embedded if places is None else embedded.add_(places.index_select(0, positions))
 
     def largest(self, x: Tensor) -> Tensor:

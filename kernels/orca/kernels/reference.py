@@ -79,7 +79,8 @@ class ModelSizes:
     """What of a rank's model decides which kernels its steps call, and for what these are compiled."""
 
     dtype: torch.dtype  # of activations and cache
-    weight_dtype: torch.dtype  # of matrices
+    weight_dtype: torch.dtype  # of matrices that rows are multiplied by
+    table_dtype: torch.dtype  # of those of which rows are looked up
     device: torch.device
     hidden: int
     heads: int  # of queries, of this rank

@@ -56,6 +56,10 @@ class Int8PanelLinear(PanelLinear):
         rounded, scale = _rounded(weight)
         return Panels(rounded, bias, scale=scale, dtype=weight.dtype, is_gated=is_gated, memory=memory)
 
+    @property
+    def table(self) -> None:
+        return None
+
 
 class OneDnnInt8Linear(Linear):
     """Weight in oneDNN's blocked layout, multiplied as bytes.
@@ -70,6 +74,10 @@ class OneDnnInt8Linear(Linear):
         rounded, self._scale = _rounded(weight)
         self.weight = _prepacked(rounded)
         self._scale /= _ROW_MAX
+
+    @property
+    def table(self) -> None:
+        return None
 
     @property
     def bytes(self) -> int:

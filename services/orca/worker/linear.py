@@ -22,6 +22,7 @@ from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
 from orca.worker.norms import Norm
+from orca.worker.table import PlainTable, Table
 
 if TYPE_CHECKING:
     from orca.kernels.numba_product import Panels
@@ -58,6 +59,12 @@ class Linear:
     @property
     def bytes(self) -> int:
         return _bytes(self.weight) + (0 if self.bias is None else _bytes(self.bias))
+
+    @property
+    def table(self) -> Table | None:
+        """Rows of the weight as they were, for an embedding that is the same matrix; None where the layout has lost
+        them, or does not show where they are."""
+        return PlainTable(self.weight, self.weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -135,6 +142,10 @@ class PanelLinear(Linear):
     def bytes(self) -> int:
         return self._panels.bytes
 
+    @property
+    def table(self) -> Table | None:
+        return self._panels
+
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.product(x)
 
@@ -167,6 +178,10 @@ class OneDnnLinear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+
+    @property
+    def table(self) -> None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -210,8 +225,8 @@ class Layouts:
         return [self.first, *(kind for kind, _ in self.others)]
 
 
-# Packed weights against plain ones: above it is noise, and plain weights can be shared with an embedding. Others
-# against panels: those ask for weights that are not in the cache, which the timing does not show. MKL keeps a copy.
+# Packed weights against plain ones: above it is noise. Others against panels: those ask for weights that are not in the
+# cache, which the timing does not show, and oneDNN's cannot be shared with an embedding. MKL keeps a copy.
 LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
 # Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head

@@ -160,22 +160,27 @@ class Embedding:
     """Vocabulary-parallel lookup: each rank knows some tokens, the sum over the ranks knows all.
 
     Besides, the rows of positions where a model learns these.
+
+    Args:
+        is_tied: the head's matrix is the same. Where this rank has it, too, it is loaded here: `head`.
     """
 
-    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int) -> None:
-        first, last = weights.shard.slice(vocab_size, "vocabulary entries")
-        self.weight = weights.tensor(name, (vocab_size, dim), (first, last))
-        self._first = first
+    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, *, is_tied: bool) -> None:
+        self._taken = weights.shard.slice(vocab_size, "vocabulary entries")
+        self.head: Linear | None = None
+        if is_tied and weights.shard.is_last:
+            self.head, self._table = weights.tied(name, (vocab_size, dim), self._taken)
+        else:
+            self._table = weights.table(name, (vocab_size, dim), self._taken)
         self._is_whole = weights.shard.tensor == 1
-        self._kernels = kernels_of(self.weight.device)
 
     def __call__(self, ids: Tensor, step: StepContext, places: Tensor | None = None) -> Tensor:
         """[tokens] to [tokens, dim]. Args: places: [positions, dim], of learned positions."""
         if self._is_whole:
-            return self._kernels.embed(self.weight, ids, places, step.positions)
-        local = ids - self._first
-        is_elsewhere = (local < 0) | (local >= self.weight.shape[0])
-        rows = self.weight.index_select(0, local.masked_fill_(is_elsewhere, 0))
+            return self._table.embed(ids, places, step.positions)
+        first, last = self._taken
+        is_elsewhere = (ids < first) | (ids >= last)
+        rows = self._table.embed((ids - first).masked_fill_(is_elsewhere, 0), None, step.positions)
         embedded = step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
         return embedded if places is None else embedded.add_(places.index_select(0, step.positions))
 
@@ -185,15 +190,19 @@ HEAD = "lm_head.weight"
 
 
 class Head:
-    """Logits over the whole vocabulary, each rank computing its own part."""
+    """Logits over the whole vocabulary, each rank computing its own part.
 
-    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Embedding | None) -> None:
+    Args:
+        tied: what the embedding has loaded (`Embedding.head`).
+    """
+
+    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
         taken = weights.shard.slice(vocab_size, "vocabulary entries")
         if name != HEAD:
             weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), taken)
         if tied is not None:
-            self._linear = weights.linear(tied.weight)
+            self._linear = weights.listed(tied)
         else:
             self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
         self.only_kernels = isinstance(self._linear, PanelLinear)

@@ -76,8 +76,8 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
     def stored_dtype() -> torch.dtype:
         return Checkpoint(info.folder, dtype=kind, device=device).stored_dtype
 
-    weight_dtype = _weight_dtype(info, stored_dtype, kind, device)
-    return kernels_of(device).prepare(_sizes(config, shard, kind, weight_dtype, device))
+    kept_in = _kept_in(stored_dtype, kind, device)
+    return kernels_of(device).prepare(_sizes(info, config, shard, kind, kept_in, device))
 
 
 def load_stage(
@@ -137,10 +137,11 @@ def build_stage(
     """
     shard = shard or Shard()
     family = _FAMILIES[type(config)]
-    weight_dtype = _weight_dtype(info, lambda: checkpoint.stored_dtype, dtype, device)
-    sizes = _sizes(config, shard, dtype, weight_dtype, device)
+    kept_in = _kept_in(lambda: checkpoint.stored_dtype, dtype, device)
+    sizes = _sizes(info, config, shard, dtype, kept_in, device)
     kernels_of(device).prepare(sizes)
-    weights = Weights(checkpoint, shard, _packing(info, device, packs, weight_dtype, _is_together(config, shard)))
+    packing = _packing(info, device, packs, kept_in, _is_together(config, shard))
+    weights = Weights(checkpoint, shard, packing, kept_in)
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -152,7 +153,7 @@ def build_stage(
         checkpoint.refuse_unread(f"{prefix}{family.layers}.{number}.", family.ignored)
     head = None
     if shard.is_last:
-        tied = embed.table if config.is_tied and embed is not None else None
+        tied = embed.table.head if config.is_tied and embed is not None else None
         head = family.head(weights, config, prefix, tied)
     checkpoint.close()
     log.info("loaded layers %d..%d of %d, %d bytes", numbers[0], numbers[-1], config.num_layers, weights.bytes)
@@ -177,14 +178,9 @@ def build_stage(
     )
 
 
-def _weight_dtype(
-    info: ModelInfo, stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device
-) -> torch.dtype:
-    """Of matrices: what they are rounded to; as the files have them, where a CPU computes in float32 and can leave half
-    precision so; else `dtype`. Args: stored_dtype: looks through the files, where that matters."""
-    if info.quantization is not None:
-        rounded: torch.dtype = getattr(torch, info.quantization)
-        return rounded
+def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What matrices lie in that are not rounded: as the files have them, where a CPU computes in float32 and can leave
+    half precision so; else `dtype`. Args: stored_dtype: looks through the files, where that matters."""
     return stored_dtype() if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
@@ -196,13 +192,19 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
 
 
 def _sizes(
-    config: ModelConfig, shard: Shard, dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
+    info: ModelInfo,
+    config: ModelConfig,
+    shard: Shard,
+    dtype: torch.dtype,
+    kept_in: torch.dtype,
+    device: torch.device,
 ) -> ModelSizes:
     """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
-        weight_dtype=weight_dtype,
+        weight_dtype=kept_in if info.quantization is None else getattr(torch, info.quantization),
+        table_dtype=kept_in,
         device=device,
         hidden=config.hidden_size,
         heads=heads.num_query,
@@ -239,14 +241,14 @@ def _sizes(
 
 
 def _packing(
-    info: ModelInfo, place: torch.device, packs: bool | type[Linear], weight_dtype: torch.dtype, is_together: bool
+    info: ModelInfo, place: torch.device, packs: bool | type[Linear], kept_in: torch.dtype, is_together: bool
 ) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
         if only is None and place.type != "cpu":
             only = GpuLinear
         choose = partial(remembered, is_together=is_together)
-        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=weight_dtype)
+        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=kept_in)
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     if not multiplies_bytes():

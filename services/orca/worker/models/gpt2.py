@@ -4,6 +4,7 @@ from torch import Tensor
 
 from orca.kernels.reference import RowNorm
 from orca.worker.config import GPT2Config
+from orca.worker.linear import Linear
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
@@ -15,7 +16,9 @@ class GPT2Embedding:
     only_kernels = True
 
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str) -> None:
-        self.table = Embedding(weights, f"{prefix}wte.weight", config.vocab_size, config.hidden_size)
+        self.table = Embedding(
+            weights, f"{prefix}wte.weight", config.vocab_size, config.hidden_size, is_tied=config.is_tied
+        )
         self._positions = weights.tensor(f"{prefix}wpe.weight", (config.max_positions, config.hidden_size))
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
@@ -61,7 +64,7 @@ class GPT2Layer:
 
 
 class GPT2Head:
-    def __init__(self, weights: Weights, config: GPT2Config, prefix: str, tied: Embedding | None) -> None:
+    def __init__(self, weights: Weights, config: GPT2Config, prefix: str, tied: Linear | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}ln_f")
         name = f"{prefix}wte.weight" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)

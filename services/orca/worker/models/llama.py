@@ -5,6 +5,7 @@ from torch import Tensor
 
 from orca.kernels.reference import RowNorm
 from orca.worker.config import LlamaConfig
+from orca.worker.linear import Linear
 from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights, paired
@@ -16,7 +17,9 @@ class LlamaEmbedding:
     only_kernels = True
 
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str) -> None:
-        self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.table = Embedding(
+            weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.hidden_size, is_tied=config.is_tied
+        )
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
         return self.table(ids, step)
@@ -82,7 +85,7 @@ class LlamaLayer:
 
 
 class LlamaHead:
-    def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Embedding | None) -> None:
+    def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Linear | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}norm")
         name = f"{prefix}embed_tokens.weight" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)

@@ -16,7 +16,9 @@ _OFFSET = 2  # the first two rows of the position table belonged to padding in t
 
 class OPTEmbedding:
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str) -> None:
-        self.table = Embedding(weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.embedding_dim)
+        self.table = Embedding(
+            weights, f"{prefix}embed_tokens.weight", config.vocab_size, config.embedding_dim, is_tied=config.is_tied
+        )
         shape = (config.max_positions + _OFFSET, config.hidden_size)
         self._positions = weights.tensor(f"{prefix}embed_positions.weight", shape)[_OFFSET:]
         self._project = _projection(weights, config, f"{prefix}project_in", config.embedding_dim, config.hidden_size)
@@ -70,7 +72,7 @@ class OPTLayer:
 
 
 class OPTHead:
-    def __init__(self, weights: Weights, config: OPTConfig, prefix: str, tied: Embedding | None) -> None:
+    def __init__(self, weights: Weights, config: OPTConfig, prefix: str, tied: Linear | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}final_layer_norm") if config.has_final_norm else None
         self._project = _projection(weights, config, f"{prefix}project_out", config.hidden_size, config.embedding_dim)
         name = f"{prefix}embed_tokens.weight" if config.is_tied else HEAD

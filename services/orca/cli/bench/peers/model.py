@@ -29,6 +29,7 @@ class LlamaShape:
     intermediate: int = 1408
     vocab: int = 24_000  # at least 256: the tokens of single bytes
     positions: int = 2048
+    is_tied: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -56,6 +57,10 @@ _SHAPES: Mapping[str, Shape] = {
     "gpt2-8x384": GPT2Shape(),
     "llama-500m": LlamaShape(
         layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
+    ),
+    # A vocabulary as small models of today have it; the sizes of Qwen2.5-0.5B.
+    "llama-494m-tied": LlamaShape(
+        layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864, vocab=151_936, positions=2048, is_tied=True
     ),
 }
 SHAPES: Mapping[str, Shape] = MappingProxyType(
@@ -98,8 +103,9 @@ def _llama_weights(shape: LlamaShape, generator: torch.Generator) -> dict[str, t
     weights = {
         "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=generator) * EMBEDDING_DEVIATION,
         "model.norm.weight": torch.ones(shape.hidden),
-        "lm_head.weight": matrix(shape.vocab, shape.hidden),
     }
+    if not shape.is_tied:
+        weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}"
         weights |= {
@@ -133,7 +139,7 @@ def _llama_config(shape: LlamaShape) -> dict[str, object]:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": shape.is_tied,
     }
 
 
