@@ -12,8 +12,8 @@ from engine_builders import new_request
 from orca.core.processor_time import processor_time_s
 from orca.core.step import Epoch, Row, Step
 from orca.kernels.device import kernels_of
+from orca.worker.marked import _Marked
 from orca.worker.progress import Progress
-from orca.worker.rank import _Marked
 from orca.worker.rank_process import RankProcess
 from orca.worker.settings import WorkerSettings
 from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s

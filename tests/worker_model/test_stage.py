@@ -15,10 +15,10 @@ from orca.core.errors import EngineError
 from orca.core.request import Logprob, SamplingParams
 from orca.core.step import Claim, NewRequest, Row, Step
 from orca.worker.linear import Linear, PanelLinear
+from orca.worker.marked import mark_parts
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
 from orca.worker.progress import Progress
-from orca.worker.rank import mark_parts
 from orca.worker.shard import Shard
 from orca.worker.stage import Stage
 
@@ -187,8 +187,9 @@ def test_the_last_layer_ends_with_the_rows_whose_logits_are_wanted(folder: Path,
     assert run(new(0, prompt), parts=[Row(handle=0, start=0, count=20, sample=True)]) == [*before, 1]
     chunks = [Row(handle=0, start=20, count=1, sample=True, token=9), Row(handle=1, start=0, count=19, sample=False)]
     assert run(new(1, prompt), parts=chunks) == [*before, 1]
-    # All of them where nothing is drawn, or the prompt is told of.
-    assert run(new(2, prompt), parts=[Row(handle=2, start=0, count=20, sample=False)]) == [*before, 20]
+    # None where nothing is drawn: its keys and values are all that is needed.
+    assert run(new(2, prompt), parts=[Row(handle=2, start=0, count=20, sample=False)]) == before
+    # All of them where the prompt is told of.
     assert run(new(3, prompt, asking), parts=[Row(handle=3, start=0, count=20, sample=True)]) == [*before, 20]
 
 
@@ -203,6 +204,9 @@ class WatchedLayer:
         output = self._layer(x, step)
         self._rows[-1].append(len(output))
         return output
+
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        self._layer.keep(x, step)
 
 
 def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:

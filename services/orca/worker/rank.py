@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 import orjson
 import torch
-from torch import Tensor
 
 from orca.core import wire
 from orca.core.certificates import Certificates
@@ -30,16 +29,15 @@ from orca.core.frame_socket import FrameSocket
 from orca.core.frame_stream import encode
 from orca.core.logs import configure_logging
 from orca.core.model import load_model_info
-from orca.kernels.device import Kernels, kernels_of
 from orca.worker import frames
 from orca.worker.epoch_steps import EpochSteps
 from orca.worker.executor import Executor, IterationLog
 from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.inbox import Inbox
+from orca.worker.marked import mark_parts
 from orca.worker.master_link import MasterLink
 from orca.worker.memory import slots_possible
-from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.progress import Progress
 from orca.worker.settings import WorkerSettings
@@ -317,25 +315,6 @@ class Rank:
 
     def _send(self, kind: Kind, **fields: Any) -> None:
         self._socket.write(frames.encode_json(kind, **fields))
-
-
-def mark_parts(model: StageModel, progress: Progress) -> None:
-    """Have each layer move the progress mark when it has run, and the head, which runs over a prompt in many parts."""
-    kernels = kernels_of(model.device)
-    model.layers[:] = [_Marked(layer, progress, kernels) for layer in model.layers]
-    if model.head is not None:
-        model.head = _Marked(model.head, progress, kernels)
-
-
-class _Marked:
-    def __init__(self, part: Part, progress: Progress, kernels: Kernels) -> None:
-        self.only_kernels = part.only_kernels
-        self._part, self._progress, self._kernels = part, progress, kernels
-
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        x = self._part(x, step)
-        self._kernels.count(self._progress.layers_at)
-        return x
 
 
 def _device_of(settings: WorkerSettings, rank: int) -> torch.device:

@@ -164,6 +164,8 @@ class RecordedSteps:
             # It may still be on its way to the next stage when the next step runs.
             return Ran(part.output.clone())
         if not self._records_head:
+            if not rows:
+                return Ran(part.output.new_empty(0, model.config.vocab_size, dtype=torch.float32))
             logits = model.head(part.output, recording.context)
             return Ran(logits, largest=self._kernels.largest(logits).numpy())
         return part

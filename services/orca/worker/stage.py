@@ -177,7 +177,6 @@ class Stage:
         if plan.ids is not None and plan.fed_rows is not None and plan.fed_lines is not None:
             plan.ids.index_copy_(0, plan.fed_rows, self._lines.fed.index_select(0, plan.fed_lines))
         hidden = self._through_layers(plan, hidden, context)
-        assert len(hidden) == plan.tokens or context.wanted is not None
         if model.head is None:
             return hidden
         self._tell_prompts(plan, hidden, context)
@@ -219,9 +218,12 @@ class Stage:
                 hidden = model.embed(plan.ids, context)
             assert hidden is not None
             assert hidden.shape == (plan.tokens, model.config.hidden_size)
-            for layer in model.layers:
+            for layer in model.layers[:-1]:
                 hidden = layer(hidden, context)
-        return hidden
+            if model.shard.is_last and plan.draw_rows is None and plan.told_rows is None:
+                model.layers[-1].keep(hidden, context)
+                return hidden[:0]
+            return model.layers[-1](hidden, context)
 
     def _tell_prompts(self, plan: Plan, hidden: Tensor, context: StepContext) -> None:
         """Gather the log probabilities of prompt tokens, some rows at a time.
@@ -286,10 +288,8 @@ class Stage:
             return True
         if plan.tokens > self._recorded.chunk_tokens_max:
             return False
-        if not self._model.shard.is_last:
-            return True
         known = ((self._requests[row.handle], row) for row in rows if row.handle in self._requests)
-        return any(row.sample for row in rows) and not any(_prompt_targets(request, row) for request, row in known)
+        return not (self._model.shard.is_last and any(_prompt_targets(request, row) for request, row in known))
 
     def _say(self, plan: Plan) -> None:
         """What a recording is told of a step."""

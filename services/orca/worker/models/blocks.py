@@ -69,6 +69,11 @@ class Layer(Part, Protocol):
         """x [tokens, hidden], changed in place; the model's last layer returns those rows that are wanted."""
         ...
 
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        """Put keys and values of x [tokens, hidden] into the cache, and nothing else: all that the model's last layer
+        has to do where no row is wanted."""
+        ...
+
 
 class Attention:
     """x + attention(norm(x)): fused query-key-value projection, rotation, cache, ragged attention, output projection.
@@ -108,14 +113,16 @@ class Attention:
             then: the norm that comes behind it, if there is one.
         Returns: x, and `then` of it, where that is had in the same go; else None.
         """
-        cache = step.caches[self._index]
-        qkv = self._qkv.kept(self._norm, x, Kept(cache, step.slots, step.turns, self._head_norm))
-        attention = step.attention
+        qkv, cache, attention = self.keep(x, step), step.caches[self._index], step.attention
         if (wanted := step.wanted_of(self._index)) is not None:
             kernels = kernels_of(x.device)
             qkv, x = kernels.take_rows(qkv, wanted.rows), kernels.take_rows(x, wanted.rows)
             attention = wanted.attention
         return x, _add(x, self._out, attention[self._window](qkv, cache, self._scale), step, then)
+
+    def keep(self, x: Tensor, step: StepContext) -> Tensor:
+        """Layer.keep. Returns: the projection, [tokens, query heads + 2 x kv heads, head_dim]."""
+        return self._qkv.kept(self._norm, x, Kept(step.caches[self._index], step.slots, step.turns, self._head_norm))
 
 
 class MLP:

@@ -73,20 +73,27 @@ class ChainLayer:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         state = _joined(x)
-        kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
-        qkv = x.new_ones(x.shape[0], self._num_query + 2 * self._num_kv, self._head_dim)
-        qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
-        cache = step.caches[self._index]
-        kernels_of(qkv.device).keep(qkv, Kept(cache, step.slots, None))
+        qkv = self._kept(state, step)
         attention, positions = step.attention, step.positions
         if (wanted := step.wanted_of(self._index)) is not None:
             qkv, state, positions = (each.index_select(0, wanted.rows) for each in (qkv, state, positions))
             attention = wanted.attention
-        means = attention[None](qkv, cache, 1.0)
+        means = attention[None](qkv, step.caches[self._index], 1.0)
         seen = (means * (positions + 1)[:, None]).round().long()
         # Each rank has seen its own heads only. It folds nothing: a sum of the ranks' parts is the sum over all heads.
         part = (seen * self._mix).sum(dim=-1) % _PRIME
         return _halves(_fold(state + _joined(step.group.all_reduce(_halves(part)))))
+
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        self._kept(_joined(x), step)
+
+    def _kept(self, state: Tensor, step: StepContext) -> Tensor:
+        """state [tokens], whose hashes are put into the cache. Returns: these as values, beside queries and keys."""
+        kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
+        qkv = torch.ones(len(state), self._num_query + 2 * self._num_kv, self._head_dim, device=state.device)
+        qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
+        kernels_of(qkv.device).keep(qkv, Kept(step.caches[self._index], step.slots, None))
+        return qkv
 
 
 class ChainHead:

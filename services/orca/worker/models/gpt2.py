@@ -62,6 +62,9 @@ class GPT2Layer:
         x, normed = self._attention(x, step, self._mlp.norm)
         return self._mlp(x, step, normed)
 
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        self._attention.keep(x, step)
+
 
 class GPT2Head:
     def __init__(self, weights: Weights, config: GPT2Config, prefix: str, tied: Linear | None) -> None:

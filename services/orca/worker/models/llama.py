@@ -83,6 +83,9 @@ class LlamaLayer:
         x, normed = self._attention(x, step, self._mlp.norm)
         return self._mlp(x, step, normed)
 
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        self._attention.keep(x, step)
+
 
 class LlamaHead:
     def __init__(self, weights: Weights, config: LlamaConfig, prefix: str, tied: Linear | None) -> None:

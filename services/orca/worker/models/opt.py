@@ -70,6 +70,9 @@ class OPTLayer:
         x, normed = self._attention(x, step, attention_norm)
         return mlp_norm(self._mlp(attention_norm(x) if normed is None else normed, step))
 
+    def keep(self, x: Tensor, step: StepContext) -> None:
+        self._attention.keep(x, step)
+
 
 class OPTHead:
     def __init__(self, weights: Weights, config: OPTConfig, prefix: str, tied: Linear | None) -> None:
