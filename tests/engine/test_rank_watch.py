@@ -3,6 +3,8 @@
 import os
 import re
 import time
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +14,7 @@ from engine_builders import new_request
 from orca.core.processor_time import processor_time_s
 from orca.core.step import Epoch, Row, Step
 from orca.kernels.device import kernels_of
-from orca.worker.marked import _Marked
+from orca.worker.marked import mark_parts
 from orca.worker.progress import Progress
 from orca.worker.rank_process import RankProcess
 from orca.worker.settings import WorkerSettings
@@ -123,13 +125,14 @@ def test_layers_move_the_mark_when_they_have_run() -> None:
     progress = Progress()
     progress.at("computes")
     mark = progress.mark
-    for device in ("cpu", "meta"):
-        kernels = kernels_of(torch.device(device))
-        layer = _Marked(Unchanging(), progress, kernels)
-        with kernels.together():
+    for device in (torch.device("cpu"), torch.device("meta")):
+        model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
+        mark_parts(model, progress)
+        [layer] = model.layers
+        with kernels_of(device).together():
             layer(torch.zeros(1, 1), Mock())
-            layer(torch.zeros(1, 1), Mock())
-            assert progress.mark == mark + (0 if device == "cpu" else 2)
+            layer.keep(torch.zeros(1, 1), Mock())
+            assert progress.mark == mark + (0 if device.type == "cpu" else 2)
         mark += 2
         assert progress.mark == mark
 
@@ -141,6 +144,8 @@ class Unchanging:
 
     def __call__(self, x: torch.Tensor, step: object) -> torch.Tensor:  # noqa: ARG002 - the shape of a layer
         return x
+
+    def keep(self, x: torch.Tensor, step: object) -> None: ...
 
 
 def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:

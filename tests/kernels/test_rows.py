@@ -8,6 +8,7 @@ from gpu import GpuKernels
 from torch import Tensor
 
 from orca.kernels.device import Kernels, kernels_of
+from orca.kernels.numba_product import Panels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import Kept, RowNorm
 
@@ -126,6 +127,17 @@ def test_embedded_rows_are_those_of_tokens_and_positions(
     embedded = kernels.embed(table, ids, places if has_places else None, positions, dtype)
     expected = table[ids].to(dtype)
     assert torch.equal(embedded, expected + places[positions] if has_places else expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_number_of_an_embedding_is_looked_up_as_it_is(dtype: torch.dtype) -> None:
+    """Those too that processors may take for zero."""
+    table = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(512, 128)
+    ids, positions = torch.arange(512), torch.zeros(512, dtype=torch.int64)
+    halves = table.view(dtype)
+    assert torch.equal(CPU.embed(halves, ids, None, positions, dtype).view(torch.int16), table)
+    found = Panels(halves.nan_to_num(0.0, 0.0, 0.0)).embed(ids, None, positions)
+    assert torch.equal(found.view(torch.int16), halves.nan_to_num(0.0, 0.0, 0.0).view(torch.int16))
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 511, 512, 513, 1_025, 24_001])

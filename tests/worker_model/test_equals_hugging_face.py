@@ -80,6 +80,19 @@ def test_prompts_in_chunks_give_the_same_output(family: str, chunk: int, models:
     model.check(asks)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("stages", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_steps_that_draw_nothing_give_the_same_output(family: str, stages: int, tensor: int, models: Any) -> None:
+    """Of a prompt that is alone, in chunks, all but the last one."""
+    model = models(family)
+    chain = Chain(model.folder, stages=stages, tensor=tensor)
+    for chunk in (1, 4):
+        asks = [Ask([*range(2, 39)], 6)]
+        serve(chain, asks, chunk=chunk)
+        model.check(asks)
+    chain.close()
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_tokens_fed_on_the_device_give_the_same_output(family: str, models: Any) -> None:
     model = models(family)

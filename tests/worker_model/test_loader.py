@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from orca.worker import loader
-from orca.worker.linear import Linear, Packing, PanelLinear
+from orca.worker.linear import Linear, OneDnnLinear, Packing, PanelLinear
 from orca.worker.loader import Checkpoint
 from orca.worker.models.weights import Weights
 from orca.worker.shard import Shard
@@ -62,12 +62,24 @@ def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) 
     files = checkpoint(folder)
     layout(torch.ones(COLUMNS, COLUMNS))(torch.ones(1, COLUMNS))  # reads libraries and code
     before = resident_bytes()
-    weights = Weights(files, Shard(), Packing(only=layout))
+    weights = Weights(files, Shard(), Packing(only=layout), torch.float32)
     linears = [weights.rows(f"{place}", ROWS, COLUMNS, (0, COLUMNS), has_bias=False) for place in range(1, NUMBER)]
     ones = torch.ones(1, COLUMNS)
     for place, linear in enumerate(linears, 1):
         assert torch.equal(linear(ones), torch.full((1, ROWS), float(place * COLUMNS)))
     assert resident_bytes() - before < 3 * ROWS * COLUMNS * 4
+
+
+@pytest.mark.parametrize("layout", [Linear, PanelLinear, OneDnnLinear])
+def test_an_embedding_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) -> None:
+    files = checkpoint(folder)
+    weights = Weights(files, Shard(), Packing(only=layout), torch.float32)
+    tables = [weights.table("1.weight", (ROWS, COLUMNS)), weights.tied("2.weight", (ROWS, COLUMNS))[1]]
+    before = resident_bytes("RssFile")
+    ids, positions = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.int64)
+    for number, table in enumerate(tables, 1):
+        assert table.embed(ids, None, positions).unique().tolist() == [number]
+    assert resident_bytes("RssFile") - before < ROWS * COLUMNS * 4 // 2
 
 
 @pytest.mark.skipif(loader._MALLOC_TRIM is None, reason="only glibc is asked to give memory back")

@@ -73,6 +73,7 @@ def test_files_that_have_float32_among_them_stay_in_float32(
     assert {each.weight.dtype for each in model.linears} == {model.sizes.weight_dtype} == {torch.float32}
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # one of which has its embedding for its head
 @pytest.mark.parametrize(
     ("stored", "dtype", "quantization", "kept_in"),
     [
@@ -85,6 +86,7 @@ def test_files_that_have_float32_among_them_stay_in_float32(
     ],
 )
 def test_the_kernels_that_are_made_ahead_are_those_of_the_weights(
+    family: str,
     stored: torch.dtype,
     dtype: str,
     quantization: str | None,
@@ -93,14 +95,15 @@ def test_the_kernels_that_are_made_ahead_are_those_of_the_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiled while loading, they would run otherwise in this process than in later ones (Kernels.prepare)."""
-    folder = tiny_checkpoint("llama", tmp_path, stored=stored, intermediate_size=52)
+    folder = tiny_checkpoint(family, tmp_path, stored=stored, intermediate_size=52)
     prepared: list[ModelSizes] = []
     monkeypatch.setattr(CpuKernels, "prepare", lambda _kernels, sizes: bool(prepared.append(sizes)))
     info = load_model_info(folder, dtype=dtype, quantization=quantization)
     prepare_kernels(info, Shard(), CPU)
-    model = load_stage(info, packs=PanelLinear)
+    model = load_stage(info)
     assert [each.weight_dtype for each in prepared] == [kept_in] * 2
     table: Any = model.embed
     assert {each.table_dtype for each in prepared} == {table.table._table.weight.dtype}
     if quantization is None:
-        assert {each.weight.dtype for each in model.linears} == {kept_in}
+        packed = load_stage(info, packs=PanelLinear)
+        assert {each.weight.dtype for each in packed.linears} == {kept_in}

@@ -216,7 +216,8 @@ def test_a_recording_that_reads_memory_that_is_given_up_is_made_anew(tmp_path: P
     assert [ask.output for ask in asks] == [ask.output for ask in alone]
 
 
-def test_a_head_that_is_no_kernel_runs_behind_the_recording(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_a_head_that_is_no_kernel_runs_behind_the_recording(chunk: int | None, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     outputs = []
     for has_kernel in (True, False):
@@ -226,8 +227,9 @@ def test_a_head_that_is_no_kernel_runs_behind_the_recording(tmp_path: Path) -> N
             stage._model.head = PlainHead(stage._model.head)
             stage._recorded = RecordedSteps.of(stage._model, stage.cache)
         assert stage._recorded is not None
-        serve(chain, asks, max_batch_size=8)
-        outputs.append([ask.output for ask in asks])
+        serve(chain, asks, max_batch_size=8, chunk=chunk)
+        serve(chain, alone := [Ask([*range(2, 33)], 3)], chunk=chunk)  # in chunks there are steps that draw nothing
+        outputs.append([ask.output for ask in (*asks, *alone)])
     assert outputs[0] == outputs[1]
 
 

@@ -15,7 +15,7 @@ from numba import carray, njit
 from torch import Tensor
 
 from orca.kernels.numba_attention_tile import largest_of
-from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, take, wide
+from orca.kernels.numba_intrinsics import BITS_OF, FAST, elements, narrow, prefetch, take, wide
 from orca.kernels.numba_rows import TASK_TOKENS, address_of, tasks_of
 from orca.kernels.numba_team import Kernel, new_empty, rows_of
 
@@ -91,6 +91,8 @@ def embed_from(
     """`embed`, out of a table that lies in memory in another way."""
     assert all(each.dtype == torch.int64 and each.is_contiguous() for each in (ids, positions))
     assert table.is_contiguous()
+    # Inputs lie in pairs only beside rows of their own dtype (numba_tile.py).
+    assert layout.together in (1, layout.width) or (layout.together == 2 and table.dtype == dtype == torch.bfloat16)
     assert layout.width % layout.together == 0
     assert places is None or (places.is_contiguous() and places.dtype == dtype and places.shape[1] == layout.width)
     tokens = rows_of(ids)
@@ -103,20 +105,26 @@ def embed_from(
 @cache
 def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
     table_kind, table_bytes = BITS_OF[table_dtype], table_dtype.itemsize
-    kind, row_bytes = BITS_OF[dtype], dtype.itemsize
+    kind, row_bytes, is_same = BITS_OF[dtype], dtype.itemsize, table_dtype == dtype
+    word = np.uint32 if table_bytes == 4 else np.uint16
 
     def body(args: Any) -> None:
         tokens, width, together, step, block = args[7], args[8], args[9], args[10], args[11]
         vectors, vector, lanes, lane = args[12], args[13], args[14], args[15]
         ids, positions = carray(elements(args[3], np.int64), (tokens,)), carray(elements(args[5], np.int64), (tokens,))
+        step_bytes = table_bytes if together == width else step * table_bytes
         first = take(args) * TASK_TOKENS
         while first < tokens:
             for token in range(first, min(first + TASK_TOKENS, tokens)):
                 row = ids[token]
                 begin = row // (vectors * lanes) * block + row // lanes % vectors * vector + row % lanes * lane
                 of, to = args[2] + begin * table_bytes, args[6] + token * width * row_bytes
-                for d in range(0, width, together):
-                    _widen(to + d * row_bytes, of + d // together * step * table_bytes, together, table_kind, kind)
+                if not is_same:
+                    _widen(to, of, width, step_bytes, table_bytes, table_kind, kind)
+                elif together == 2 and table_bytes == 2 and width > 2:
+                    _move(to, of, width // 2, step_bytes, 4, np.uint32)
+                else:
+                    _move(to, of, width, step_bytes, table_bytes, word)
                 if args[4] != 0:
                     _add(to, args[4] + positions[token] * width * row_bytes, width, kind)
             first = take(args) * TASK_TOKENS
@@ -124,11 +132,38 @@ def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
     return Kernel(f"embed-{table_dtype}-{dtype}", body)
 
 
+_AHEAD = 24
+"""Of pieces of a row that lie apart, how far behind the one that is read one is asked for."""
+
+
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _widen(to: Any, of: Any, many: Any, of_kind: Any, kind: Any) -> None:
-    row, numbers = carray(elements(to, kind), (many,)), carray(elements(of, of_kind), (many,))
-    for d in range(many):
-        row[d] = narrow(wide(numbers[d]), kind)
+def _move(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, word: Any) -> None:
+    """Words of so many bytes, `step_bytes` from one to the next, to a row without gaps."""
+    row = carray(elements(to, word), (many,))
+    if step_bytes == size:
+        words = carray(elements(of, word), (many,))
+        for d in range(many):
+            row[d] = words[d]
+    else:
+        for d in range(many):
+            prefetch(of + _AHEAD * step_bytes)
+            row[d] = carray(elements(of, word), (1,))[0]
+            of += step_bytes
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _widen(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, of_kind: Any, kind: Any) -> None:
+    """As `_move`, half precision to float32."""
+    row = carray(elements(to, kind), (many,))
+    if step_bytes == size:
+        numbers = carray(elements(of, of_kind), (many,))
+        for d in range(many):
+            row[d] = narrow(wide(numbers[d]), kind)
+    else:
+        for d in range(many):
+            prefetch(of + _AHEAD * step_bytes)
+            row[d] = narrow(wide(carray(elements(of, of_kind), (1,))[0]), kind)
+            of += step_bytes
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

@@ -128,16 +128,17 @@ class Panels:
         assert self._parts == 1
         lanes, together = self._tile.lanes, self._tile.together
         _, depth, line = self.weight.shape
-        each = (line // lanes, together) if has_words(self.weight.dtype, self._tile) else (together, lanes * together)
+        is_word = has_words(self.weight.dtype, self._tile)
+        lane, vector = (line // lanes, together) if is_word else (together, lanes * together)
         layout = numba_lookups.RowLayout(
             width=self.inputs,
             together=together,
             step=line,
             block=depth * line,
             vectors=2,
-            vector=each[1],
+            vector=vector,
             lanes=lanes,
-            lane=each[0],
+            lane=lane,
         )
         return numba_lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype)
 

@@ -80,7 +80,7 @@ class ModelSizes:
 
     dtype: torch.dtype  # of activations and cache
     weight_dtype: torch.dtype  # of matrices that rows are multiplied by
-    table_dtype: torch.dtype  # of those of which rows are looked up
+    table_dtype: torch.dtype  # of embeddings of tokens, of which rows are looked up
     device: torch.device
     hidden: int
     heads: int  # of queries, of this rank

@@ -30,6 +30,7 @@ Slice = tuple[int, int] | None
 class Tensors(Protocol):
     """The named tensors of a model, each in one dtype and on one device: those of a folder (`Checkpoint`), or made."""
 
+    dtype: torch.dtype
     bytes_read: int
     expected_bytes: int
 
@@ -40,7 +41,7 @@ class Tensors(Protocol):
         """See Checkpoint, as for all others."""
         ...
 
-    def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor: ...
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor: ...
 
     def view(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor: ...
 
@@ -74,7 +75,7 @@ class Checkpoint:
     ) -> None:
         self.bytes_read = 0
         self.expected_bytes = 0  # set by the owner when it knows what it will read; 0 reports nothing
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._on_progress = on_progress
         self._files: dict[str, Any] = {}  # open file by tensor name
@@ -98,7 +99,7 @@ class Checkpoint:
         """Of all matrices in the files, if it is one; else that which they are read into."""
         slices = (file.get_slice(name) for name, file in self._files.items())
         kinds = {each.get_dtype() for each in slices if len(each.get_shape()) > 1}
-        return _FLOATS.get(kinds.pop(), self._dtype) if len(kinds) == 1 else self._dtype
+        return _FLOATS.get(kinds.pop(), self.dtype) if len(kinds) == 1 else self.dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -113,9 +114,10 @@ class Checkpoint:
                 return candidate
         raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
 
-    def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
-        """As `view`, in memory of its own."""
-        tensor = self._find(name, shape, *slices).to(device=self._device, dtype=self._dtype, copy=True).contiguous()
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
+        """As `view`, in memory of its own. Args: dtype: another one than the checkpoint's."""
+        kind = dtype or self.dtype
+        tensor = self._find(name, shape, *slices).to(device=self._device, dtype=kind, copy=True).contiguous()
         self.give_back()
         return tensor
 
@@ -129,11 +131,11 @@ class Checkpoint:
         Returns: a contiguous tensor in the checkpoint's dtype and device.
         Raises: ModelError naming tensor and file.
         """
-        return self._find(name, shape, *slices).to(device=self._device, dtype=self._dtype).contiguous()
+        return self._find(name, shape, *slices).to(device=self._device, dtype=self.dtype).contiguous()
 
     def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
         """A tensor that no file has: the same number everywhere."""
-        return torch.full(shape, value, dtype=self._dtype, device=self._device)
+        return torch.full(shape, value, dtype=self.dtype, device=self._device)
 
     def give_back(self) -> None:
         """The memory of all views, which nobody may look at any more. And from time to time what was made of tensors on

@@ -45,8 +45,8 @@ from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
 from orca.worker.processors import thread_variables
 
-_MADE = ("llama-63m", "gpt2-8x384", "llama-500m", "llama-494m-tied")
-PEER_SHAPES = (*_MADE, *(f"{name}-bf16" for name in _MADE))
+_FLOAT32 = ("llama-63m", "gpt2-8x384", "llama-500m", "llama-494m-tied")
+PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
 """What peers/model.py makes; it needs torch, which is not imported to read options."""
 
 

@@ -70,8 +70,8 @@ class Layer(Part, Protocol):
         ...
 
     def keep(self, x: Tensor, step: StepContext) -> None:
-        """Put keys and values of x [tokens, hidden] into the cache, and nothing else: all that the model's last layer
-        has to do where no row is wanted."""
+        """Put keys and values of x [tokens, hidden] into the cache, and stop behind that: all that the model's last
+        layer has to do where no row is wanted."""
         ...
 
 

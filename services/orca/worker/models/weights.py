@@ -34,12 +34,10 @@ class Weights:
     """A checkpoint as one rank reads it. Remembers what it handed out, `linears` in the order of their use.
 
     Args:
-        table_dtype: what embeddings lie in; None leaves them in the checkpoint's dtype.
+        table_dtype: what embeddings lie in.
     """
 
-    def __init__(
-        self, checkpoint: Tensors, shard: Shard, packing: Packing, table_dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, checkpoint: Tensors, shard: Shard, packing: Packing, table_dtype: torch.dtype) -> None:
         self.checkpoint = checkpoint
         self.shard = shard
         self._packing = packing
@@ -61,25 +59,23 @@ class Weights:
 
     def table(self, name: str, shape: tuple[int, int], *slices: Slice) -> Table:
         """An embedding."""
-        table = self._own_table(self.checkpoint.view(name, shape, *slices))
-        self.checkpoint.give_back()
-        return table
+        return self._own_table(self.checkpoint.read(name, shape, *slices, dtype=self._table_dtype))
 
     def tied(self, name: str, shape: tuple[int, int], *slices: Slice) -> tuple[Linear, Table]:
         """A matrix that is a linear, to be `listed` where it is used, and an embedding: in memory once, if rows can be
-        looked up in the linear's layout and it is large or they lie there as they are."""
+        looked up in the linear's layout, and it is large or they lie there as an embedding's do."""
         view = self.checkpoint.view(name, shape, *slices)
         linear = self._of_view(view)
         table = linear.table
-        if table is None or (linear.bytes < SHARED_BYTES_MIN and not isinstance(table, PlainTable)):
-            table = self._own_table(view)
+        is_plain = isinstance(table, PlainTable) and linear.weight.dtype == self._table_dtype
+        if table is None or not (is_plain or linear.bytes >= SHARED_BYTES_MIN):
+            table = self._own_table(view.to(self._table_dtype, copy=True))
         self.checkpoint.give_back()
         return linear, table
 
-    def _own_table(self, view: Tensor) -> Table:
-        weight = view.to(self._table_dtype, copy=True)
+    def _own_table(self, weight: Tensor) -> Table:
         self._tensors.append(weight)
-        return PlainTable(weight, view.dtype)
+        return PlainTable(weight, self.checkpoint.dtype)
 
     def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
         """A tensor that the checkpoint leaves out (Checkpoint.full)."""

@@ -39,9 +39,9 @@ class RandomTensors:
     def prefix(self, candidates: Sequence[str], name: str) -> str:  # noqa: ARG002 - it has all of them
         return candidates[0]
 
-    def read(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, or the part that `slices` name, one for each leading dimension."""
-        made = torch.empty(shape, dtype=self.dtype, device=self.device)
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         mean, deviation = _distribution(name, shape)
         made.normal_(mean, deviation, generator=self._numbers(name))
         index = tuple(slice(None) if part is None else slice(*part) for part in slices)
