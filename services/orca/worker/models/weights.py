@@ -16,8 +16,8 @@ from orca.worker.shard import Shard
 from orca.worker.table import PlainTable, Table
 
 SHARED_BYTES_MIN = 64 << 20
-"""Of an embedding that is looked up in the panels of its head. Each word of a row lies in a line of the cache of its own
-there: it costs a model of 24 M parameters, whose table has 18 MiB in bfloat16, 3 % of its speed."""
+"""Of an embedding that is looked up in the panels of its head. Each word of a row lies in a line of its own there: that
+costs a model of 24 M parameters, whose table has 18 MiB in bfloat16, 3 % of its speed."""
 
 
 @dataclass(frozen=True, slots=True)
