@@ -92,10 +92,8 @@ def test_a_large_table_lies_in_the_panels_of_its_head_alone_and_the_output_is_th
     outputs, weight_bytes = [], []
     for least in (0, 1 << 40):
         monkeypatch.setattr(weights, "SHARED_BYTES_MIN", least)
-        chain, asks = (
-            Chain(folder, dtype=dtype, packs=PanelLinear, tensor=tensor),
-            random_asks(vocab, 12, seed=15, new_max=8),
-        )
+        chain = Chain(folder, dtype=dtype, packs=PanelLinear, tensor=tensor)
+        asks = random_asks(vocab, 12, seed=15, new_max=8)
         serve(chain, asks)
         outputs.append([ask.output for ask in asks])
         weight_bytes.append(sum(rank._model.weight_bytes for stage in chain.stages for rank in stage))

@@ -120,8 +120,8 @@ def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
                 begin = row // (vectors * lanes) * block + row // lanes % vectors * vector + row % lanes * lane
                 of, to = args[2] + begin * table_bytes, args[6] + token * width * row_bytes
                 if not is_same:
-                    _widen(to, of, width, step_bytes, table_bytes, table_kind, kind)
-                elif together == 2 and table_bytes == 2 and width > 2:
+                    _widen(to, of, width, step_bytes, table_bytes, table_kind)
+                elif 1 < together < width:  # pairs
                     _move(to, of, width // 2, step_bytes, 4, np.uint32)
                 else:
                     _move(to, of, width, step_bytes, table_bytes, word)
@@ -152,17 +152,17 @@ def _move(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, word: Any) ->
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _widen(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, of_kind: Any, kind: Any) -> None:
+def _widen(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, kind: Any) -> None:
     """As `_move`, half precision to float32."""
-    row = carray(elements(to, kind), (many,))
+    row = carray(elements(to, np.float32), (many,))
     if step_bytes == size:
-        numbers = carray(elements(of, of_kind), (many,))
+        numbers = carray(elements(of, kind), (many,))
         for d in range(many):
-            row[d] = narrow(wide(numbers[d]), kind)
+            row[d] = wide(numbers[d])
     else:
         for d in range(many):
             prefetch(of + _AHEAD * step_bytes)
-            row[d] = narrow(wide(carray(elements(of, of_kind), (1,))[0]), kind)
+            row[d] = wide(carray(elements(of, kind), (1,))[0])
             of += step_bytes
 
 

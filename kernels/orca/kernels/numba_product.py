@@ -84,6 +84,11 @@ class Panels:
         tensors = (self.weight, self._bias, self._scale)
         return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
+    @property
+    def shows_rows(self) -> bool:
+        """Whether rows of W are in the panels as they were: it has no scale, and no gate that parts its outputs."""
+        return self._scale is None and self._parts == 1
+
     def product(self, x: Tensor, norm: RowNorm | None = None, activation: Activation | None = None) -> Tensor:
         """x [rows, inputs] to y [rows, outputs]."""
         y = new_empty(x.dtype, rows_of(x), self.outputs)
@@ -123,9 +128,8 @@ class Panels:
         return y
 
     def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed). Of a weight without scale or gate."""
-        assert self._scale is None
-        assert self._parts == 1
+        """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed), where it `shows_rows`."""
+        assert self.shows_rows
         lanes, together = self._tile.lanes, self._tile.together
         _, depth, line = self.weight.shape
         is_word = has_words(self.weight.dtype, self._tile)

@@ -56,10 +56,6 @@ class Int8PanelLinear(PanelLinear):
         rounded, scale = _rounded(weight)
         return Panels(rounded, bias, scale=scale, dtype=weight.dtype, is_gated=is_gated, memory=memory)
 
-    @property
-    def table(self) -> None:
-        return None
-
 
 class OneDnnInt8Linear(Linear):
     """Weight in oneDNN's blocked layout, multiplied as bytes.

@@ -126,7 +126,7 @@ class PanelLinear(Linear):
         kept_in: torch.dtype | None = None,
     ) -> None:
         super().__init__(weight)
-        self._kept_in, self._is_gated = kept_in or weight.dtype, is_gated
+        self._kept_in = kept_in or weight.dtype
         self._panels = self._panels_of(weight, bias, is_gated, memory)
         self.weight = self._panels.weight
 
@@ -144,7 +144,7 @@ class PanelLinear(Linear):
 
     @property
     def table(self) -> Table | None:
-        return None if self._is_gated else self._panels
+        return self._panels if self._panels.shows_rows else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.product(x)
