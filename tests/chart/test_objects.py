@@ -10,6 +10,8 @@ import yaml
 from kubernetes import client
 from rendering import CHART, EVERYTHING, HELM, Manifest, Refused, kinds, needs_helm, render, the
 
+from orca.operator.render import fetch, pool
+
 pytestmark = needs_helm
 
 ALWAYS = ["Deployment", "Service", "ServiceAccount"]
@@ -99,6 +101,8 @@ def test_the_policy_lets_scrapes_in_and_calls_to_given_ports_out() -> None:
     assert [(each["port"], each["protocol"]) for each in egress["ports"]] == [
         (53, "UDP"),
         (53, "TCP"),
+        (pool.PORT, "TCP"),
+        (fetch.PORT, "TCP"),
         (6443, "TCP"),
         (7000, "TCP"),
     ]

@@ -128,6 +128,8 @@ def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: p
         ("ORCA_POOL_MAX_QUEUED", "0", "pool setting max_queued must be at least 1"),
         ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "setting ORCA_GATEWAY_BODY_BYTES_MAX: 'lots' is not a number"),
         ("ORCA_SCHEDULER_MAX_BATCH", "1", "setting ORCA_SCHEDULER_MAX_BATCH: there is no such variable"),
+        ("ORCA_SCHEDULER_LOG_FORMAT", "csv", "setting ORCA_SCHEDULER_LOG_FORMAT: 'csv' is not one of auto, json, text"),
+        ("ORCA_WORKER_THREADS", "-1", "setting ORCA_WORKER_THREADS: -1 is not 0 or more"),
         ("ORCA_WORKER_THREADS", "two", "setting ORCA_WORKER_THREADS: 'two' is not a number"),
     ],
 )

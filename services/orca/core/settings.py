@@ -59,15 +59,13 @@ def log_level_setting() -> Any:
 def check_bounds(settings: Any) -> None:
     """Raises: BadValue naming the first field that is under its `least` or not of its `choices`."""
     for field in dataclasses.fields(settings):
-        value, least, choices = getattr(settings, field.name), field.metadata["least"], field.metadata["choices"]
-        require(value is None or least is None or value >= least, settings, field.name, f"{least} or more")
-        require(not choices or value is None or value in choices, settings, field.name, f"one of {', '.join(choices)}")
+        _check_field(field, getattr(settings, field.name))
 
 
 def require(is_good: bool, settings: Any, name: str, rule: str) -> None:
     """Raises: BadValue "setting NAME: VALUE is not RULE" unless `is_good`."""
     if not is_good:
-        raise BadValue(name, f"{getattr(settings, name)!r} is not {rule}")
+        raise _broken(name, getattr(settings, name), rule)
 
 
 def read_settings(
@@ -106,10 +104,11 @@ def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str
 def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: str) -> None:
     """Look at each variable of a part by itself: whoever starts the part gives it other settings beside them.
 
-    Raises: SettingError that names one which is unknown or cannot be read.
+    Raises: SettingError that names one which is unknown, cannot be read or is out of its field's bounds.
     """
     with _naming(lambda name: prefix + name.upper()):
-        _values(kind, _variables(kind, environment, prefix))
+        for name, value in _values(kind, _variables(kind, environment, prefix)).items():
+            _check_field(_fields(kind)[name], value)
 
 
 def is_address(text: str, *, least_port: int = 0) -> bool:
@@ -131,6 +130,21 @@ def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
     own = list(kind.__annotations__)
     fields = sorted(dataclasses.fields(kind), key=lambda field: (*own, field.name).index(field.name))
     return {field.name: field for field in fields}
+
+
+def _check_field(field: "dataclasses.Field[Any]", value: Any) -> None:
+    """Raises: BadValue when it is under the field's `least` or not of its `choices`; None is neither."""
+    least, choices = field.metadata["least"], field.metadata["choices"]
+    if value is None:
+        return
+    if least is not None and not value >= least:  # so that NaN is refused
+        raise _broken(field.name, value, f"{least} or more")
+    if choices and value not in choices:
+        raise _broken(field.name, value, f"one of {', '.join(choices)}")
+
+
+def _broken(name: str, value: Any, rule: str) -> BadValue:
+    return BadValue(name, f"{value!r} is not {rule}")
 
 
 def _flag(name: str) -> str:
