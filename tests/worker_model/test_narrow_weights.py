@@ -14,7 +14,7 @@ from torch import Tensor
 from orca.core.model import load_model_info
 from orca.kernels.numba_kernels import CpuKernels
 from orca.kernels.reference import ModelSizes
-from orca.worker.linear import Packing, PanelLinear
+from orca.worker.linear import PanelLinear
 from orca.worker.models.build import load_stage, prepare_kernels
 from orca.worker.shard import Shard
 
@@ -33,8 +33,7 @@ def every_number(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_number_of_half_precision_is_kept_as_it_is(dtype: torch.dtype) -> None:
     weight, x = every_number(dtype), torch.eye(64)
-    kept = Packing(kept_in=dtype).linear(weight)
-    assert isinstance(kept, PanelLinear)
+    kept = PanelLinear(weight.to(dtype), dtype=torch.float32)
     assert kept.weight.dtype == dtype
     usual = weight.abs() >= torch.finfo(torch.float32).tiny  # processors may take others for zero
     assert torch.equal(torch.where(usual, kept(x).t(), 0.0), torch.where(usual, weight, 0.0))

@@ -49,12 +49,17 @@ class Int8PanelLinear(PanelLinear):
     """Weight in panels of our own kernel, which widens it."""
 
     def _panels_of(
-        self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        is_gated: bool,
+        memory: huge_pages.Weights | None,
     ) -> "Panels":
         from orca.kernels.numba_product import Panels
 
         rounded, scale = _rounded(weight)
-        return Panels(rounded, bias, scale=scale, dtype=weight.dtype, is_gated=is_gated, memory=memory)
+        return Panels(rounded, bias, scale=scale, dtype=dtype, is_gated=is_gated, memory=memory)
 
 
 class OneDnnInt8Linear(Linear):

@@ -26,12 +26,14 @@ def remembered(
     bias: Tensor | None,
     choose: Choose | None = None,
     *,
+    dtype: torch.dtype | None = None,
     layouts: Layouts = LAYOUTS,
     is_together: bool = False,
 ) -> type[Linear]:
     """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has."""
-    choose = choose or partial(fastest, layouts=layouts, is_together=is_together)
-    file = _file(weight, layouts, is_together=is_together)
+    choose = choose or partial(fastest, dtype=dtype, layouts=layouts, is_together=is_together)
+    name = shape_name(weight, dtype or weight.dtype)
+    file = _file(name, layouts, is_together=is_together)
     if file is None:
         return choose(weight, bias)
     kind = _read(file, layouts)
@@ -39,7 +41,7 @@ def remembered(
         kind = _confirmed(weight, bias, choose)
         _write(file, kind)
     else:
-        log.info("weight %s: %s, found by an earlier start: %s", shape_name(weight), kind.__name__, file)
+        log.info("weight %s: %s, found by an earlier start: %s", name, kind.__name__, file)
     return kind
 
 
@@ -49,14 +51,14 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
     return first if choose(weight, bias) is first else choose(weight, bias)
 
 
-def _file(weight: Tensor, layouts: Layouts, *, is_together: bool) -> Path | None:
+def _file(shape: str, layouts: Layouts, *, is_together: bool) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
     from orca.kernels.numba_code import folder
 
     kept_in = folder()
     if kept_in is None:
         return None
-    name = f"{shape_name(weight).replace(' ', '-')}-{_conditions(torch.get_num_threads(), layouts)}"
+    name = f"{shape.replace(' ', '-')}-{_conditions(torch.get_num_threads(), layouts)}"
     return kept_in / "layouts" / (f"{name}-together" if is_together else name)
 
 

@@ -110,9 +110,9 @@ class PanelLinear(Linear):
     """Weight in panels of our own kernel, which does all that is asked in one go.
 
     Args:
+        dtype: of rows and results: the weight's (None), or float32 beside a weight of half precision, which stays so.
         is_gated: `gated` is called, too.
         memory: for the weight; None takes it anywhere.
-        kept_in: half precision, of a weight of float32 whose numbers all are such; None keeps it in its dtype.
     Raises: ValueError where the kernel cannot multiply so many inputs.
     """
 
@@ -121,22 +121,26 @@ class PanelLinear(Linear):
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        dtype: torch.dtype | None = None,
         is_gated: bool = False,
         memory: huge_pages.Weights | None = None,
-        kept_in: torch.dtype | None = None,
     ) -> None:
         super().__init__(weight)
-        self._kept_in = kept_in or weight.dtype
-        self._panels = self._panels_of(weight, bias, is_gated, memory)
+        self._panels = self._panels_of(weight, bias, dtype or weight.dtype, is_gated, memory)
         self.weight = self._panels.weight
 
     def _panels_of(
-        self, weight: Tensor, bias: Tensor | None, is_gated: bool, memory: huge_pages.Weights | None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        is_gated: bool,
+        memory: huge_pages.Weights | None,
     ) -> "Panels":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
-        return Panels(weight.to(self._kept_in), bias, dtype=weight.dtype, is_gated=is_gated, memory=memory)
+        return Panels(weight, bias, dtype=dtype, is_gated=is_gated, memory=memory)
 
     @property
     def bytes(self) -> int:
@@ -238,12 +242,24 @@ Choose = Callable[[Tensor, Tensor | None], type[Linear]]
 """From a weight and its bias to the layout for all weights of its shape."""
 
 
+def in_panels(weight: Tensor, bias: Tensor | None) -> type[Linear]:  # noqa: ARG001 - it times nothing
+    """For weights of half precision and rows of float32: few rows wait for memory, which timing does not show, and in
+    panels they wait half as long."""
+    return PanelLinear
+
+
 def fastest(
-    weight: Tensor, bias: Tensor | None, *, layouts: Layouts = LAYOUTS, is_together: bool = False
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    dtype: torch.dtype | None = None,
+    layouts: Layouts = LAYOUTS,
+    is_together: bool = False,
 ) -> type[Linear]:
     """The layout with the least time, as the product over `_TIMED_ROWS`: a tenth counts alike at each.
 
     Args:
+        dtype: of rows; None if it is the weight's.
         layouts: the first of which takes any weight.
         is_together: its layer runs together with others, as long as all weights are in panels (`_APART_S`).
 
@@ -251,16 +267,17 @@ def fastest(
     there as in a real step, what else had left the caches weighed more than the layouts differ, and the wrong ones were
     taken.
     """
-    part, part_bias = weight[:_TIMED_OUTPUTS], None if bias is None else bias[:_TIMED_OUTPUTS]
+    part = weight[:_TIMED_OUTPUTS].to(dtype or weight.dtype)
+    part_bias = None if bias is None else bias[:_TIMED_OUTPUTS]
     candidates: list[Linear] = []
     for kind in layouts.kinds:
         try:
             candidate = kind(part, part_bias)
-            candidate(weight.new_ones(1, weight.shape[1]))
+            candidate(part.new_ones(1, part.shape[1]))
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
             continue  # not in this build of torch, or not for this dtype or shape on this processor
         candidates.append(candidate)
-    times = [least_s(candidates, weight.new_ones(rows, weight.shape[1])) for rows in _TIMED_ROWS]
+    times = [least_s(candidates, part.new_ones(rows, part.shape[1])) for rows in _TIMED_ROWS]
     seconds = {type(candidate): taken for candidate, taken in zip(candidates, zip(*times, strict=True), strict=True)}
     apart_s = {kind: _APART_S if is_together and not issubclass(kind, PanelLinear) else 0.0 for kind in seconds}
     taken = {kind: prod(time + apart_s[kind] for time in each) ** (1 / len(each)) for kind, each in seconds.items()}
@@ -271,13 +288,14 @@ def fastest(
     said = "; ".join(
         f"{kind.__name__} {' '.join(f'{1e6 * time:.0f}' for time in each)}" for kind, each in seconds.items()
     )
-    log.info("weight %s: %s; microseconds for %s rows: %s", shape_name(weight), best.__name__, _TIMED_ROWS, said)
+    name = shape_name(weight, part.dtype)
+    log.info("weight %s: %s; microseconds for %s rows: %s", name, best.__name__, _TIMED_ROWS, said)
     return best
 
 
-def shape_name(weight: Tensor) -> str:
-    """What layouts are chosen by: `512 x 1536 float32`."""
-    return f"{weight.shape[0]} x {weight.shape[1]} {str(weight.dtype).removeprefix('torch.')}"
+def shape_name(weight: Tensor, dtype: torch.dtype) -> str:
+    """What layouts are chosen by: `512 x 1536 float32`. Args: dtype: of rows."""
+    return f"{weight.shape[0]} x {weight.shape[1]} {str(dtype).removeprefix('torch.')}"
 
 
 def least_s(candidates: Sequence[Linear], x: Tensor, clock: Callable[[], float] = time.perf_counter) -> list[float]:
@@ -302,7 +320,7 @@ class Packing:
     only: type[Linear] | None = None  # a layout to take without timing any, as on devices other than the CPU
     small: type[Linear] = Linear  # of weights that are not timed
     choose: Choose = fastest  # asked once for each shape
-    kept_in: torch.dtype | None = None  # by panels; another dtype than the weights' is half precision, of float32
+    dtype: torch.dtype | None = None  # of rows and results, if weights may come in another one
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
     _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
 
@@ -312,21 +330,19 @@ class Packing:
         Args:
             is_gated: the outputs are gate and up, of equal sizes, and wanted as silu(gate) * up.
         """
-        kind = self._kind(weight, bias)
+        dtype = self.dtype or weight.dtype
+        kind = self._kind(weight, bias, dtype)
         if issubclass(kind, PanelLinear):
-            return kind(weight, bias, is_gated=is_gated, memory=self._memory, kept_in=self.kept_in)
-        return kind(weight, bias)
+            return kind(weight, bias, dtype=dtype, is_gated=is_gated, memory=self._memory)
+        return kind(weight.to(dtype), bias)
 
-    def _kind(self, weight: Tensor, bias: Tensor | None) -> type[Linear]:
+    def _kind(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> type[Linear]:
         if not self.is_on:
             return Linear
         if self.only is not None:
             return self.only
-        if _bytes(weight) < _SMALL_BYTES:
+        if weight.numel() * dtype.itemsize < _SMALL_BYTES:
             return self.small
-        if self.kept_in not in (None, weight.dtype):
-            # Few rows wait for memory, which timing does not show, and here they wait half as long.
-            return PanelLinear
         key = (weight.shape[0], weight.shape[1], weight.dtype)
         if key not in self._chosen:
             self._chosen[key] = self.choose(weight, bias)

@@ -43,7 +43,7 @@ class Tensors(Protocol):
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor: ...
 
-    def view(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor: ...
+    def view(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor: ...
 
     def full(self, value: float, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -115,23 +115,24 @@ class Checkpoint:
         raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
-        """As `view`, in memory of its own. Args: dtype: another one than the checkpoint's."""
+        """As `view`, in memory of its own."""
         kind = dtype or self.dtype
         tensor = self._find(name, shape, *slices).to(device=self._device, dtype=kind, copy=True).contiguous()
         self.give_back()
         return tensor
 
-    def view(self, name: str, shape: tuple[int, ...], *slices: Slice) -> Tensor:
+    def view(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor, or the part of it that `slices` name, one for each leading dimension, until `give_back`.
 
         It is to be copied, rearranged or summed up: it may lie in the file.
 
         Args:
             shape: what the config says the whole tensor's shape is.
-        Returns: a contiguous tensor in the checkpoint's dtype and device.
+            dtype: another one than the checkpoint's.
+        Returns: a contiguous tensor on the checkpoint's device.
         Raises: ModelError naming tensor and file.
         """
-        return self._find(name, shape, *slices).to(device=self._device, dtype=self.dtype).contiguous()
+        return self._find(name, shape, *slices).to(device=self._device, dtype=dtype or self.dtype).contiguous()
 
     def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
         """A tensor that no file has: the same number everywhere."""

@@ -211,7 +211,7 @@ class Head:
         if tied is not None:
             self._linear = weights.listed(tied)
         else:
-            self._linear = weights.viewed(weights.checkpoint.view(name, (vocab_size, dim), taken))
+            self._linear = weights.whole(name, (vocab_size, dim), taken)
         self.only_kernels = isinstance(self._linear, PanelLinear)
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:

@@ -16,7 +16,7 @@ from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig
 from orca.worker.gpu_linear import GpuLinear
 from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, multiplies_bytes
 from orca.worker.layout_memory import remembered
-from orca.worker.linear import Linear, Packing
+from orca.worker.linear import Choose, Linear, Packing, in_panels
 from orca.worker.loader import Checkpoint, Tensors
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, Layer, Part, is_silu
@@ -140,7 +140,7 @@ def build_stage(
     kept_in = _kept_in(lambda: checkpoint.stored_dtype, dtype, device)
     sizes = _sizes(info, config, shard, dtype, kept_in, device)
     kernels_of(device).prepare(sizes)
-    packing = _packing(info, device, packs, kept_in, _is_together(config, shard))
+    packing = _packing(info, device, packs, dtype, kept_in, _is_together(config, shard))
     weights = Weights(checkpoint, shard, packing, kept_in)
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
@@ -179,8 +179,9 @@ def build_stage(
 
 
 def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What matrices lie in that are not rounded: as the files have them, where a CPU computes in float32 and can leave
-    half precision so; else `dtype`. Args: stored_dtype: looks through the files, where that matters."""
+    """What matrices are read in, and lie in where they are not rounded: as the files have them, where a CPU computes in
+    float32 and can leave half precision so; else `dtype`. Args: stored_dtype: looks through the files, where that
+    matters."""
     return stored_dtype() if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
@@ -241,21 +242,26 @@ def _sizes(
 
 
 def _packing(
-    info: ModelInfo, place: torch.device, packs: bool | type[Linear], kept_in: torch.dtype, is_together: bool
+    info: ModelInfo,
+    place: torch.device,
+    packs: bool | type[Linear],
+    dtype: torch.dtype,
+    kept_in: torch.dtype,
+    is_together: bool,
 ) -> Packing:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
         if only is None and place.type != "cpu":
             only = GpuLinear
-        choose = partial(remembered, is_together=is_together)
-        return Packing(is_on=bool(packs), only=only, choose=choose, kept_in=kept_in)
+        choose: Choose = partial(remembered, is_together=is_together) if kept_in == dtype else in_panels
+        return Packing(is_on=bool(packs), only=only, choose=choose, dtype=dtype)
     if place.type != "cpu":
         raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
     if not multiplies_bytes():
         log.info("weights of 8 bits: %s, for this processor does not multiply bytes", Int8PanelLinear.__name__)
-        return Packing(only=Int8PanelLinear)
-    choose = partial(remembered, layouts=INT8_LAYOUTS, is_together=is_together)
-    return Packing(small=INT8_LAYOUTS.first, choose=choose)
+        return Packing(only=Int8PanelLinear, dtype=dtype)
+    choose = partial(remembered, dtype=dtype, layouts=INT8_LAYOUTS, is_together=is_together)
+    return Packing(small=INT8_LAYOUTS.first, choose=choose, dtype=dtype)
 
 
 def _expected_bytes(checkpoint: Tensors, family: Family, prefix: str, shard: Shard, numbers: range) -> int:

@@ -34,14 +34,14 @@ class Weights:
     """A checkpoint as one rank reads it. Remembers what it handed out, `linears` in the order of their use.
 
     Args:
-        table_dtype: what embeddings lie in.
+        matrix_dtype: what matrices are read in and embeddings lie in; layouts of linears are `packing`'s.
     """
 
-    def __init__(self, checkpoint: Tensors, shard: Shard, packing: Packing, table_dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Tensors, shard: Shard, packing: Packing, matrix_dtype: torch.dtype) -> None:
         self.checkpoint = checkpoint
         self.shard = shard
         self._packing = packing
-        self._table_dtype = table_dtype
+        self._matrix_dtype = matrix_dtype
         self.linears: list[Linear] = []
         self._tensors: list[Tensor] = []
 
@@ -59,17 +59,17 @@ class Weights:
 
     def table(self, name: str, shape: tuple[int, int], *slices: Slice) -> Table:
         """An embedding."""
-        return self._own_table(self.checkpoint.read(name, shape, *slices, dtype=self._table_dtype))
+        return self._own_table(self.checkpoint.read(name, shape, *slices, dtype=self._matrix_dtype))
 
     def tied(self, name: str, shape: tuple[int, int], *slices: Slice) -> tuple[Linear, Table]:
         """A matrix that is a linear, to be `listed` where it is used, and an embedding: in memory once, if rows can be
         looked up in the linear's layout, and it is large or they lie there as an embedding's do."""
-        view = self.checkpoint.view(name, shape, *slices)
+        view = self._view(name, shape, *slices)
         linear = self._of_view(view)
         table = linear.table
-        is_plain = isinstance(table, PlainTable) and linear.weight.dtype == self._table_dtype
+        is_plain = isinstance(table, PlainTable) and linear.weight.dtype == view.dtype
         if table is None or not (is_plain or linear.bytes >= SHARED_BYTES_MIN):
-            table = self._own_table(view.to(self._table_dtype, copy=True))
+            table = self._own_table(view.clone())
         self.checkpoint.give_back()
         return linear, table
 
@@ -98,14 +98,16 @@ class Weights:
             is_transposed: the checkpoint stores [in, out] (GPT-2's Conv1D).
             is_gated: the parts are gate and up, wanted as silu(gate) * up.
         """
-        view = self.checkpoint.view
         weights = [
-            view(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
+            self._view(f"{part.name}.weight", (inputs, part.total), None, part.taken).t()
             if is_transposed
-            else _in_order(view(f"{part.name}.weight", (part.total, inputs), part.taken), part)
+            else _in_order(self._view(f"{part.name}.weight", (part.total, inputs), part.taken), part)
             for part in parts
         ]
-        biases = [_in_order(view(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias]
+        bias_view = self.checkpoint.view
+        biases = [
+            _in_order(bias_view(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias
+        ]
         weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
         self.checkpoint.give_back()
         return self.linear(weight, bias, is_gated=is_gated)
@@ -124,15 +126,19 @@ class Weights:
         bias = self.checkpoint.read(f"{name}.bias", (outputs,)) if has_bias else None
         own_bias = bias if self.shard.rank == 0 else None
         if is_transposed:
-            weight = self.checkpoint.read(f"{name}.weight", (total, outputs), taken).t().contiguous()
+            weight = self._view(f"{name}.weight", (total, outputs), taken).t().contiguous()
+            self.checkpoint.give_back()
             return self.linear(weight, own_bias)
-        return self.viewed(self.checkpoint.view(f"{name}.weight", (outputs, total), None, taken), own_bias)
+        return self.whole(f"{name}.weight", (outputs, total), None, taken, bias=own_bias)
 
-    def viewed(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A linear of a weight [out, in] that is the checkpoint's view: only layouts that keep it as it is copy it."""
-        linear = self.listed(self._of_view(weight, bias))
+    def whole(self, name: str, shape: tuple[int, int], *slices: Slice, bias: Tensor | None = None) -> Linear:
+        """A linear of one tensor [out, in]: only layouts that keep it as it is copy it."""
+        linear = self.listed(self._of_view(self._view(name, shape, *slices), bias))
         self.checkpoint.give_back()
         return linear
+
+    def _view(self, name: str, shape: tuple[int, int], *slices: Slice) -> Tensor:
+        return self.checkpoint.view(name, shape, *slices, dtype=self._matrix_dtype)
 
     def _of_view(self, view: Tensor, bias: Tensor | None = None) -> Linear:
         linear = self._packing.linear(view, bias)
