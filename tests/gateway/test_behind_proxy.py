@@ -1,12 +1,15 @@
 """Answers to forwarded requests wait until a proxy has seen the end of what it forwards."""
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 from gateway_rig import rig
 
+from orca.gateway import behind_proxy
 from orca.gateway.behind_proxy import BehindProxy
+from orca.gateway.connection import SEND_BODY
 from orca.gateway.settings import Settings
 
 PAUSE_S = 0.2
@@ -51,6 +54,70 @@ async def test_a_refusal_before_the_body_waits_too() -> None:
 @pytest.mark.parametrize("headers", [[BODY], [FORWARDED], []])
 async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
     assert await answer_s(headers) < PAUSE_S
+
+
+class Stream:
+    """Of a forwarded call: events go out past the application's middleware, as a stream's do."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []  # types of messages, in their order
+        self.goes_on = asyncio.Event()
+
+    async def run(self) -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"abc", "more_body": False}
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(0.01)  # as where a socket is full
+            self.sent.append(message["type"])
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await self.goes_on.wait()
+            for _ in range(3):
+                await scope["extensions"][SEND_BODY]["send"]({"type": "http.response.body", "body": b"data: 1"})
+
+        scope = {"type": "http", "headers": [FORWARDED, BODY], "extensions": {SEND_BODY: {"send": send}}}
+        await BehindProxy(app, 0.01)(scope, receive, send)  # type: ignore[arg-type]
+
+
+ALL = ["http.response.start", *["http.response.body"] * 3]
+
+
+async def test_the_headers_of_a_stream_go_with_its_first_event() -> None:
+    stream = Stream()
+    running = asyncio.create_task(stream.run())
+    await asyncio.sleep(0.1)
+    assert not stream.sent
+    stream.goes_on.set()
+    await running
+    assert stream.sent == ALL
+
+
+async def test_a_stream_without_events_begins_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.05)
+    stream = Stream()
+    running = asyncio.create_task(stream.run())
+    while not stream.sent:  # the test's own limit ends it
+        await asyncio.sleep(0.001)
+    assert stream.sent == ALL[:1]
+    stream.goes_on.set()
+    await running
+    assert stream.sent == ALL
+
+
+@pytest.mark.parametrize("late_s", [0.045, 0.05, 0.055])
+async def test_events_stay_behind_the_headers_that_are_just_leaving(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.05)
+    stream = Stream()
+    running = asyncio.create_task(stream.run())
+    await asyncio.sleep(late_s)
+    stream.goes_on.set()
+    await running
+    assert stream.sent == ALL
 
 
 async def test_without_a_pause_all_calls_pass_untouched() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_steps import HEADS, STEPS, random_step, sight_of
 from gpu import GpuKernels
+from pairs import covered
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
@@ -74,10 +75,10 @@ def test_reference_gives_each_query_head_its_kv_head() -> None:
     assert output.flatten().tolist() == [5.0, 7.0, 7.0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("window", [None, 1, 6, 257], ids=lambda window: f"window-{window}")
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "heads", "window", "kind"),
+    covered({"step": list(STEPS), "heads": list(HEADS), "window": [None, 1, 6, 257], "kind": list(KINDS)}),
+)
 def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None, kind: str) -> None:
     kv_of_query = HEADS[heads]
     kv_heads = max(kv_of_query) + 1
@@ -118,10 +119,17 @@ def test_a_token_gets_the_same_alone_and_among_others(heads: str, window: int | 
             assert torch.equal(alone, together[here])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [12, 64, 80])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "head_dim", "dtype", "kind"),
+    covered(
+        {
+            "step": list(STEPS),
+            "head_dim": [12, 64, 80],
+            "dtype": [torch.bfloat16, torch.float16],
+            "kind": list(KINDS),
+        }
+    ),
+)
 def test_half_precision_equals_the_reference_within_its_rounding(
     step: str, head_dim: int, dtype: torch.dtype, kind: str
 ) -> None:

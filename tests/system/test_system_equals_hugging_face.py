@@ -45,18 +45,20 @@ class Oracles:
         self._folder = folder
         self.compared = 0
         self.excused = 0
-        self._known: dict[str, tuple[Path, list[Work], list[Reference]]] = {}
+        self._known: dict[tuple[str, int], tuple[Path, list[Work], list[Reference]]] = {}
 
-    def of(self, family: str) -> tuple[Path, list[Work], list[Reference]]:
-        if family not in self._known:
-            folder = tiny_checkpoint(family, self._folder / family)
-            works = some_works(seed=FAMILIES.index(family))
-            greedy, sampled = works[:GREEDY_REQUESTS], works[GREEDY_REQUESTS:]
+    def of(self, family: str, stride: int) -> tuple[Path, list[Work], list[Reference]]:
+        """Args: stride: only every so many of the requests."""
+        if (family, stride) not in self._known:
+            folder = tiny_checkpoint(family, self._folder / f"{family}-{stride}")
+            works = some_works(seed=FAMILIES.index(family))[::stride]
+            greedy = [work for work in works if work.sampling is GREEDY]
+            sampled = works[len(greedy) :]
             references = generate(folder, [(work.prompt, work.max_new_tokens) for work in greedy])
             seeded = [(work.prompt, work.max_new_tokens, work.sampling.seed) for work in sampled]
             references += sample(folder, seeded, TEMPERATURE)
-            self._known[family] = folder, works, references
-        return self._known[family]
+            self._known[family, stride] = folder, works, references
+        return self._known[family, stride]
 
 
 def some_works(seed: int) -> list[Work]:
@@ -95,7 +97,7 @@ def systems(cases: list[Case]) -> list[Any]:
 async def test_output_equals_hugging_face(
     oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case]
 ) -> None:
-    await check_system(oracles, family, layout, cases, alone_stride=3)
+    await check_system(oracles, family, layout, cases, stride=2, alone_stride=2)
 
 
 @pytest.mark.prove
@@ -107,18 +109,26 @@ async def test_output_equals_hugging_face_in_every_combination(
 
 
 async def check_system(
-    oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case], *, alone_stride: int = 1
+    oracles: Oracles,
+    family: str,
+    layout: tuple[int, int],
+    cases: list[Case],
+    *,
+    stride: int = 1,
+    alone_stride: int = 1,
 ) -> None:
-    """Serve all requests under each case, in the same processes, and compare every token.
+    """Serve the requests under each case, in the same processes, and compare every token.
 
-    Args: alone_stride: where each runs alone, which takes a step for each token, only every so many of them.
+    Args:
+        stride: only every so many of them.
+        alone_stride: of these, where each runs alone, which takes a step for each token.
     """
-    folder, all_works, all_references = oracles.of(family)
+    folder, all_works, all_references = oracles.of(family, stride)
     with RunningGroup(folder, stages=layout[0], tensor=layout[1]) as group:
         for case in cases:
             choices = {name: case[name] for name in ("max_batch_size", "prefetch", "max_batch_tokens")}
-            stride = alone_stride if case["max_batch_size"] == 1 else 1
-            works, references = all_works[::stride], all_references[::stride]
+            apart = alone_stride if case["max_batch_size"] == 1 else 1
+            works, references = all_works[::apart], all_references[::apart]
             outputs = await group.serve(works, **choices)
             verdict = Verdict()
             for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):

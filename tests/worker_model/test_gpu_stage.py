@@ -41,6 +41,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-no-bias": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
 }
 
+SHARED = ("llama-biased", "gpt2", "opt")
+"""Those that `make test` divides among ranks, too: all biases, and a row of each family's own."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
@@ -125,19 +128,33 @@ def run(folder: Path, kernels: Kernels, layout: type[Linear], *, tensor: int) ->
     return Run(logits, before.seen, meanwhile.seen)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            (name, ranks), id=f"{name}-{ranks}", marks=() if ranks == 1 or name in SHARED else pytest.mark.prove
+        )
+        for name in MODELS
+        for ranks in (1, 2)
+    ],
+)
+def case(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """Name of a model, and ranks of its stage."""
+    chosen: tuple[str, int] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(case: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a model with two layers."""
-    family, options = MODELS[request.param]
+    family, options = MODELS[case[0]]
     layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 2}
-    return tiny_checkpoint(family, tmp_path_factory.mktemp(request.param), **layers, **options)
+    return tiny_checkpoint(family, tmp_path_factory.mktemp(case[0]), **layers, **options)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def tensor(request: pytest.FixtureRequest) -> int:
-    """Ranks of the stage."""
-    ranks: int = request.param
-    return ranks
+@pytest.fixture(scope="module")
+def tensor(case: tuple[str, int]) -> int:
+    return case[1]
 
 
 @pytest.fixture(scope="module")

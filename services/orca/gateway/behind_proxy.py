@@ -1,13 +1,15 @@
 """Answers through a proxy do not begin before the proxy has seen the end of the request that it forwards.
 
 A reverse proxy written in Go, such as Traefik or Caddy, closes its own request's body when the first byte of an answer
-comes back (net/http, before Server.EnableFullDuplex). If it has not read the end of that body yet, it takes this for a
-broken request and cuts the answer off. Headers here leave within a few milliseconds of the body: on two busy
-processors, 27 of 676 answers through Traefik 3.6 were cut behind their headers, and with a pause of 50 ms none of 610.
+comes back (net/http, before Server.EnableFullDuplex). If it has not looked for the end of that body yet, which it does
+in a read of its own behind the last byte, it takes this for a broken request and cuts the answer off. Headers here
+leave within a few milliseconds of the body: on two busy processors, 27 of 676 answers through Traefik 3.6 were cut
+behind their headers, and with a pause of 50 ms none of 610.
 
 The pause is time for a goroutine of the proxy to run once. A proxy that gets no processor for longer still cuts: beside
 six busy processes with the shares of a pod that asks for 1 CPU, of a Traefik with those of one that asks for none 3 of
-260 answers, with shares like theirs none of 523.
+260 answers, with shares like theirs none of 523. So the headers of a stream, of little use alone, wait further, for its
+first event: the busier the machine, the later that is.
 """
 
 import asyncio
@@ -15,13 +17,20 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orca.gateway.connection import SEND_BODY
+
+FIRST_EVENT_S = 1.0
+"""From the end of a request: a client whose first event takes longer is told that its call was accepted."""
+
 _MARKS = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 class BehindProxy:
     """Holds the start of an answer to a request that has a body and was forwarded; all others pass untouched.
 
-    Args: pause_s: from the end of a request to the first byte of its answer, at least.
+    It goes out with the first of the answer's body, or after `FIRST_EVENT_S`.
+
+    Args: pause_s: from the end of a request to the first byte of its answer, at least. 0 holds nothing.
     """
 
     def __init__(self, app: ASGIApp, pause_s: float) -> None:
@@ -32,21 +41,58 @@ class BehindProxy:
         if scope["type"] != "http" or not self._pause_s or not _is_forwarded_body(scope):
             await self._app(scope, receive, send)
             return
-        heard_s = time.monotonic()
+        extensions = scope.get("extensions", {})
+        answer = _Answer(send, extensions.get(SEND_BODY, {"send": send})["send"], self._pause_s)
 
         async def hearing() -> Message:
-            nonlocal heard_s
             message = await receive()
             if message["type"] == "http.request":
-                heard_s = time.monotonic()
+                answer.heard_s = time.monotonic()
             return message
 
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await asyncio.sleep(heard_s + self._pause_s - time.monotonic())
-            await send(message)
+        scope = {**scope, "extensions": {**extensions, SEND_BODY: {"send": answer.send_body}}}
+        try:
+            await self._app(scope, hearing, answer.send)
+        finally:
+            answer.close()
 
-        await self._app(scope, hearing, sending)
+
+class _Answer:
+    """One that is on its way out. `heard_s` is when the last of its request came, by `time.monotonic`."""
+
+    def __init__(self, send: Send, send_body: Send, pause_s: float) -> None:
+        self.heard_s = time.monotonic()
+        self._send, self._send_body = send, send_body
+        self._pause_s = pause_s
+        self._start: Message | None = None
+        self._turn = asyncio.Lock()
+        self._late: asyncio.Task[None] | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._late = asyncio.create_task(self._begin(max(self._pause_s, FIRST_EVENT_S)))
+        else:
+            await self._begin(self._pause_s)
+            await self._send(message)
+
+    async def send_body(self, message: Message) -> None:
+        await self._begin(self._pause_s)
+        await self._send_body(message)
+
+    def close(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+
+    async def _begin(self, least_s: float) -> None:
+        """Send the start, if it has not gone out, when the request's end is `least_s` past."""
+        if self._start is None and not self._turn.locked():
+            return
+        await asyncio.sleep(self.heard_s + least_s - time.monotonic())
+        async with self._turn:
+            start, self._start = self._start, None
+            if start is not None:
+                await self._send(start)
 
 
 def _is_forwarded_body(scope: Scope) -> bool:

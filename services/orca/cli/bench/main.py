@@ -45,7 +45,7 @@ from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
 from orca.worker.processors import thread_variables
 
-_FLOAT32 = ("llama-63m", "gpt2-8x384", "llama-500m", "llama-494m-tied")
+_FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
 """What peers/model.py makes; it needs torch, which is not imported to read options."""
 

@@ -54,6 +54,8 @@ IN_BFLOAT16 = "-bf16"
 
 _SHAPES: Mapping[str, Shape] = {
     "llama-63m": LlamaShape(),
+    # The same, with grouped queries, as models since Llama 2 have them: four to a head of keys and values.
+    "llama-58m-gqa": LlamaShape(kv_heads=2),
     "gpt2-8x384": GPT2Shape(),
     "llama-500m": LlamaShape(
         layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048

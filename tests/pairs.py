@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 
 def pairwise(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """A greedy cover, the same at every call; about as long as the product of the two longest settings."""
@@ -21,6 +23,17 @@ def pairwise(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def full(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination."""
     return [dict(zip(settings, row, strict=True)) for row in product(*settings.values())]
+
+
+def covered(settings: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Every combination as a parameter of a test: `make test` runs those of `pairwise`, `make prove` all."""
+    chosen = pairwise(settings)
+    return [
+        pytest.param(
+            *each.values(), id="-".join(map(str, each.values())), marks=() if each in chosen else pytest.mark.prove
+        )
+        for each in full(settings)
+    ]
 
 
 def _pairs(row: Sequence[Any]) -> set[tuple[Any, ...]]:
