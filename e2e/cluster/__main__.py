@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("up", help="start a cluster and wait until it is ready")
     add.add_argument("--nodes", type=int, choices=range(1, NODES_MAX + 1), default=2, help="1 to 9, 2 unless said")
     add = commands.add_parser("down", help="end it and remove all that is left of it")
-    add.add_argument("--keep-logs", action="store_true", help="the audit log and the components' stay in its folder")
+    add.add_argument(
+        "--keep-logs", action="store_true", help="the audit log, the components' and those of pods stay in its folder"
+    )
     commands.add_parser("status", help="which components run; 1 when one does not")
     commands.add_parser("kubeconfig", help="the administrator's file, for what runs inside the cluster's network")
     add = commands.add_parser("can-start", help="0 when a cluster could be up within a minute")

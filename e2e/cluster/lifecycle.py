@@ -179,11 +179,24 @@ def _clear(layout: Layout, *, keep_logs: bool) -> None:
     cgroups.remove_cgroups()
     if not layout.mark.exists():
         return
-    kept = {layout.mark, layout.logs} if keep_logs else set()
+    kept = set()
+    if keep_logs:
+        kept = {layout.mark, layout.logs}
+        keep_pod_logs(layout)
     for path in set(layout.state.iterdir()) - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not keep_logs:
         layout.state.rmdir()
+
+
+def keep_pod_logs(layout: Layout) -> None:
+    """Copy what the pods that are left have written, such as the Ingress proxy, to where the components' logs are."""
+    kept = layout.logs / "pods"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for log in layout.state.glob("node-*/var-log/pods/*/*/*.log*"):
+        pod, container = log.parts[-3].rpartition("_")[0], log.parts[-2]  # <namespace>_<name>_<uid>, <container>
+        shutil.copy(log, kept / f"{pod}.{container}.{log.name}")
 
 
 class _Steps:

@@ -81,6 +81,7 @@ def _ingress(layout: Layout) -> list[Json]:
             f"--providers.kubernetesingress.ingressendpoint.ip={INGRESS_ADDRESS}",
             "--providers.kubernetesgateway=true",
             "--providers.providersthrottleduration=100ms",
+            "--log.level=DEBUG",  # why it has cut an answer off is said at no other
             "--ping=true",
             "--ping.entrypoint=web",
             "--global.checknewversion=false",
