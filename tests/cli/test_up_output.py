@@ -20,6 +20,7 @@ from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, wait_unt
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core import engine_pb2 as pb
 from orca.core import engine_pb2_grpc as pb_grpc
+from orca.core.internal_port import InternalPort, Page
 
 
 def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:
@@ -204,6 +205,36 @@ async def test_a_stage_that_waits_says_why_and_is_up_only_in_a_newer_epoch(tmp_p
     assert shown == ["waiting for the group: the engine failed: too few slots", "ready"]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wait_until_ready([spec], show, older_epochs={"w": 4}), 0.3)
+    await server.stop(None)
+
+
+async def test_a_group_is_up_only_when_its_scheduler_has_formed_it(tmp_path: Path) -> None:
+    """Its stages join each epoch that is tried, also where the scheduler then finds that it may not serve."""
+    server = grpc.aio.server()
+    pb_grpc.add_StageServicer_to_server(stage := WaitingStage(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    stage.has_joined = True
+    status = 503
+    ready = await InternalPort.open("127.0.0.1:0", {"/ready": lambda: Page(b"{}", status=status)})
+    specs = [
+        ProcessSpec(role=role, name=name, command=(), address=address, log=tmp_path, health=health, scheduler=scheduler)
+        for role, name, health, scheduler in (
+            (Role.SCHEDULER, "scheduler-0", ready.address, None),
+            (Role.WORKER, "w", None, "scheduler-0"),
+        )
+    ]
+    shown: list[tuple[str, str]] = []
+
+    def show(name: str, standing: Standing) -> None:
+        nonlocal status
+        if standing != STARTING:  # as which a stage counts that did not answer in time
+            shown.append((name, standing.text))
+            status = 200
+
+    await asyncio.wait_for(wait_until_ready(specs, show, why={"scheduler-0": "too few slots"}.get), 60)
+    assert (shown[0], shown[-1]) == (("w", "waiting for the group: too few slots"), ("w", "ready"))
+    ready.close()
     await server.stop(None)
 
 

@@ -170,6 +170,9 @@ async def test_a_cursor_that_names_no_place_of_the_answer_is_refused_in_words(cu
         status, error = error_of(await resumed(second, request_id, cursor))
         assert (status, error["code"], error["param"]) == (400, "invalid_cursor", "Last-Event-ID")
         assert words in error["message"]
+        status, error = error_of(await first.client.get(f"/v1/requests/{request_id}/events?starting_after={cursor}"))
+        assert (status, error["code"], error["param"]) == (400, "invalid_cursor", "starting_after")
+        assert error["message"].startswith("starting_after: ")
 
 
 async def test_a_choice_that_has_told_nothing_yet_is_named_by_its_start() -> None:

@@ -77,7 +77,7 @@ def test_reference_gives_each_query_head_its_kv_head() -> None:
 
 @pytest.mark.parametrize(
     ("step", "heads", "window", "kind"),
-    covered({"step": list(STEPS), "heads": list(HEADS), "window": [None, 1, 6, 257], "kind": list(KINDS)}),
+    covered({"step": list(STEPS), "heads": list(HEADS), "window": [None, 1, 6, 257], "kind": list(KINDS)}, 3),
 )
 def test_ragged_attention_equals_the_reference(step: str, heads: str, window: int | None, kind: str) -> None:
     kv_of_query = HEADS[heads]
@@ -127,7 +127,8 @@ def test_a_token_gets_the_same_alone_and_among_others(heads: str, window: int | 
             "head_dim": [12, 64, 80],
             "dtype": [torch.bfloat16, torch.float16],
             "kind": list(KINDS),
-        }
+        },
+        3,
     ),
 )
 def test_half_precision_equals_the_reference_within_its_rounding(

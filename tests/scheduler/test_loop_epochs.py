@@ -120,7 +120,7 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
     await asyncio.sleep(30)
     assert not await is_formed(group)
     assert "64 slots" in group.logs[0].reasons[0]
-    assert "promised 128" in group.logs[0].reasons[0]
+    assert "128 were promised" in group.logs[0].reasons[0]
     assert len(group.logs[0].reasons) < 20, "it tries again ever more slowly"
     assert (await world.pool.status("A.0")).state is RequestState.QUEUED
     stats = await world.pool.stats()

@@ -110,15 +110,18 @@ def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], 
     model.check(asks)
 
 
+@pytest.mark.parametrize("packs", [PanelLinear, OneDnnLinear, True, False])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
-def test_weights_that_stay_in_half_precision_give_the_output_of_float32(
-    family: str, stored: torch.dtype, models: Any
+def test_files_in_half_precision_give_the_output_of_float32_in_any_layout(
+    family: str, stored: torch.dtype, packs: bool | type[Linear], models: Any
 ) -> None:
+    """Panels keep them so; the others are widened."""
     model = models(family, stored=stored)
-    chain = Chain(model.folder, packs=PanelLinear)
+    chain = Chain(model.folder, packs=packs)
     [[stage]] = chain.stages
-    assert {each.weight.dtype for each in stage._model.linears} == {stored}
+    kept_in = stored if packs is PanelLinear else torch.float32
+    assert {each.weight.dtype for each in stage._model.linears} == {kept_in}
     asks = random_asks(model.vocab_size, 24, seed=14, new_max=NEW_MAX)
     serve(chain, asks, max_batch_size=20)
     model.check(asks)

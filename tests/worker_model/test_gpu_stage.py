@@ -41,8 +41,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-no-bias": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
 }
 
-SHARED = ("llama-biased", "gpt2", "opt")
-"""Those that `make test` divides among ranks, too: all biases, and a row of each family's own."""
+SHARED = ("llama-biased", "qwen3-biased", "gpt2", "opt-gelu-norms-behind")
+"""Those that `make test` divides among ranks, too: all biases, norms of heads, norms behind, and each family's own."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,6 +1,7 @@
 """Weights of 8 bits: near the full ones, alike in both layouts, a quarter of the memory."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from stage_driver import Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
+from torch import Tensor
 
 from orca.core.errors import ModelError
 from orca.worker import int8_linear, linear
@@ -70,6 +72,18 @@ def test_an_8_bit_weight_replaces_the_plain_one(kind: type[Linear]) -> None:
     weight = torch.randn(64, 512)
     assert kind(weight).bytes == 64 * 512 + 64 * 4
     assert kind(weight, torch.randn(64)).bytes == 64 * 512 + 2 * 64 * 4
+
+
+def test_weights_of_half_precision_are_timed_with_the_rows_that_they_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[torch.dtype] = set()
+
+    def least_s(candidates: Sequence[Linear], x: Tensor) -> list[float]:
+        seen.add(x.dtype)
+        return [1.0] * len(candidates)
+
+    monkeypatch.setattr(linear, "least_s", least_s)
+    linear.fastest(torch.randn(400, 300).bfloat16(), None, dtype=torch.float32, layouts=INT8_LAYOUTS)
+    assert seen == {torch.float32}
 
 
 @pytest.mark.parametrize(("bytes_us", "best"), [(950, Int8PanelLinear), (850, OneDnnInt8Linear)])

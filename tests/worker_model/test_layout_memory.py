@@ -75,6 +75,8 @@ def test_a_weight_that_is_rounded_is_timed_for_itself() -> None:
     rounded = timed(Int8PanelLinear, Int8PanelLinear)
     assert remembered(WEIGHT, None, rounded, layouts=INT8_LAYOUTS) is Int8PanelLinear
     assert remembered(WEIGHT, None, timed(), layouts=INT8_LAYOUTS) is Int8PanelLinear
+    # It is the rows' dtype that counts, not that of the files.
+    assert remembered(WEIGHT.bfloat16(), None, timed(), dtype=WEIGHT.dtype, layouts=INT8_LAYOUTS) is Int8PanelLinear
     assert remembered(WEIGHT, None, timed()) is OneDnnLinear
 
 

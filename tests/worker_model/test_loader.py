@@ -56,17 +56,22 @@ def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
             files.give_back()
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("layout", [Linear, PanelLinear])
-def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) -> None:
+def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], is_transposed: bool) -> None:
     """After `give_back` nothing of the model may look at the file any more: it could be another one by then."""
     files = checkpoint(folder)
-    layout(torch.ones(COLUMNS, COLUMNS))(torch.ones(1, COLUMNS))  # reads libraries and code
+    outputs, inputs = (COLUMNS, ROWS) if is_transposed else (ROWS, COLUMNS)
+    layout(torch.ones(outputs, inputs))(torch.ones(1, inputs))  # reads libraries and code
     before = resident_bytes()
     weights = Weights(files, Shard(), Packing(only=layout), torch.float32)
-    linears = [weights.rows(f"{place}", ROWS, COLUMNS, (0, COLUMNS), has_bias=False) for place in range(1, NUMBER)]
-    ones = torch.ones(1, COLUMNS)
+    linears = [
+        weights.rows(f"{place}", outputs, inputs, (0, inputs), has_bias=False, is_transposed=is_transposed)
+        for place in range(1, NUMBER)
+    ]
+    ones = torch.ones(1, inputs)
     for place, linear in enumerate(linears, 1):
-        assert torch.equal(linear(ones), torch.full((1, ROWS), float(place * COLUMNS)))
+        assert torch.equal(linear(ones), torch.full((1, outputs), float(place * inputs)))
     assert resident_bytes() - before < 3 * ROWS * COLUMNS * 4
 
 

@@ -41,8 +41,11 @@ class BehindProxy:
         if scope["type"] != "http" or not self._pause_s or not _is_forwarded_body(scope):
             await self._app(scope, receive, send)
             return
+        answer = _Answer(send, self._pause_s)
         extensions = scope.get("extensions", {})
-        answer = _Answer(send, extensions.get(SEND_BODY, {"send": send})["send"], self._pause_s)
+        if SEND_BODY in extensions:
+            send_body = answer.behind_start(extensions[SEND_BODY]["send"])
+            scope = {**scope, "extensions": {**extensions, SEND_BODY: {"send": send_body}}}
 
         async def hearing() -> Message:
             message = await receive()
@@ -50,9 +53,11 @@ class BehindProxy:
                 answer.heard_s = time.monotonic()
             return message
 
-        scope = {**scope, "extensions": {**extensions, SEND_BODY: {"send": answer.send_body}}}
         try:
             await self._app(scope, hearing, answer.send)
+        except Exception:
+            await answer.begin()  # what was told as an answer is one, and is cut off: it is no other error now
+            raise
         finally:
             answer.close()
 
@@ -60,9 +65,9 @@ class BehindProxy:
 class _Answer:
     """One that is on its way out. `heard_s` is when the last of its request came, by `time.monotonic`."""
 
-    def __init__(self, send: Send, send_body: Send, pause_s: float) -> None:
+    def __init__(self, send: Send, pause_s: float) -> None:
         self.heard_s = time.monotonic()
-        self._send, self._send_body = send, send_body
+        self._send = send
         self._pause_s = pause_s
         self._start: Message | None = None
         self._turn = asyncio.Lock()
@@ -73,23 +78,31 @@ class _Answer:
             self._start = message
             self._late = asyncio.create_task(self._begin(max(self._pause_s, FIRST_EVENT_S)))
         else:
-            await self._begin(self._pause_s)
+            await self.begin()
             await self._send(message)
 
-    async def send_body(self, message: Message) -> None:
+    def behind_start(self, send: Send) -> Send:
+        """What sends a body past this one: not before its start."""
+
+        async def sending(message: Message) -> None:
+            await self.begin()
+            await send(message)
+
+        return sending
+
+    async def begin(self) -> None:
+        """Send the start, if there is one that has not gone out, behind the pause."""
         await self._begin(self._pause_s)
-        await self._send_body(message)
 
     def close(self) -> None:
         if self._late is not None:
             self._late.cancel()
 
     async def _begin(self, least_s: float) -> None:
-        """Send the start, if it has not gone out, when the request's end is `least_s` past."""
         if self._start is None and not self._turn.locked():
             return
         await asyncio.sleep(self.heard_s + least_s - time.monotonic())
-        async with self._turn:
+        async with self._turn:  # who comes while it leaves waits for it
             start, self._start = self._start, None
             if start is not None:
                 await self._send(start)

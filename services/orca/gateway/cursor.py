@@ -15,46 +15,52 @@ from orca.pool.api import RequestStatus
 Cursor = Mapping[int, str]
 """Choice -> id of the last event that the client has; without the choices that it has nothing of."""
 
+HEADER = "Last-Event-ID"
+QUERY = "starting_after"
 ALL_READ = "end"
 
 # No leading zeros: each event has one name.
 _EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,8})\.(?:start|end|0|[1-9][0-9]{0,8})")
 
 
-def parse_cursor(text: str, choices: int) -> Cursor:
+def parse_cursor(text: str, choices: int, *, source: str = HEADER) -> Cursor:
     """The last event of each of `choices` choices; empty for the start.
 
-    Args: text: not `ALL_READ`.
+    Args:
+        text: not `ALL_READ`.
+        source: where the client has written it.
     Raises: ApiError 400 that says what is missing or wrong.
     """
     places: dict[int, str] = {}
     for word in filter(None, map(str.strip, text.split(","))):
         event_id = _EVENT_ID.fullmatch(word)
         if event_id is None:
-            raise bad_cursor(f"{word[:32]!r} is no event id: they are written 0.12 or 0.end")
+            raise bad_cursor(source, f"{word[:32]!r} is no event id: they are written 0.12 or 0.end")
         choice = int(event_id[1])
         if choice >= choices:
-            raise bad_cursor(f"{word} names choice {choice}, the request has {choices}")
+            raise bad_cursor(source, f"{word} names choice {choice}, the request has {choices}")
         if choice in places:
-            raise bad_cursor(f"choice {choice} is named twice")
+            raise bad_cursor(source, f"choice {choice} is named twice")
         places[choice] = word
     missing = [choice for choice in range(choices) if choice not in places]
     if places and missing:
         names = ", ".join(map(str, missing))
-        raise bad_cursor(f"the last event of every choice is needed, or <choice>.start: nothing names choice {names}")
+        raise bad_cursor(
+            source, f"the last event of every choice is needed, or <choice>.start: nothing names choice {names}"
+        )
     return {choice: word for choice, word in places.items() if not word.endswith(".start")}
 
 
-def check_written(cursor: Cursor, statuses: Sequence[RequestStatus]) -> None:
+def check_written(cursor: Cursor, statuses: Sequence[RequestStatus], *, source: str = HEADER) -> None:
     """A cursor must name events that there are. Args: statuses: of all choices, in order. Raises: ApiError 400."""
     for choice, event_id in cursor.items():
         status, place = statuses[choice], event_id.partition(".")[2]
         if status.end is None if place == "end" else int(place) >= status.tokens:
-            raise bad_cursor(f"there is no event {event_id} yet: choice {choice} has {status.tokens} tokens")
+            raise bad_cursor(source, f"there is no event {event_id} yet: choice {choice} has {status.tokens} tokens")
 
 
-def bad_cursor(message: str) -> ApiError:
-    return ApiError(400, f"Last-Event-ID: {message}", param="Last-Event-ID", code="invalid_cursor")
+def bad_cursor(source: str, message: str) -> ApiError:
+    return ApiError(400, f"{source}: {message}", param=source, code="invalid_cursor")
 
 
 class ResumedChoice:

@@ -16,7 +16,7 @@ from orca.core.errors import UnknownRequest
 from orca.gateway.aside import write_answer
 from orca.gateway.auth import owner_of
 from orca.gateway.closing import note_closed
-from orca.gateway.cursor import ALL_READ, check_written, parse_cursor
+from orca.gateway.cursor import ALL_READ, HEADER, QUERY, check_written, parse_cursor
 from orca.gateway.delivery import Accepted, Timing
 from orca.gateway.errors import answer_to_end
 from orca.gateway.gateway import Gateway
@@ -37,13 +37,14 @@ async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Respon
     started = time.perf_counter()
     parent = await _own_parent(gateway, http, request_id)
     served = model_of(gateway, parent.requests)
-    text = http.headers.get("last-event-id") or http.query_params.get("starting_after") or ""
+    header, query = http.headers.get(HEADER), http.query_params.get(QUERY)
+    source, text = (QUERY, query) if query and not header else (HEADER, header or "")
     if text.strip() == ALL_READ:
         # Tells an EventSource, which would connect again for ever, that there is no more.
         return Response(status_code=204)
-    cursor = parse_cursor(text, len(parent.requests))
+    cursor = parse_cursor(text, len(parent.requests), source=source)
     statuses = await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests))
-    check_written(cursor, statuses)
+    check_written(cursor, statuses, source=source)
     rendering = replace(Rendering.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)

@@ -135,7 +135,7 @@ class Settings:
     proxy_pause_seconds: float = setting(
         0.05,
         "from the end of a forwarded request to its answer, at least, for proxies written in Go (behind_proxy.py);"
-        " others need none",
+        " others need none: 0 also lets the headers of a stream go before its first event",
         least=0,
     )
     drain_seconds: float = setting(

@@ -202,7 +202,10 @@ class Scheduler:
         offer = limits.longest_request
         promised = await patiently(lambda: seams.pool.promise_slots(revision, offer), seams.times.pool_retry_s)
         if limits.slots < promised:
-            raise EngineError(f"the group has {limits.slots} slots, and revision {revision} was promised {promised}")
+            raise EngineError(
+                f"the group has {limits.slots} slots, and {promised} were promised to a request of revision {revision}:"
+                " it forms with as many, or in a pool of its own"
+            )
         await patiently(lambda: seams.pool.set_revision(revision, self._choices.generation), seams.times.pool_retry_s)
         return promised
 

@@ -28,7 +28,8 @@ Slice = tuple[int, int] | None
 
 
 class Tensors(Protocol):
-    """The named tensors of a model, each in one dtype and on one device: those of a folder (`Checkpoint`), or made."""
+    """The named tensors of a model, on one device and, unless asked for otherwise, in one dtype: those of a folder
+    (`Checkpoint`), or made."""
 
     dtype: torch.dtype
     bytes_read: int

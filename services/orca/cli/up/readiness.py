@@ -1,7 +1,8 @@
 """How far a start has come: asks stages for their status and the gateway whether it is ready.
 
-A group is up when all its stages have joined an epoch, the system when every group is and `GET /ready` says 200. There
-is no limit in time: loading takes as long as it takes, and a process that dies is the supervisor's to report.
+A group is up when all its stages have joined an epoch and its scheduler says that it has formed, the system when every
+group is and the gateway's `GET /ready` says 200. There is no limit in time: loading takes as long as it takes, and a
+process that dies is the supervisor's to report.
 """
 
 import asyncio
@@ -55,10 +56,10 @@ async def wait_until_ready(
     why: Callable[[str], str | None] = lambda _: None,
     older_epochs: Mapping[str, int] | None = None,
 ) -> None:
-    """Return when every stage has joined and the gateway is ready.
+    """Return when every group has formed and the gateway is ready.
 
     Args:
-        show: gets each name and standing on the way.
+        show: gets name and standing of each stage and gateway on the way.
         why: the newest reason why the group of a scheduler, given by its name, does not form; None while there is none.
         older_epochs: by the name of a stage; one that is still in such an epoch has not joined again. Looked at anew
             each time.
@@ -66,6 +67,8 @@ async def wait_until_ready(
     older = {} if older_epochs is None else older_epochs
     async with contextlib.AsyncExitStack() as stack:
         probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
+        schedulers = {spec.name: spec.health for spec in specs if spec.role is Role.SCHEDULER and spec.health}
+        group_of = {spec.name: spec.scheduler for spec in specs}
         for spec in specs:
             if spec.role is Role.WORKER:
                 stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
@@ -73,10 +76,15 @@ async def wait_until_ready(
             elif spec.role is Role.GATEWAY:
                 probes[spec.name] = partial(_ask_gateway, spec.address)
         while True:
-            standings = await asyncio.gather(*(ask() for ask in probes.values()))
-            for name, standing in zip(probes, standings, strict=True):
-                show(name, standing)
-            if all(standing.is_up for standing in standings):
+            standings = dict(zip(probes, await asyncio.gather(*(ask() for ask in probes.values())), strict=True))
+            # Asked behind its stages: a group that breaks up has said so by the time that they have joined another one.
+            formed = await asyncio.gather(*(_is_ready(address) for address in schedulers.values()))
+            unformed = {name for name, is_formed in zip(schedulers, formed, strict=True) if not is_formed}
+            for name, standing in standings.items():
+                if standing.is_up and group_of[name] in unformed:
+                    standings[name] = _waiting(group_of[name], why)
+                show(name, standings[name])
+            if not unformed and all(standing.is_up for standing in standings.values()):
                 return
             await asyncio.sleep(POLL_S)
 
@@ -105,11 +113,15 @@ async def _ask_stage(
     if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epochs.get(spec.name, 0):
         return READY
     if status.phase in (pb.StatusReply.IDLE, pb.StatusReply.JOINED):
-        reason = why(spec.scheduler) if spec.scheduler is not None else None
-        return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
+        return _waiting(spec.scheduler, why)
     if status.phase == pb.StatusReply.FAILED:
         return Standing(f"failed: {status.detail}", 0)
     return STARTING
+
+
+def _waiting(scheduler: str | None, why: Callable[[str], str | None]) -> Standing:
+    reason = why(scheduler) if scheduler is not None else None
+    return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
 
 
 async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | None:
@@ -121,4 +133,8 @@ async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | Non
 
 
 async def _ask_gateway(address: str) -> Standing:
-    return READY if await http_status(address, "/ready", ANSWER_S) == 200 else STARTING
+    return READY if await _is_ready(address) else STARTING
+
+
+async def _is_ready(address: str) -> bool:
+    return await http_status(address, "/ready", ANSWER_S) == 200

@@ -132,7 +132,7 @@ def build_stage(
     """One rank's share of a model whose config and tensors are at hand: `load_stage` without the folder.
 
     Args:
-        checkpoint: gives tensors of `dtype` on `device`; it is closed at the end.
+        checkpoint: gives tensors of `dtype`, unless asked for another one, on `device`; it is closed at the end.
     Raises: ModelError.
     """
     shard = shard or Shard()
