@@ -102,16 +102,21 @@ async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
     assert call.waited_s < PAUSE_S
 
 
+@pytest.mark.parametrize("has_own_way", [True, False])
 @pytest.mark.parametrize("events", [0, 1])
-async def test_what_is_there_waits_for_no_more_than_the_pause(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_there_waits_for_no_more_than_the_pause(
+    events: int, has_own_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 1000.0)
-    call = Call(FORWARDED, BODY).with_own_way_for_bodies()
+    call = Call(FORWARDED, BODY)
+    if has_own_way:
+        call.with_own_way_for_bodies()
     call.events = events
     call.goes_on.release()
     async with asyncio.timeout(60):
         await call.run()
     assert call.waited_s >= PAUSE_S
-    assert call.sent == ["start", *["event"] * (events + 1)]
+    assert call.sent == ["start", *["event" if has_own_way else "body"] * (events + 1)]
 
 
 async def test_the_headers_of_a_stream_go_with_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
