@@ -202,6 +202,7 @@ def three_edits(service: Service) -> Iterator[None]:
 def replaced(service: Service) -> Iterator[None]:
     found = service.get()
     found.pop("status")
+    found["metadata"].pop("resourceVersion")  # the operator may write a status meanwhile, which is no conflict here
     found["spec"]["scheduler"]["maxBatchSize"] = 16
     service.kubectl("replace", "--filename=-", entered=json.dumps(found))
     yield
