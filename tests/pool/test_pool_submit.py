@@ -116,16 +116,6 @@ async def test_a_full_queue_refuses_the_whole_parent(make_bed: Callable[..., Bed
     await bed.pool.submit(submission("c", n=1))
 
 
-async def test_a_call_of_more_requests_than_may_ever_wait_is_no_matter_of_waiting(make_bed: Callable[..., Bed]) -> None:
-    bed = make_bed(with_settings(max_queued=3))
-    await bed.pool.set_revision(REVISION, 1)
-    with pytest.raises(InvalidRequest, match="4 requests of one call can never wait, 3 may") as refused:
-        await bed.pool.submit(submission("a", n=4))
-    assert refused.value.param == "n"
-    with pytest.raises(UnknownRequest):
-        await bed.pool.parent("a")
-
-
 async def test_a_queue_full_of_prompt_tokens_refuses_the_whole_parent(make_bed: Callable[..., Bed]) -> None:
     bed = make_bed(with_settings(max_queued_prompt_tokens=11))
     await bed.pool.set_revision(REVISION, 1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orca.core.errors import InvalidRequest, NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
+from orca.core.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
 from orca.core.request import Request, Token
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
@@ -90,8 +90,6 @@ def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> Or
         return NeverFits(max(request.max_total_tokens for request in requests), int(bound))
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted with other contents")
-    if verdict == "queue" and len(requests) > int(bound):
-        return InvalidRequest(f"{len(requests)} requests of one call can never wait, {bound} may", param="n")
     if verdict == "queue":
         return QueueFull(f"{bound} requests may wait and no more")
     if verdict == "tokens":
