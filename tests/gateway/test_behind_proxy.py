@@ -31,6 +31,7 @@ class Call:
         self.began_s = 0.0
         self.may_start = asyncio.Event()  # else a start is on its way out, as where a socket is full
         self.may_start.set()
+        self.is_told = asyncio.Event()  # the application has given its start
         self.starts = asyncio.Event()
         self.goes_on = asyncio.Semaphore(0)
         self.events = 0
@@ -47,6 +48,7 @@ class Call:
         if self.reads:
             await receive()
         await send(START)
+        self.is_told.set()
         send = scope.get("extensions", {}).get(SEND_BODY, {"send": send})["send"]
         for _ in range(self.events):
             await self.goes_on.acquire()
@@ -124,6 +126,7 @@ async def test_the_headers_of_a_stream_go_with_its_first_event(monkeypatch: pyte
     call = Call(FORWARDED, BODY).with_own_way_for_bodies()
     call.events = 2
     running = asyncio.create_task(call.run(0.001))
+    await call.is_told.wait()
     await asyncio.sleep(0.05)  # many pauses
     assert not call.sent
     call.goes_on.release()
@@ -183,7 +186,7 @@ async def test_an_answer_that_is_given_up_begins_no_more(monkeypatch: pytest.Mon
     call = Call(FORWARDED, BODY)
     call.events = 1
     running = asyncio.create_task(call.run(0.001))
-    await asyncio.sleep(0.01)
+    await call.is_told.wait()
     running.cancel()
     await asyncio.wait([running])
     await asyncio.sleep(0.1)

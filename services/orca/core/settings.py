@@ -106,9 +106,10 @@ def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: 
 
     Raises: SettingError that names one which is unknown, cannot be read or is out of its field's bounds.
     """
+    fields = _fields(kind)
     with _naming(lambda name: prefix + name.upper()):
         for name, value in _values(kind, _variables(kind, environment, prefix)).items():
-            _check_field(_fields(kind)[name], value)
+            _check_field(fields[name], value)
 
 
 def is_address(text: str, *, least_port: int = 0) -> bool:

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from orca.gateway import answers
 from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from orca.gateway.cursor import HEADER, QUERY
 from orca.gateway.goals import header_parameters
 
 REFUSED_BEFORE = (
@@ -70,8 +71,8 @@ _IDEMPOTENCY_KEY = _header(
 )
 _PREFER = _header("Prefer", "`respond-async` answers 202 at once, as `background` does.")
 _TRACEPARENT = _header("traceparent", "W3C trace context; one that is malformed is ignored.")
-_LAST_EVENT_ID = _header("Last-Event-ID", "The last event that the client has of each choice: `0.12,1.end`; or `end`.")
-_STARTING_AFTER = {**_LAST_EVENT_ID, "name": "starting_after", "in": "query"}
+_LAST_EVENT_ID = _header(HEADER, "The last event that the client has of each choice: `0.12,1.end`; or `end`.")
+_STARTING_AFTER = {**_LAST_EVENT_ID, "name": QUERY, "in": "query"}
 
 # No type: some read the schema as one of the whole text, others as one of an event.
 _EVENTS = (

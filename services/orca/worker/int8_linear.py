@@ -18,16 +18,11 @@ step.
 """
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from orca.kernels import huge_pages
 from orca.worker.linear import Layouts, Linear, PanelLinear
-
-if TYPE_CHECKING:
-    from orca.kernels.numba_product import Panels
 
 _WEIGHT_MAX = 127
 # The largest is 127 x 256, so that low bytes of either sign fit beside it.
@@ -48,18 +43,8 @@ _ZERO = torch.zeros(1, dtype=torch.int64)
 class Int8PanelLinear(PanelLinear):
     """Weight in panels of our own kernel, which widens it."""
 
-    def _panels_of(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        is_gated: bool,
-        memory: huge_pages.Weights | None,
-    ) -> "Panels":
-        from orca.kernels.numba_product import Panels
-
-        rounded, scale = _rounded(weight)
-        return Panels(rounded, bias, scale=scale, dtype=dtype, is_gated=is_gated, memory=memory)
+    def _stored(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return _rounded(weight)
 
 
 class OneDnnInt8Linear(Linear):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +22,6 @@ from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
 from orca.worker.norms import Norm
 from orca.worker.table import PlainTable, Table
-
-if TYPE_CHECKING:
-    from orca.kernels.numba_product import Panels
 
 log = logging.getLogger(__name__)
 
@@ -125,22 +121,17 @@ class PanelLinear(Linear):
         is_gated: bool = False,
         memory: huge_pages.Weights | None = None,
     ) -> None:
-        super().__init__(weight)
-        self._panels = self._panels_of(weight, bias, dtype or weight.dtype, is_gated, memory)
-        self.weight = self._panels.weight
-
-    def _panels_of(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        is_gated: bool,
-        memory: huge_pages.Weights | None,
-    ) -> "Panels":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
         from orca.kernels.numba_product import Panels
 
-        return Panels(weight, bias, dtype=dtype, is_gated=is_gated, memory=memory)
+        super().__init__(weight)
+        stored, scale = self._stored(weight)
+        self._panels = Panels(stored, bias, scale=scale, dtype=dtype or weight.dtype, is_gated=is_gated, memory=memory)
+        self.weight = self._panels.weight
+
+    def _stored(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What lies in the panels, and the scale of each output if it has one."""
+        return weight, None
 
     @property
     def bytes(self) -> int:

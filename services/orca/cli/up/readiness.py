@@ -67,24 +67,19 @@ async def wait_until_ready(
     older = {} if older_epochs is None else older_epochs
     async with contextlib.AsyncExitStack() as stack:
         probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
-        schedulers = {spec.name: spec.health for spec in specs if spec.role is Role.SCHEDULER and spec.health}
-        group_of = {spec.name: spec.scheduler for spec in specs}
+        schedulers: dict[str | None, str | None]
+        schedulers = {spec.name: spec.health for spec in specs if spec.role is Role.SCHEDULER}
         for spec in specs:
             if spec.role is Role.WORKER:
                 stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
-                probes[spec.name] = partial(_ask_stage, stub, spec, why, older)
+                probes[spec.name] = partial(_ask_stage, stub, spec, schedulers.get(spec.scheduler), why, older)
             elif spec.role is Role.GATEWAY:
                 probes[spec.name] = partial(_ask_gateway, spec.address)
         while True:
-            standings = dict(zip(probes, await asyncio.gather(*(ask() for ask in probes.values())), strict=True))
-            # Asked behind its stages: a group that breaks up has said so by the time that they have joined another one.
-            formed = await asyncio.gather(*(_is_ready(address) for address in schedulers.values()))
-            unformed = {name for name, is_formed in zip(schedulers, formed, strict=True) if not is_formed}
-            for name, standing in standings.items():
-                if standing.is_up and group_of[name] in unformed:
-                    standings[name] = _waiting(group_of[name], why)
-                show(name, standings[name])
-            if not unformed and all(standing.is_up for standing in standings.values()):
+            standings = await asyncio.gather(*(ask() for ask in probes.values()))
+            for name, standing in zip(probes, standings, strict=True):
+                show(name, standing)
+            if all(standing.is_up for standing in standings):
                 return
             await asyncio.sleep(POLL_S)
 
@@ -100,7 +95,11 @@ async def epochs_of(stages: Sequence[ProcessSpec]) -> dict[str, int]:
 
 
 async def _ask_stage(
-    stub: Any, spec: ProcessSpec, why: Callable[[str], str | None], older_epochs: Mapping[str, int]
+    stub: Any,
+    spec: ProcessSpec,
+    scheduler_address: str | None,
+    why: Callable[[str], str | None],
+    older_epochs: Mapping[str, int],
 ) -> Standing:
     status = await _status(stub)
     if status is None:
@@ -110,18 +109,19 @@ async def _ask_stage(
             return Standing(status.detail, 0)
         # The last tenth is meeting the other stages.
         return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
-    if status.phase == pb.StatusReply.JOINED and status.epoch.number > older_epochs.get(spec.name, 0):
+    if (
+        status.phase == pb.StatusReply.JOINED
+        and status.epoch.number > older_epochs.get(spec.name, 0)
+        # Asked behind the stage: a group that broke up has said so by the time that its stages have joined again.
+        and (scheduler_address is None or await _is_ready(scheduler_address))
+    ):
         return READY
     if status.phase in (pb.StatusReply.IDLE, pb.StatusReply.JOINED):
-        return _waiting(spec.scheduler, why)
+        reason = why(spec.scheduler) if spec.scheduler is not None else None
+        return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
     if status.phase == pb.StatusReply.FAILED:
         return Standing(f"failed: {status.detail}", 0)
     return STARTING
-
-
-def _waiting(scheduler: str | None, why: Callable[[str], str | None]) -> Standing:
-    reason = why(scheduler) if scheduler is not None else None
-    return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
 
 
 async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | None:

@@ -104,9 +104,10 @@ class Weights:
             else _in_order(self._view(f"{part.name}.weight", (part.total, inputs), part.taken), part)
             for part in parts
         ]
-        bias_view = self.checkpoint.view
         biases = [
-            _in_order(bias_view(f"{part.name}.bias", (part.total,), part.taken), part) for part in parts if has_bias
+            _in_order(self.checkpoint.view(f"{part.name}.bias", (part.total,), part.taken), part)
+            for part in parts
+            if has_bias
         ]
         weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
         self.checkpoint.give_back()
