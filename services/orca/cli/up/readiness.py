@@ -67,12 +67,11 @@ async def wait_until_ready(
     older = {} if older_epochs is None else older_epochs
     async with contextlib.AsyncExitStack() as stack:
         probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
-        schedulers: dict[str | None, str | None]
         schedulers = {spec.name: spec.health for spec in specs if spec.role is Role.SCHEDULER}
         for spec in specs:
             if spec.role is Role.WORKER:
                 stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
-                probes[spec.name] = partial(_ask_stage, stub, spec, schedulers.get(spec.scheduler), why, older)
+                probes[spec.name] = partial(_ask_stage, stub, spec, schedulers.get(spec.scheduler or ""), why, older)
             elif spec.role is Role.GATEWAY:
                 probes[spec.name] = partial(_ask_gateway, spec.address)
         while True:
