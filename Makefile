@@ -74,14 +74,14 @@ types: .venv/.installed-dev  ## mypy, strict
 imports: .venv/.installed-dev  ## arrows between rooms go one way (import-linter)
 	.venv/bin/lint-imports
 
-PROTO = cd services && ../.venv/bin/python -m grpc_tools.protoc -I . orca/core/engine.proto
+PROTO = cd services && ../.venv/bin/python -m grpc_tools.protoc -I . orca/core/transport/engine.proto
 proto: .venv/.installed-dev  ## regenerate the gRPC code from engine.proto
 	$(PROTO) --python_out=. --grpc_python_out=. --pyi_out=.
 
 proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
 	@new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
 	  ($(PROTO) --python_out="$$new" --grpc_python_out="$$new" --pyi_out="$$new") && \
-	  for file in "$$new"/orca/core/*; do cmp "$$file" services/orca/core/"$${file##*/}" || { echo "run: make proto"; exit 1; }; done
+	  for file in "$$new"/orca/core/transport/*; do cmp "$$file" services/orca/core/transport/"$${file##*/}" || { echo "run: make proto"; exit 1; }; done
 
 # Versions stay as they are where they still fit; `make lock ARGS=--upgrade` takes the newest.
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \

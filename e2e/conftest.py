@@ -10,7 +10,7 @@ from cluster.kubectl import Kubectl
 from cluster.layout import Layout
 from installation import Service, connect, install_chart, make_namespace, own_layout, target, wait_until
 from load import Load
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from visit import visit
 
 

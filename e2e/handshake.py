@@ -3,7 +3,7 @@
 import socket
 import ssl
 
-from orca.core.certificates import Certificates
+from orca.core.transport.certificates import Certificates
 
 
 def shown_certificate(address: str, own: Certificates) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from cluster.layout import INGRESS_ADDRESS
-from orca.core.settings import read_variables, require, setting
+from orca.core.process.settings import read_variables, require, setting
 
 PREFIX = "ORCA_E2E_"
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc, links
-from orca.core.certificates import Certificates
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc, grpc_links
+from orca.core.transport.certificates import Certificates
 
 
 class _Answering(engine_pb2_grpc.StageServicer):
@@ -18,9 +18,9 @@ class _Answering(engine_pb2_grpc.StageServicer):
 @contextlib.asynccontextmanager
 async def serving(shown: Certificates) -> AsyncIterator[str]:
     """Address of such a stage."""
-    server = links.new_server()
-    links.serve_stage(server, _Answering())
-    port = links.listen(server, "127.0.0.1:0", shown)
+    server = grpc_links.new_server()
+    grpc_links.serve_stage(server, _Answering())
+    port = grpc_links.listen(server, "127.0.0.1:0", shown)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -31,5 +31,5 @@ async def serving(shown: Certificates) -> AsyncIterator[str]:
 async def ask(channel: aio.Channel, limit_s: float = 10.0) -> str:
     """Returns: "here". Raises: AioRpcError when one of the two refuses the other. The channel is closed."""
     async with channel:
-        reply = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=limit_s, wait_for_ready=False)
+        reply = await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=limit_s, wait_for_ready=False)
         return str(reply.process)

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from kubernetes import client
 
-from orca.core.ports import free_port
+from orca.core.process.ports import free_port
 
 TOKEN = "administrator"
 START_S = 60.0

@@ -14,9 +14,9 @@ from figures import note
 from handshake import shown_certificate
 from installation import Json, Service, uids, wait_until
 from load import Load
-from orca.core import engine_pb2 as pb
-from orca.core import links
-from orca.core.certificates import Certificates
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links
+from orca.core.transport.certificates import Certificates
 from orca.operator import authority
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
@@ -122,9 +122,9 @@ def written(files: dict[str, str], folder: Path, server_name: str) -> Certificat
 
 async def ask(address: str, shown: Certificates | None) -> StatusCode:
     """How a stage answers a question for its status."""
-    async with links.open_channel(address, shown) as channel:
+    async with grpc_links.open_channel(address, shown) as channel:
         try:
-            await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
+            await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
         except aio.AioRpcError as error:
             code: StatusCode = error.code()
             return code

@@ -8,8 +8,8 @@ from orca.cli.bench.report import Report
 from orca.cli.bench.simulate import ENGINES
 from orca.cli.bench.simulated_run import Simulation
 from orca.cli.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
-from orca.core.engine import EngineShape
-from orca.core.errors import SettingError
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import SettingError
 from orca.scheduler.simulated import CostModel
 
 PAPER = ENGINES["175b"]

@@ -3,9 +3,9 @@
 import pytest
 
 from orca.cli.bench.engine import BatchShape, lines, time_batches, time_simulated, to_json
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError
-from orca.core.step import Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Step
 from orca.scheduler import virtual_time
 from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine
 

@@ -19,7 +19,7 @@ from orca.cli.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.cli.bench.gpu.steps import BatchSteps
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.kernels.bench.clock import Clock
 from orca.kernels.bench.engine import Asked, EngineRow, engine_figures
 from orca.worker.drawing import HostDrawn

@@ -10,9 +10,9 @@ from orca.cli.bench.host.commits import Load
 from orca.cli.bench.host.null_engine import NullEngine, drawn
 from orca.cli.bench.main import main as bench
 from orca.cli.bench.trace import Range
-from orca.core.engine import EngineShape
-from orca.core.request import SamplingParams, Token
-from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.request import SamplingParams, Token
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
 
 SHAPE = EngineShape(stages=1, slots=4096, block_tokens=16, max_model_len=512)
 EPOCH = Epoch(1, "p")

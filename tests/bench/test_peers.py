@@ -18,7 +18,7 @@ from orca.cli.bench.peers.judgement import judge
 from orca.cli.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import Range, TraceSpec, generate
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
 TINY_GPT2 = GPT2Shape(layers=2, hidden=48, heads=4, vocab=300, positions=128)

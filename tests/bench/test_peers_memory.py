@@ -19,7 +19,7 @@ from orca.cli.bench.peers.memory import (
 )
 from orca.cli.bench.peers.model import LlamaShape, make_model
 from orca.cli.bench.report import Outcome
-from orca.core.logs import JsonFormatter
+from orca.core.process.logs import JsonFormatter
 from orca.worker.memory import slots_possible
 from orca.worker.models.build import load_stage
 from orca.worker.settings import WorkerSettings
@@ -41,7 +41,7 @@ def test_a_parent_is_found_behind_any_name() -> None:
     ("command", "name"),
     [
         (["python", "-m", "orca.cli.main", "gateway", "--port", "1"], "gateway"),
-        (["python", "-m", "orca.core.begin", "orca.worker.rank", "7"], "rank"),
+        (["python", "-m", "orca.core.process.gc_freeze", "orca.worker.rank", "7"], "rank"),
         (["python", "-m", "orca.cli.bench.peers.openvino_peer", "f32"], "openvino_peer"),
         (["/somewhere/redis-server 127.0.0.1:6379"], "redis-server"),
         ([""], ""),

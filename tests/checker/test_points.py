@@ -23,8 +23,8 @@ from checker.points.mutants import MUTANTS
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE, LATE_POINTS, POINTS
 from checker.spread import Cut
 from checker.walk import plan_walk
-from orca.core.request import Token
-from orca.core.step import Claim
+from orca.core.domain.request import Token
+from orca.core.domain.step import Claim
 from orca.pool.api import CommitEntry
 
 E2E = Path(__file__).parents[2] / "e2e"
@@ -32,7 +32,7 @@ E2E = Path(__file__).parents[2] / "e2e"
 # A commit of one entry to a Redis that is not there, or is `lambda`, inside a process that says it is a scheduler.
 COMMIT = """
 import asyncio, sys
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
 from orca.pool import redis_link
 said = []
 async def commit():

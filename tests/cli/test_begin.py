@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orca.core.begin import imported
+from orca.core.process.gc_freeze import imported
 
 LEAVES_OUT = """
 import gc, weakref
-from orca.core.begin import leave_all_out
+from orca.core.process.gc_freeze import leave_all_out
 
 
 class Node:
@@ -37,7 +37,7 @@ def main(argv):
 def run(folder: Path, content: str) -> "subprocess.CompletedProcess[str]":
     """Begin a process with a module of this content."""
     (folder / "part_of_a_test.py").write_text(content)
-    command = [sys.executable, "-m", "orca.core.begin", "part_of_a_test", "5", "--flag"]
+    command = [sys.executable, "-m", "orca.core.process.gc_freeze", "part_of_a_test", "5", "--flag"]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
@@ -64,7 +64,7 @@ def test_a_part_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
 def test_a_module_that_is_there_already_freezes_nothing() -> None:
     # Python 3.12 begins with some hundred objects that are left out.
     code = (
-        "import gc, json; from orca.core.begin import imported; before = gc.get_freeze_count(); imported('json'); "
+        "import gc, json; from orca.core.process.gc_freeze import imported; before = gc.get_freeze_count(); imported('json'); "
         "print(gc.get_freeze_count() - before, gc.isenabled())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -72,4 +72,4 @@ def test_a_module_that_is_there_already_freezes_nothing() -> None:
 
 
 def test_what_is_imported_is_the_module() -> None:
-    assert imported("orca.core.begin").imported is imported
+    assert imported("orca.core.process.gc_freeze").imported is imported

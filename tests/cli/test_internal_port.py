@@ -1,4 +1,4 @@
-"""core.internal_port: what a kubelet and Prometheus ask a part, and what they hear when its loop is blocked."""
+"""core.process.internal_port: what a kubelet and Prometheus ask a part, and what they hear when its loop is blocked."""
 
 import asyncio
 import subprocess
@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orca.cli.up.questions import http_status
-from orca.core.internal_port import InternalPort, Page
+from orca.core.process.internal_port import InternalPort, Page
 
 ANSWERS_WITHIN_S = 60.0  # a shared machine; alone it takes a millisecond
 
 BLOCKS_AFTER_ITS_FIRST_ANSWER = """
 import asyncio, time
-from orca.core.internal_port import InternalPort
+from orca.core.process.internal_port import InternalPort
 
 async def main():
     port = await InternalPort.open("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""core.line_file: a full disk disturbs nobody who writes lines, and cuts none."""
+"""core.process.line_file: a full disk disturbs nobody who writes lines, and cuts none."""
 
 import contextlib
 import resource
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.core.line_file import LineFile
+from orca.core.process.line_file import LineFile
 
 
 @contextlib.contextmanager

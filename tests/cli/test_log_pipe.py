@@ -1,4 +1,4 @@
-"""core.log_pipe: logging into a pipe that nobody reads."""
+"""core.process.log_pipe: logging into a pipe that nobody reads."""
 
 import contextlib
 import logging
@@ -12,15 +12,15 @@ import orjson
 import pytest
 from waiting import wait_until
 
-from orca.core.log_pipe import PipeHandler
-from orca.core.logs import JsonFormatter
+from orca.core.process.log_pipe import PipeHandler
+from orca.core.process.logs import JsonFormatter
 
 FULL_PIPE_AND_QUEUE = 4 << 20
 """More bytes than a pipe and the handler's queue hold."""
 
 LOGS_INTO_A_FULL_PIPE = f"""
 import logging
-from orca.core.logs import configure_logging
+from orca.core.process.logs import configure_logging
 configure_logging("gateway")
 for _ in range({FULL_PIPE_AND_QUEUE} // 1000):
     logging.getLogger("orca").info("x" * 1000)

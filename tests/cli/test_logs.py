@@ -1,4 +1,4 @@
-"""core.logs: what a log line looks like."""
+"""core.process.logs: what a log line looks like."""
 
 import io
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from orca.core.logs import configure_logging
+from orca.core.process.logs import configure_logging
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orca.cli.model_folder import find_model
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SERVED = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}", "chat_template.jinja": b"x"}

@@ -10,8 +10,8 @@ from orca.cli.up.layout import with_layout
 from orca.cli.up.plan import Addresses, Surroundings, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core.errors import SettingError
-from orca.core.model import load_model_info
+from orca.core.domain.errors import SettingError
+from orca.core.domain.model import load_model_info
 
 MODEL = load_model_info(small_model_folder())
 

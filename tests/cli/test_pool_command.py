@@ -7,7 +7,7 @@ import pytest
 
 from orca.cli.main import main
 from orca.cli.up.plan import DEPLOYMENT
-from orca.core.request import SCHEMA
+from orca.core.domain.request import SCHEMA
 from orca.pool.access import COMMANDS, LocalAccess
 from orca.pool.embedded import EmbeddedRedis
 

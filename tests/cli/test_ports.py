@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from checker import ports as checker_ports
-from orca.core import links, ports
+from orca.core.process import ports
+from orca.core.transport import grpc_links
 
 
 @pytest.mark.parametrize("free_port", [ports.free_port, checker_ports.free_port])
@@ -31,8 +32,8 @@ async def test_the_servers_of_a_part_can_listen_on_it_one_after_the_other(free_p
         writer.close()
         plain.close()
         await plain.wait_closed()
-        server = links.new_server()
-        assert links.listen(server, f"127.0.0.1:{port}") == port
+        server = grpc_links.new_server()
+        assert grpc_links.listen(server, f"127.0.0.1:{port}") == port
         await server.start()
         await server.stop(grace=None)
 

@@ -23,7 +23,7 @@ until = functools.partial(waiting.until, limit_s=90.0)
 
 SERVES = """
 import asyncio
-from orca.core.internal_port import InternalPort
+from orca.core.process.internal_port import InternalPort
 
 async def main():
     port = await InternalPort.open("127.0.0.1:{port}")

@@ -11,8 +11,8 @@ import pytest
 from orca.cli.up.recovery import Recovery
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc as pb_grpc
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc as pb_grpc
 
 
 class System(pb_grpc.StageServicer):

@@ -18,7 +18,7 @@ from cli_processes import is_running, wait_until_gone
 
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervisor, SystemFailed, tail
-from orca.core.leash import leashed
+from orca.core.process.parent_death import leashed
 
 until = functools.partial(waiting.until, limit_s=90.0)
 
@@ -182,7 +182,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed() -> None:
             "-c",
             textwrap.dedent("""
                 import subprocess
-                from orca.core.leash import leashed
+                from orca.core.process.parent_death import leashed
                 child = subprocess.Popen(leashed(["sleep", "600"]), start_new_session=True)
                 print(child.pid, flush=True)
                 child.wait()

@@ -18,9 +18,9 @@ from orca.cli.up.log_errors import Follower, error_message, follow_errors, reada
 from orca.cli.up.questions import http_status
 from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, wait_until_ready
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc as pb_grpc
-from orca.core.internal_port import InternalPort, Page
+from orca.core.process.internal_port import InternalPort, Page
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc as pb_grpc
 
 
 def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.errors import ClusterError
 from cluster.kubectl import ContextKubectl, Kubectl
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from target import OURS, choose, read_settings
 from visit import DEFINITION, check_free, delete_definition
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import waiting
 
-from orca.core.engine import Engine
-from orca.core.errors import EngineError
-from orca.core.ports import free_port
-from orca.core.request import SamplingParams
-from orca.core.step import Claim, Epoch, NewRequest, Row, Step, StepResult
+from orca.core.domain.engine import Engine
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
+from orca.core.process.ports import free_port
 from orca.scheduler.grpc_engine import GrpcEngine
 
 SCRIPTED_RANK = (sys.executable, str(Path(__file__).with_name("scripted_rank.py")))

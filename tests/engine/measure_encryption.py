@@ -18,8 +18,8 @@ from certificates import Authority
 from engine_builders import Stages, engine_for, new_request
 from tiny_model import write_tiny_model
 
-from orca.core.certificates import Certificates
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.transport.certificates import Certificates
 
 STEPS, WARM_UP = 500, 20
 BATCHES = (1, 16)

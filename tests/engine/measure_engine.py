@@ -20,8 +20,8 @@ from typing import Any
 from engine_builders import Stages, engine_for, new_request
 from tiny_model import write_tiny_model
 
-from orca.core.processor_time import processor_time_s
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.process.cpu_time import processor_time_s
 from orca.scheduler.grpc_engine import GrpcEngine
 
 STEPS, WARM_UP, TURNS = 500, 20, 3

@@ -9,9 +9,9 @@ from typing import Any
 
 from engine_builders import generate, new_request, until
 
-from orca.core.engine import Engine
-from orca.core.request import End, Request, SamplingParams
-from orca.core.step import Epoch
+from orca.core.domain.engine import Engine
+from orca.core.domain.request import End, Request, SamplingParams
+from orca.core.domain.step import Epoch
 from orca.pool.api import Caller, OnDisconnect, Submission
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory_pool import MemoryPool

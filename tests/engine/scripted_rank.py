@@ -24,9 +24,9 @@ import time
 
 import orjson
 
-from orca.core import engine_pb2 as pb
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import encode
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import encode
 from orca.worker import frames
 from orca.worker.frames import Beat, Kind, Loaded
 from orca.worker.inbox import Inbox

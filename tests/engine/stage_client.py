@@ -8,9 +8,9 @@ import pytest
 from engine_builders import new_request, until
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links, wire
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links, wire
 from orca.worker.controller import Controller
 
 Phase = pb.StatusReply
@@ -21,8 +21,8 @@ class StageClient:
 
     def __init__(self, controllers: list[Controller]) -> None:
         self._addresses = [controller.address for controller in controllers]
-        self._channels = [links.open_channel(address) for address in self._addresses]
-        self.stubs = [links.stage_stub(channel) for channel in self._channels]
+        self._channels = [grpc_links.open_channel(address) for address in self._addresses]
+        self.stubs = [grpc_links.stage_stub(channel) for channel in self._channels]
 
     async def status(self, stage: int = 0) -> pb.StatusReply:
         return await self.stubs[stage].Status(pb.StatusRequest(), timeout=5)

@@ -9,7 +9,7 @@ import pytest
 from engine_builders import until
 from stage_client import StageClient
 
-from orca.core import engine_pb2 as pb
+from orca.core.transport import engine_pb2 as pb
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills, outweighs
 from orca.worker.controller import Controller
 

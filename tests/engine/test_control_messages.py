@@ -9,8 +9,8 @@ from typing import Any
 from engine_builders import engine_for, generate, new_request
 from tiny_model import HIDDEN, write_tiny_model
 
-from orca.core import engine_pb2 as pb
-from orca.core.step import Epoch
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings
 

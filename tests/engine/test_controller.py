@@ -12,8 +12,8 @@ from engine_builders import until
 from grpc import aio
 from stage_client import Phase, StageClient, code_of
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError, ModelError, OrcaError
+from orca.core.domain.errors import EngineError, ModelError, OrcaError
+from orca.core.transport import engine_pb2 as pb
 from orca.worker.controller import Controller
 
 Start = Callable[..., Awaitable[list[Controller]]]

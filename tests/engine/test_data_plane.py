@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from orca.core.errors import EngineError
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
 from orca.scheduler.rendezvous import Rendezvous, key_prefix
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.progress import Progress

@@ -14,10 +14,10 @@ from engine_builders import Stages, generate, new_request, next_result
 from grpc import StatusCode, aio, ssl_channel_credentials
 
 from handshake import shown_certificate
-from orca.core import links
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError, SettingError
-from orca.core.step import Step
+from orca.core.domain.errors import EngineError, SettingError
+from orca.core.domain.step import Step
+from orca.core.transport import grpc_links
+from orca.core.transport.certificates import Certificates
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker
@@ -50,7 +50,7 @@ async def address(authority: Authority) -> AsyncIterator[str]:
 
 
 async def test_a_stage_answers_who_shows_a_certificate_of_the_ca(address: str, authority: Authority) -> None:
-    assert await ask(links.open_channel(address, certificates(authority, "scheduler"))) == "here"
+    assert await ask(grpc_links.open_channel(address, certificates(authority, "scheduler"))) == "here"
 
 
 async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_path: Path) -> None:
@@ -58,9 +58,9 @@ async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_p
     posing = strangers.issue("scheduler")
     # Each knows the right CA, so that it is the stage that refuses.
     refused = [
-        links.open_channel(address),
+        grpc_links.open_channel(address),
         aio.secure_channel(address, ssl_channel_credentials(authority.ca.read_bytes())),
-        links.open_channel(address, Certificates(authority.ca, posing.certificate, posing.key)),
+        grpc_links.open_channel(address, Certificates(authority.ca, posing.certificate, posing.key)),
     ]
     for channel in refused:
         with pytest.raises(aio.AioRpcError) as error:
@@ -70,7 +70,7 @@ async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_p
 
 async def test_a_stage_of_strangers_is_not_talked_to(address: str, tmp_path: Path) -> None:
     with pytest.raises(aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
-        await ask(links.open_channel(address, certificates(Authority(tmp_path / "strangers"), "scheduler")))
+        await ask(grpc_links.open_channel(address, certificates(Authority(tmp_path / "strangers"), "scheduler")))
 
 
 async def test_a_rotated_certificate_of_a_stage_counts_from_the_next_handshake(
@@ -81,18 +81,18 @@ async def test_a_rotated_certificate_of_a_stage_counts_from_the_next_handshake(
     shown = await asyncio.to_thread(shown_certificate, address, own)
     assert shown == rotated.certificate.read_text()
     rotated.key.unlink()  # and in the middle of a rotation the last good one goes on
-    assert await ask(links.open_channel(address, own)) == "here"
+    assert await ask(grpc_links.open_channel(address, own)) == "here"
 
 
 async def test_who_is_told_a_name_wants_it_in_the_certificate_whatever_host_it_asks(authority: Authority) -> None:
     named, of_host = named_certificates(authority), certificates(authority, "host")
     async with serving(named) as address:
-        assert await ask(links.open_channel(address, named)) == "here"
+        assert await ask(grpc_links.open_channel(address, named)) == "here"
         with pytest.raises(aio.AioRpcError, match="Hostname Verification Check failed"):
-            await ask(links.open_channel(address, of_host))
+            await ask(grpc_links.open_channel(address, of_host))
     async with serving(of_host) as address:
         with pytest.raises(aio.AioRpcError, match="Hostname Verification Check failed"):
-            await ask(links.open_channel(address, named))
+            await ask(grpc_links.open_channel(address, named))
 
 
 class Relay:
@@ -195,7 +195,7 @@ def replace(shown: Certificates, others: Certificates) -> None:
 def test_a_certificate_that_cannot_be_read_is_named(authority: Authority, tmp_path: Path) -> None:
     own = authority.issue("scheduler")
     with pytest.raises(EngineError, match=f"{tmp_path}/none.pem: No such file"):
-        links.open_channel("127.0.0.1:1", Certificates(tmp_path / "none.pem", own.certificate, own.key))
+        grpc_links.open_channel("127.0.0.1:1", Certificates(tmp_path / "none.pem", own.certificate, own.key))
 
 
 class ReadOnce(type(Path())):  # type: ignore[misc]

@@ -21,9 +21,9 @@ from engine_builders import (
     until,
 )
 
-from orca.core import engine_pb2 as pb
-from orca.core import links
-from orca.core.step import Epoch, NewRequest, Row, Step
+from orca.core.domain.step import Epoch, NewRequest, Row, Step
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import StageModel, load_stage
@@ -128,8 +128,8 @@ async def test_a_step_that_no_stage_can_run_ends_the_epoch_and_the_next_one_runs
 
 
 async def _slots_in_use_are(group: Stages, slots: int) -> bool:
-    async with links.open_channel(group.addresses[-1]) as channel:
-        status = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=5)
+    async with grpc_links.open_channel(group.addresses[-1]) as channel:
+        status = await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=5)
     return bool(status.slots_in_use == slots)
 
 
@@ -180,8 +180,8 @@ async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
 
 async def _is_waiting(address: str) -> bool:
     """Whether the only rank of the stage at an address waits for the rank before it, within its first step."""
-    async with links.open_channel(address) as channel:
-        status = await links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
+    async with grpc_links.open_channel(address) as channel:
+        status = await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
     return "step 1: waits for activations" in status.detail
 
 

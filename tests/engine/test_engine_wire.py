@@ -1,4 +1,4 @@
-"""orca.core.wire: what goes over the wire comes back equal, every field of it."""
+"""orca.core.transport.wire: what goes over the wire comes back equal, every field of it."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca.core import engine_pb2 as pb
-from orca.core import wire
-from orca.core.errors import EngineError
-from orca.core.request import Logprob, SamplingParams, Token
-from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import Logprob, SamplingParams, Token
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import wire
 
 INT32 = st.integers(0, 2**31 - 1)
 INT64 = st.integers(0, 2**63 - 1)

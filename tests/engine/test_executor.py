@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_builders import new_request
 
-from orca.core.step import Epoch, Row, StageTiming, Step
+from orca.core.domain.step import Epoch, Row, StageTiming, Step
 from orca.worker.drawing import HostDrawn
 from orca.worker.executor import Executor, FedTokens, IterationLog
 from orca.worker.progress import Progress

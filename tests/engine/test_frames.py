@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import FrameStream, encode
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import FrameStream, encode
 from orca.worker.frames import Frame, Kind
 
 REFUSED = encode(Kind.REFUSED, b"config.json says so")

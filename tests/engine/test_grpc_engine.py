@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from engine_builders import error_of, next_result
 
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError, SettingError
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError, SettingError
+from orca.core.domain.step import Epoch, Row, Step
 from orca.scheduler.grpc_engine import GrpcEngine, Loading
 from orca.worker.controller import Controller
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from engine_builders import new_request
 
-from orca.core import wire
-from orca.core.errors import EngineError
-from orca.core.frame_socket import FrameSocket
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.transport import wire
+from orca.core.transport.frame_socket import FrameSocket
 from orca.worker import frames
 from orca.worker.drawing import HostDrawn
 from orca.worker.epoch_steps import EpochSteps

@@ -12,10 +12,10 @@ import pytest
 from engine_builders import error_of, next_result, until
 from stage_client import StageClient
 
-from orca.core import engine_pb2 as pb
-from orca.core.frame_stream import encode
-from orca.core.local_link import Kind, LocalLink, open_link
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport.frame_stream import encode
+from orca.core.transport.local_link import Kind, LocalLink, open_link
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.worker.controller import Controller
 from orca.worker.local_masters import LocalMasters

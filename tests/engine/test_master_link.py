@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from orca.core import engine_pb2 as pb
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import encode
-from orca.core.local_link import Kind as LinkKind
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import encode
+from orca.core.transport.local_link import Kind as LinkKind
 from orca.worker import frames
 from orca.worker.frames import Kind
 from orca.worker.inbox import Inbox

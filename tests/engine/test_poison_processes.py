@@ -13,7 +13,7 @@ import pytest
 from engine_builders import engine_for
 from poisoned_rank import FATAL_TOKENS, POISON
 
-from orca.core.request import End, FinishReason, Request, SamplingParams
+from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory_pool import MemoryPool

@@ -13,12 +13,12 @@ import orjson
 import pytest
 from engine_builders import new_request
 
-from orca.core import engine_pb2 as pb
-from orca.core import wire
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import encode
-from orca.core.local_link import Kind as LinkKind
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import wire
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import encode
+from orca.core.transport.local_link import Kind as LinkKind
 from orca.worker import frames
 from orca.worker.frames import JoinOrder, Kind
 from orca.worker.rank_process import RANK_COMMAND

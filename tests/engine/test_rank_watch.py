@@ -11,8 +11,8 @@ import pytest
 import torch
 from engine_builders import new_request
 
-from orca.core.processor_time import processor_time_s
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.process.cpu_time import processor_time_s
 from orca.kernels.device import kernels_of
 from orca.worker.marked import mark_parts
 from orca.worker.progress import Progress

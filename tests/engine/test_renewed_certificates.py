@@ -13,9 +13,9 @@ from engine_builders import Stages, until
 from waiting import PATIENT_POOL
 
 from orca.cli.small_model import small_model_folder
-from orca.core.errors import NotInForce
-from orca.core.model import load_model_info
-from orca.core.request import Request, SamplingParams
+from orca.core.domain.errors import NotInForce
+from orca.core.domain.model import load_model_info
+from orca.core.domain.request import Request, SamplingParams
 from orca.operator import authority
 from orca.pool.api import OnDisconnect, Pool, RequestState, Submission
 from orca.pool.embedded import EmbeddedRedis

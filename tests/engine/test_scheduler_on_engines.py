@@ -10,8 +10,8 @@ import pytest
 from engine_builders import BLOCK_TOKENS
 from scheduled import Scheduled, a_request, alone
 
-from orca.core.engine import Engine, EngineShape
-from orca.core.request import End, FinishReason, Request
+from orca.core.domain.engine import Engine, EngineShape
+from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.simulated import CostModel, SimulatedEngine, seeded_tokens
 from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import load_stage

@@ -4,8 +4,8 @@ import time
 
 from engine_builders import new_request, next_result
 
-from orca.core.engine import EngineShape
-from orca.core.step import Epoch, Row, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.step import Epoch, Row, Step
 from orca.scheduler.simulated import CostModel, SimulatedEngine
 
 EPOCH = Epoch(1, "test")

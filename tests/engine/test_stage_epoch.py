@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
 from orca.worker.cause import Cause
 from orca.worker.stage_epoch import StageEpoch
 

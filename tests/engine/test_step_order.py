@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
 from orca.worker.order import ResultLog, StepOrder, Verdict
 
 EPOCH = Epoch(3, "scheduler-a")

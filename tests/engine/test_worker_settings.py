@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.worker.service import main
 from orca.worker.settings import WorkerSettings, parse_settings
 

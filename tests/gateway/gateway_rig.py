@@ -17,9 +17,9 @@ import waiting
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from orca.core.model import ModelInfo
-from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
-from orca.core.text import OutputText, Tokenizer
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models import Models, Served

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.gateway.settings import Settings, parse_settings
 from orca.gateway.tracing import Tracing
 from orca.pool.settings import PoolSettings

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, Limits, digest, line, make_key, parse_keys
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.gateway.auth import check_access
 from orca.gateway.key_ring import READING_LEAST, KeyRing
 from orca.gateway.rate_limit import TokenBucket

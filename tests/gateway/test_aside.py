@@ -8,7 +8,7 @@ import orjson
 import pytest
 from gateway_rig import WallClock, eos, ids, make_request, scripted, tokenizer, turns_during
 
-from orca.core.request import End, FinishReason, Request, Token
+from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.gateway.aside import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.delivery import Accepted, StreamDelivery, Timing
 from orca.gateway.drain import Drain

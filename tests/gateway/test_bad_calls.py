@@ -9,9 +9,9 @@ import pytest
 from bad_calls import COMPLETIONS, MESSAGES, Call, bad_calls, send
 from gateway_rig import Rig, check_refusal, error_of, rig, until
 
-from orca.core.request import Request
-from orca.core.step import Claim, Epoch, NewRequest, Step
-from orca.core.wire import step_to_wire
+from orca.core.domain.request import Request
+from orca.core.domain.step import Claim, Epoch, NewRequest, Step
+from orca.core.transport.wire import step_to_wire
 
 SHORT, LONG = 600, 12_000
 # On a machine with much else to do.

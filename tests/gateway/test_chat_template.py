@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from orca.core.errors import InvalidRequest, ModelError
+from orca.core.domain.errors import InvalidRequest, ModelError
 from orca.gateway.chat_template import ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

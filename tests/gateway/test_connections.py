@@ -9,8 +9,8 @@ import pytest
 from gateway_rig import events, ids, until
 from gateway_server import LIMIT_SECONDS, completion, refusal, served
 
-from orca.core.errors import PoolUnavailable
-from orca.core.request import FinishReason
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import FinishReason
 from orca.gateway.settings import Settings
 from orca.pool.settings import PoolSettings
 

@@ -16,7 +16,7 @@ from gateway_server import LIMIT_SECONDS, Served, refusal, served
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.gateway import bounds
 from orca.gateway.server import make_server
 from orca.gateway.settings import Settings

@@ -8,7 +8,7 @@ import tokenizers
 from gateway_rig import MODEL, ids, rig, tokenizer, turns_during
 from tokenizers import models
 
-from orca.core.text import Tokenizer
+from orca.core.domain.text import Tokenizer
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError
 from orca.gateway.settings import Settings

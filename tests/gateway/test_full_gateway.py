@@ -10,7 +10,7 @@ from gateway_rig import Rig, error_of, recording, rig, until
 from told_pool import ToldPool, stats
 
 from orca.core.api_keys import ApiKey, Limits, digest, line
-from orca.core.request import Request
+from orca.core.domain.request import Request
 from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, Submission

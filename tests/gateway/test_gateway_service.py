@@ -18,8 +18,8 @@ from gateway_rig import FakeScheduler, events
 from waiting import PATIENT_POOL, until
 
 import orca.cli.small_model as small_model
-from orca.core.model import load_model_info
-from orca.core.text import Tokenizer
+from orca.core.domain.model import load_model_info
+from orca.core.domain.text import Tokenizer
 from orca.gateway.service import main
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from gateway_rig import MODEL, SLOTS, WORDS, Rig, eos, events, ids, recording, rig, tokenizer, until
 
-from orca.core.errors import PoolUnavailable
-from orca.core.request import FinishReason, Request, SamplingParams
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import FinishReason, Request, SamplingParams
 from orca.gateway.settings import Settings
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}

@@ -10,7 +10,7 @@ from gateway_server import served
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from test_overload import observed
 
-from orca.core.request import End, FinishReason
+from orca.core.domain.request import End, FinishReason
 from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
 from orca.gateway.metrics import Metrics
 from orca.gateway.render import Rendering

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
 
-from orca.core.errors import QueueFull
-from orca.core.request import Request
+from orca.core.domain.errors import QueueFull
+from orca.core.domain.request import Request
 from orca.gateway.settings import Settings
 from orca.pool.api import OnDisconnect
 from orca.pool.settings import PoolSettings

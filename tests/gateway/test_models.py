@@ -15,9 +15,9 @@ from gateway_rig import MODEL, SLOTS, FakeScheduler, Rig, WallClock, events, rig
 from tokenizers import decoders, models, pre_tokenizers
 
 import orca.cli.small_model as small_model
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
+from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.core.text import Tokenizer
 from orca.gateway.models import Served, load_others
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.memory_pool import MemoryPool

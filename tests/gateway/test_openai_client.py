@@ -7,7 +7,7 @@ import pytest
 from gateway_rig import WORDS, ids
 from gateway_server import served
 
-from orca.core.request import FinishReason
+from orca.core.domain.request import FinishReason
 from orca.gateway.settings import Settings
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from told_pool import ToldPool, stats
 
-from orca.core.errors import PoolUnavailable, QueueFull
+from orca.core.domain.errors import PoolUnavailable, QueueFull
 from orca.gateway.overload import EndRate, Overload, retry_after_seconds
 from orca.pool.counts import PoolStats
 from orca.pool.memory_pool import MemoryPool

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from gateway_rig import until
 
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
 from orca.gateway.readers import Readers
 from orca.scheduler import virtual_time
 

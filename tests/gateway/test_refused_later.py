@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from gateway_rig import MODEL, error_of, rig, until
 
-from orca.core.errors import PoolUnavailable
-from orca.core.request import FinishReason
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import FinishReason
 from orca.gateway import generation
 from orca.gateway.models import Models
 from orca.pool.api import Submission

@@ -9,7 +9,7 @@ from gateway_rig import WORDS, eos, events, ids, make_request, scripted, tokeniz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca.core.request import End, FinishReason, Logprob, Request, Token
+from orca.core.domain.request import End, FinishReason, Logprob, Request, Token
 from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer, whole_choice
 
 READING = Reading(tokenizer(), frozenset({0}))

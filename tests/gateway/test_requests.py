@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
 
-from orca.core.request import FinishReason
+from orca.core.domain.request import FinishReason
 from orca.gateway.settings import Settings
 
 BODY = {"prompt": "the fox", "max_tokens": 50}

@@ -11,8 +11,8 @@ import pytest
 from gateway_rig import MODEL, Rig, error_of, events, ids, make_request, rig, tokenizer, until
 from gateway_server import LIMIT_SECONDS, served
 
-from orca.core.errors import PoolUnavailable
-from orca.core.request import End, FinishReason, Token
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.cursor import ResumedChoice, parse_cursor
 from orca.gateway.errors import ApiError
 from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering

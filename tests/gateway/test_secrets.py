@@ -13,7 +13,7 @@ from gateway_rig import MODEL, FakeScheduler, tokenizer, until
 from waiting import PATIENT_POOL
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
-from orca.core.logs import JsonFormatter
+from orca.core.process.logs import JsonFormatter
 from orca.gateway.app import create_app
 from orca.gateway.models import Models, Served
 from orca.gateway.settings import Settings

@@ -10,8 +10,8 @@ from gateway_rig import ids, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca.core.errors import PoolUnavailable, UnknownRequest
-from orca.core.request import End, FinishReason, Token
+from orca.core.domain.errors import PoolUnavailable, UnknownRequest
+from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.hints import Hints, LogNews
 from orca.pool.log_slice import LogSlice

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from orca.core.request import SCHEMA
+from orca.core.domain.request import SCHEMA
 from orca.pool.counts import PoolStats
 from orca.pool.memory_pool import MemoryPool
 

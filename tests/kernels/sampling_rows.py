@@ -7,7 +7,7 @@ import torch
 from gpu import DEVICE
 from torch import Tensor
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_sampling import sample
 from orca.worker.drawing import settings_of

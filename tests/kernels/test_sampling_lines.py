@@ -7,7 +7,7 @@ import pytest
 import torch
 from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.kernels.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
 from orca.kernels.sampling_reference import Drawn, changed, sample_reference, uniform
 from orca.worker.drawing import settings_of

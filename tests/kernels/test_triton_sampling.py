@@ -11,7 +11,7 @@ from sampling_rows import CASES, EOS, drawn, every_case, lines_of, random_logits
 from scipy import stats
 from torch import Tensor
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.kernels import triton_sampling
 from orca.kernels.sampling_lines import COUNT_MAX, IN_PROMPT, SamplingLines
 from orca.kernels.sampling_reference import sample_reference

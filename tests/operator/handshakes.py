@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orca.core import links
-from orca.core.certificates import Certificates
+from orca.core.transport import grpc_links
+from orca.core.transport.certificates import Certificates
 from orca.operator import authority
 from orca.operator.certificates import CA, CERTIFICATE, FILES, KEY
 from orca.operator.resource import Json
@@ -98,4 +98,4 @@ def shown(files: Files, folder: Path) -> Certificates:
 async def ask(server: Certificates, client: Certificates) -> str:
     """Returns: "here". Raises: AioRpcError when one of the two refuses the other."""
     async with answering_stage.serving(server) as address:
-        return await answering_stage.ask(links.open_channel(address, client), limit_s=30)
+        return await answering_stage.ask(grpc_links.open_channel(address, client), limit_s=30)

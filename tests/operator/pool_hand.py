@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from waiting import PATIENT_POOL
 
-from orca.core.request import Request, SamplingParams
+from orca.core.domain.request import Request, SamplingParams
 from orca.pool.api import Caller, OnDisconnect, Pool, Submission
 from orca.pool.counts import PoolStats
 from orca.pool.redis_pool import RedisPool

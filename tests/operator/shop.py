@@ -13,7 +13,7 @@ from api_server import ApiServer
 from kubernetes import client
 from waiting import wait_until
 
-from orca.core.ports import free_port
+from orca.core.process.ports import free_port
 
 WITHIN_S = 100.0
 IMAGES = tuple(

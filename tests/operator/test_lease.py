@@ -9,7 +9,7 @@ import pytest
 from lease_world import DURATION_S, OPERATORS, Calm, LeaseWorld, PaperLeases, paper_lease, terms
 from paper_api import paper_api
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.operator.cluster import ApiError
 from orca.operator.leadership import Leadership
 from orca.operator.lease import holder, may_take, released, taken

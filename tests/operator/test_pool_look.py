@@ -14,7 +14,7 @@ from deployments import deployment
 from paper_api import paper_api
 from pool_hand import PoolHand
 
-from orca.core.errors import OrcaError
+from orca.core.domain.errors import OrcaError
 from orca.operator.actions import Promise
 from orca.operator.observed import Observed, PoolLook
 from orca.operator.pool_look import StatedElsewhere, look, set_promise

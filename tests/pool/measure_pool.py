@@ -17,7 +17,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from orca.core.request import Request, SamplingParams, Token
+from orca.core.domain.request import Request, SamplingParams, Token
 from orca.pool.api import Caller, CommitEntry, OnDisconnect, Submission
 from orca.pool.embedded import EmbeddedRedis, find_redis_server
 from orca.pool.redis_pool import RedisPool, open_redis_pool

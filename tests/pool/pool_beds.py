@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from waiting import PATIENT_POOL, until
 
-from orca.core.request import End, FinishReason, Request, SamplingParams, Token
-from orca.core.step import Claim
+from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
+from orca.core.domain.step import Claim
 from orca.pool.access import acl_words
 from orca.pool.api import (
     Caller,

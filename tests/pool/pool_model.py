@@ -24,9 +24,9 @@ from pool_model_schedulers import BLOCK, Group, Message, Process, now
 from pool_model_stages import Stage, Violation
 from pool_model_weather import Weather, draw_weather
 
-from orca.core.errors import NeverFits, Overloaded, UnknownRequest
-from orca.core.request import Request, slots_needed
-from orca.core.step import Claim
+from orca.core.domain.errors import NeverFits, Overloaded, UnknownRequest
+from orca.core.domain.request import Request, slots_needed
+from orca.core.domain.step import Claim
 from orca.pool.api import OnDisconnect, ProcessClosed, SeatLost, StaleCall, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.pool.settings import PoolSettings

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pool_model_stages import Violation
 
-from orca.core.request import slots_needed
-from orca.core.step import Claim
+from orca.core.domain.request import slots_needed
+from orca.core.domain.step import Claim
 from orca.pool.api import (
     Caller,
     ClaimAnswer,

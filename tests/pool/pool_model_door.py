@@ -6,7 +6,7 @@ from pool_beds import REVISION
 from pool_model_schedulers import now
 from pool_model_stages import Violation
 
-from orca.core.errors import NeverFits, Overloaded
+from orca.core.domain.errors import NeverFits, Overloaded
 from orca.pool.api import Submission
 from orca.pool.counts import LargerRequests
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pool_model_stages import Violation
 
-from orca.core.request import End, FinishReason
-from orca.core.step import Claim
+from orca.core.domain.request import End, FinishReason
+from orca.core.domain.step import Claim
 from orca.pool.api import RequestState
 from orca.pool.memory_state import Record
 

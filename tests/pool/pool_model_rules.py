@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orca.core.request import End, FinishReason, Request
-from orca.core.step import Claim
+from orca.core.domain.request import End, FinishReason, Request
+from orca.core.domain.step import Claim
 from orca.pool.api import (
     Caller,
     ClaimAnswer,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pool_beds import REVISION
 from pool_model_stages import Stage, Step
 
-from orca.core.request import End, FinishReason, Request, Token, slots_needed
-from orca.core.step import Claim, Epoch
+from orca.core.domain.request import End, FinishReason, Request, Token, slots_needed
+from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import (
     Caller,
     ClaimAnswer,

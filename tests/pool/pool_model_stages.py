@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orca.core.step import Claim, Epoch
+from orca.core.domain.step import Claim, Epoch
 
 if TYPE_CHECKING:
     from pool_model import World

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError
 
 from orca.cli.main import main as orca
-from orca.core.errors import PoolUnavailable, SettingError
+from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.pool.access import COMMANDS, LOCAL_USER, LocalAccess
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import open_redis_pool

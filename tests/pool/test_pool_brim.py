@@ -9,8 +9,8 @@ import pytest
 from pool_beds import REVISION, RedisBed, Scheduler, started, submission, with_settings
 from pool_kinds import KINDS, redis_binary
 
-from orca.core.errors import PoolFull
-from orca.core.request import End, FinishReason, Logprob, SamplingParams, Token
+from orca.core.domain.errors import PoolFull
+from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.pool import codec
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, OnDisconnect
 from orca.pool.embedded import EmbeddedRedis

@@ -3,7 +3,7 @@
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
-from orca.core.errors import UnknownRequest
+from orca.core.domain.errors import UnknownRequest
 from orca.pool.api import RequestState, StaleCall
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.pool import codec
 
 ids = st.integers(0, 2**32 - 1)

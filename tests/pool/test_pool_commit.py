@@ -3,8 +3,8 @@
 import pytest
 from pool_beds import Bed, entry, started, submission
 
-from orca.core.request import End, FinishReason, Logprob, SamplingParams, Token
-from orca.core.step import Claim
+from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
+from orca.core.domain.step import Claim
 from orca.pool.api import CommitAnswer, CommitEntry, RequestState
 from orca.pool.log_slice import LogSlice
 

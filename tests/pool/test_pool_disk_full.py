@@ -10,8 +10,8 @@ import pytest
 from pool_beds import RedisBed, entry, started, submission, with_settings
 from pool_kinds import KINDS, redis_binary
 
-from orca.core.errors import PoolUnavailable
-from orca.core.request import FinishReason
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import FinishReason
 from orca.pool.api import CommitAnswer, OnDisconnect
 from orca.pool.embedded import EmbeddedRedis
 

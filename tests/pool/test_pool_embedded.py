@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from waiting import PATIENT_POOL, wait_until
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart, find_redis_server, find_wheel_redis_server
 from orca.pool.redis_pool import open_redis_pool
 

@@ -11,8 +11,8 @@ from pool_kinds import KINDS, redis_binary
 from redis.asyncio import Redis
 from waiting import until
 
-from orca.core.errors import PoolUnavailable
-from orca.core.ports import free_port
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.process.ports import free_port
 from orca.pool.api import Claimed
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -25,7 +25,7 @@ from pool_kinds import KINDS, redis_binary
 from redis.asyncio import Connection, Redis
 from waiting import until
 
-from orca.core.request import End, FinishReason, Token
+from orca.core.domain.request import End, FinishReason, Token
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
 from orca.pool.log_slice import LogSlice

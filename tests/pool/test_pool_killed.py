@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from waiting import until
 
-from orca.core.errors import PoolUnavailable, UnknownRequest
+from orca.core.domain.errors import PoolUnavailable, UnknownRequest
 from orca.pool.api import CommitAnswer, OnDisconnect
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from pool_beds import RedisBed, Scheduler, started
 
-from orca.core.request import End, FinishReason, Token
+from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.state import read_logs
 from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_TOKENS_MAX

@@ -23,8 +23,8 @@ from pool_beds import (
 )
 from waiting import until
 
-from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
-from orca.core.request import FinishReason, SamplingParams
+from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
+from orca.core.domain.request import FinishReason, SamplingParams
 from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import NAMED, SINGLE, lua_key_builders

@@ -3,8 +3,8 @@
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, state, submission
 
-from orca.core.errors import NeverFits
-from orca.core.request import FinishReason
+from orca.core.domain.errors import NeverFits
+from orca.core.domain.request import FinishReason
 from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.counts import LargerRequests
 

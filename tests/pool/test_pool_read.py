@@ -4,7 +4,7 @@ import pytest
 from pool_beds import Bed, started
 from pool_kinds import KINDS
 
-from orca.core.request import End, FinishReason, Logprob, Token
+from orca.core.domain.request import End, FinishReason, Logprob, Token
 from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_BYTES_MAX, READ_TOKENS_MAX
 from orca.pool.log_slice import LogSlice

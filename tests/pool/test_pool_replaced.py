@@ -2,7 +2,7 @@
 
 from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
-from orca.core.request import FinishReason
+from orca.core.domain.request import FinishReason
 from orca.pool.api import OnDisconnect
 from orca.pool.counts import PoolStats
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pool_beds import SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission
 
-from orca.core.request import FinishReason
+from orca.core.domain.request import FinishReason
 from orca.pool.api import CommitAnswer, RequestState, SeatLost
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
-from orca.core.errors import PoolUnavailable, SettingError
-from orca.core.request import End, FinishReason
+from orca.core.domain.errors import PoolUnavailable, SettingError
+from orca.core.domain.request import End, FinishReason
 from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.redis_pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas

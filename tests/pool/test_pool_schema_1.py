@@ -4,8 +4,8 @@ import pytest
 from pool_beds import SETTINGS, RedisBed, Scheduler, entry
 from schema_1 import write_schema_1
 
-from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
-from orca.core.step import Claim
+from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.core.domain.step import Claim
 from orca.pool.api import CommitAnswer, CommitEntry, RequestState
 
 OLD = Request(

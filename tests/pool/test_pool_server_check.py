@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from pool_beds import REVISION, SETTINGS, RedisBed, add_user, entry, started, submission, with_settings
 
-from orca.core.errors import PoolNotDurable, PoolUnavailable
+from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import CommitAnswer
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import Keys

@@ -13,7 +13,7 @@ from pool_disks import SlowDisk
 from pool_kinds import KINDS
 from waiting import until
 
-from orca.core.errors import PoolNotDurable, PoolUnavailable
+from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import Claimed, OnDisconnect
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, Scheduler, request, started, submission, with_settings
 
-from orca.core.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
-from orca.core.request import FinishReason, SamplingParams
+from orca.core.domain.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
+from orca.core.domain.request import FinishReason, SamplingParams
 from orca.pool.api import OnDisconnect, RequestState
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from pool_beds import REVISION, SETTINGS, UNREAD_MS, Bed, Scheduler, entry, started, state, submission, with_settings
 
-from orca.core.errors import PoolFull, UnknownRequest
-from orca.core.request import End, FinishReason
+from orca.core.domain.errors import PoolFull, UnknownRequest
+from orca.core.domain.request import End, FinishReason
 from orca.pool.api import CommitAnswer, OnDisconnect, RequestState
 
 

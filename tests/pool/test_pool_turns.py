@@ -16,7 +16,7 @@ from redis.asyncio import Connection, Redis
 from redis.exceptions import NoScriptError
 from waiting import until
 
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
 from orca.pool.api import Caller
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.keys import Keys

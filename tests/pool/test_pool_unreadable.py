@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pool_beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
 
-from orca.core.errors import UnknownRequest
-from orca.core.request import End, FinishReason
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import End, FinishReason
 from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.contract import PASSED_FOR_MS
 from orca.pool.schemas import SCHEMAS

@@ -9,8 +9,8 @@ import grpc
 import waiting
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links
 
 
 class FakeStage:
@@ -67,8 +67,8 @@ class FakeStage:
 
 async def serve(stage: FakeStage, address: str = "127.0.0.1:0") -> aio.Server:
     """Serve, by default on a free port of loopback; the caller stops the server."""
-    server = links.new_server()
-    links.serve_stage(server, stage)
+    server = grpc_links.new_server()
+    grpc_links.serve_stage(server, stage)
     stage.address = f"127.0.0.1:{server.add_insecure_port(address)}"
     await server.start()
     return server

@@ -8,10 +8,10 @@ from functools import wraps
 from itertools import count
 from typing import Any
 
-from orca.core.engine import EngineShape
-from orca.core.errors import PoolUnavailable
-from orca.core.request import End, FinishReason, Request, SamplingParams
-from orca.core.step import Claim, Epoch, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import End, FinishReason, Request, SamplingParams
+from orca.core.domain.step import Claim, Epoch, Step
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler import virtual_time

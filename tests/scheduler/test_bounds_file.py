@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scheduler_world import World, a_request, a_shape, a_world, serving, tokens_at_least, virtually
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.scheduler.bounds_file import BoundsFile
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.request_level import RequestLevel

@@ -8,9 +8,9 @@ import pytest
 from fake_stage import FakeStage, serve, until
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
-from orca.core.step import Epoch, Step, StepResult
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch, Step, StepResult
+from orca.core.transport import engine_pb2 as pb
 from orca.scheduler.engine_life import EngineLife, Peer, mending_pause_s
 from orca.scheduler.grpc_engine import GrpcEngine, Loading
 from orca.scheduler.step_bound import StepBound

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from orca.core.step import Epoch
+from orca.core.domain.step import Epoch
 from orca.scheduler.formation import Formation
 from orca.scheduler.observer import Observers
 

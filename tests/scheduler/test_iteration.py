@@ -3,9 +3,9 @@
 import pytest
 from scheduler_world import a_request, batches, lengths, schedule_all, some_limits
 
-from orca.core.errors import SettingError
-from orca.core.request import Token
-from orca.core.step import Claim, Epoch, NewRequest
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import Token
+from orca.core.domain.step import Claim, Epoch, NewRequest
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.policy import next_batch
 from orca.scheduler.state import NOTHING, GroupRequest, GroupState, Phase

@@ -15,8 +15,8 @@ from scheduler_world import (
     virtually,
 )
 
-from orca.core.errors import PoolUnavailable
-from orca.core.step import Claim
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.step import Claim
 from orca.pool.api import Caller, ClaimAnswer, Heartbeat, RequestState
 from orca.scheduler.loop import Choices
 from orca.scheduler.simulated import CostModel

@@ -12,7 +12,7 @@ from scheduler_world import (
     virtually,
 )
 
-from orca.core.request import End, FinishReason, Request, Token
+from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool.api import Caller, CommitEntry
 from orca.scheduler.loop import Choices
 from orca.scheduler.seams import Times

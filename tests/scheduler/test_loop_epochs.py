@@ -14,10 +14,10 @@ from scheduler_world import (
     virtually,
 )
 
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError, NeverFits, SettingError
-from orca.core.request import End, FinishReason
-from orca.core.step import Epoch, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError, NeverFits, SettingError
+from orca.core.domain.request import End, FinishReason
+from orca.core.domain.step import Epoch, Step
 from orca.pool.api import Caller, Entered, RequestState
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices

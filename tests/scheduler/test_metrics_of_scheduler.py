@@ -4,7 +4,7 @@ import asyncio
 
 from scheduler_world import World, a_request, by_index
 
-from orca.core.engine import EngineShape
+from orca.core.domain.engine import EngineShape
 from orca.pool.api import CommitAnswer
 from orca.scheduler import virtual_time
 from orca.scheduler.metrics import Metrics

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from scheduler_world import Group, World, a_request, a_shape, a_world, serving, steps_of, tokens_at_least, virtually
 
-from orca.core.step import Claim
+from orca.core.domain.step import Claim
 from orca.scheduler.loop import Choices
 from orca.scheduler.pace import Pace
 from orca.scheduler.simulated import CostModel

@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from scheduler_world import World, a_request, a_shape, a_world, virtually
 
-from orca.core.request import End, FinishReason
-from orca.core.step import Epoch, Step
+from orca.core.domain.request import End, FinishReason
+from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from scheduler_world import World, a_request, batches, by_index, lengths, schedule_all, some_limits
 
-from orca.core.engine import EngineShape
-from orca.core.request import Request
-from orca.core.step import Claim, Epoch, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.request import Request
+from orca.core.domain.step import Claim, Epoch, Step
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices

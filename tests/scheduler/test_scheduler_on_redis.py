@@ -10,8 +10,8 @@ import pytest
 from scheduler_world import REVISION, a_request
 from waiting import PATIENT_POOL, until
 
-from orca.core.engine import EngineShape
-from orca.core.request import Request, Token
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.request import Request, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.embedded import EmbeddedRedis
 from orca.pool.redis_pool import RedisPool

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_world import a_request, schedule_all
 
-from orca.core.request import Request, slots_needed
-from orca.core.step import Step
+from orca.core.domain.request import Request, slots_needed
+from orca.core.domain.step import Step
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.policy import Limits, Policy
 from orca.scheduler.request_level import Habits, RequestLevel

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.pool.settings import parse_pool_settings
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.request_level import Habits, RequestLevel

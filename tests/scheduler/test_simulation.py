@@ -14,9 +14,9 @@ from itertools import pairwise
 import pytest
 from scheduler_world import World, a_request
 
-from orca.core.engine import EngineShape
-from orca.core.request import FinishReason
-from orca.core.step import Epoch, Step
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.request import FinishReason
+from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration

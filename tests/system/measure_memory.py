@@ -12,8 +12,8 @@ from pathlib import Path
 from grpc import aio
 from running_group import RunningGroup
 
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 

@@ -18,8 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from orca.core.leash import leashed
-from orca.core.ports import free_port
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
 
 ASK_EVERY_S = 0.02
 ANSWER_S = 120.0

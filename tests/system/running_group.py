@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from orca.core.ports import free_port
-from orca.core.request import End, Request, SamplingParams, Token
+from orca.core.domain.request import End, Request, SamplingParams, Token
+from orca.core.process.ports import free_port
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler.grpc_engine import GrpcEngine

@@ -6,7 +6,7 @@ import pytest
 from running_group import RunningGroup, Work
 from tiny_models import tiny_checkpoint
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.scheduler.observer import IterationLog
 
 pytestmark = pytest.mark.timeout(300)  # longer than a group is waited for

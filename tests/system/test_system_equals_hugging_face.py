@@ -16,7 +16,7 @@ from pairs import full, pairwise
 from running_group import GREEDY, RunningGroup, Work
 from tiny_models import FAMILIES, tiny_checkpoint
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 DIVIDED_LAYOUTS = ((3, 1), (2, 2))

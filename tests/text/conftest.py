@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from orca.core.text import Tokenizer
+from orca.core.domain.text import Tokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It was the best of times, it was the worst of times.",

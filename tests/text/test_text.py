@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from orca.core.errors import ModelError
-from orca.core.text import Detokenizer, OutputText, Tokenizer
+from orca.core.domain.errors import ModelError
+from orca.core.domain.text import Detokenizer, OutputText, Tokenizer
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

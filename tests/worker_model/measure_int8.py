@@ -21,9 +21,9 @@ from stage_driver import EPOCH, GREEDY, Ask, Chain, serve
 from tiny_models import FAMILIES, tiny_checkpoint
 from torch import Tensor
 
-from orca.core.model import load_model_info
-from orca.core.request import SamplingParams
-from orca.core.step import Claim, NewRequest, Row, Step
+from orca.core.domain.model import load_model_info
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.worker.int8_linear import INT8_LAYOUTS
 from orca.worker.linear import Linear, Packing, fastest
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orca.core.request import SamplingParams
-from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
 from orca.worker.linear import Linear
 from orca.worker.models.build import load_stage
 from orca.worker.shard import Shard

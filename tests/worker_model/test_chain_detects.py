@@ -12,8 +12,8 @@ from stage_driver import Ask, Chain, serve
 
 from checker.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracle import expected_tokens
-from orca.core.request import SamplingParams
-from orca.core.step import Sampled, Step
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Sampled, Step
 from orca.kernels.paged import Places
 from orca.worker.stage import Plan, Stage
 

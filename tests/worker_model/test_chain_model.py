@@ -11,8 +11,8 @@ from stage_driver import Ask, Chain, random_asks, serve
 
 from checker.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracle import CHOICES, drawn_place, expected_tokens
-from orca.core.errors import ModelError
-from orca.core.request import SamplingParams
+from orca.core.domain.errors import ModelError
+from orca.core.domain.request import SamplingParams
 from orca.worker.models.build import load_stage
 from orca.worker.random_numbers import uniforms
 from orca.worker.sampler import Draw, SamplingState, sample

@@ -12,7 +12,7 @@ import torch
 from stage_driver import GREEDY, Ask, Chain, serve
 from tiny_models import tiny_checkpoint
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.triton_kernels import TritonKernels

@@ -12,7 +12,7 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orca.core.step import Claim, NewRequest, Row, Step
+from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.kernels.device import Kernels, use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.triton_kernels import TritonKernels

@@ -11,7 +11,7 @@ from stage_driver import Chain, random_asks, serve
 from tiny_models import tiny_checkpoint
 from torch import Tensor
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 from orca.worker import int8_linear, linear
 from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
 from orca.worker.linear import Linear

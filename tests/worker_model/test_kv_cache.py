@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from orca.core.errors import EngineError
+from orca.core.domain.errors import EngineError
 from orca.worker.kv_cache import KVCache
 
 

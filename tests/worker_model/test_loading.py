@@ -13,7 +13,7 @@ from stage_driver import Chain, random_asks, serve
 from tiny_models import FAMILIES, tiny_checkpoint
 from torch import Tensor
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 from orca.worker import linear
 from orca.worker.groups import TensorLink
 from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 from orca.worker.config import GPT2Config, LlamaConfig, OPTConfig, load_config
 
 LLAMA = {

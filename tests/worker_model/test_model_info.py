@@ -1,4 +1,4 @@
-"""core.model: what every service reads of a model folder, and what is refused."""
+"""core.domain.model: what every service reads of a model folder, and what is refused."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tiny_models import reference_model, tiny_checkpoint
 
-from orca.core.errors import ModelError
-from orca.core.model import count_parameters, load_model_info, tokenizer_file
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import count_parameters, load_model_info, tokenizer_file
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_folder_tells_its_name_limits_and_special_tokens(original: Path) -> No
 def test_reading_it_takes_no_torch() -> None:
     import subprocess
 
-    code = "import sys, orca.core.model; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
+    code = "import sys, orca.core.domain.model; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -97,9 +97,9 @@ def test_the_quantization_is_part_of_the_revision(original: Path) -> None:
 
 
 def test_a_large_file_is_sampled_and_not_read_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orca.core.model._WHOLE_FILE_BYTES", 1000)
-    monkeypatch.setattr("orca.core.model._PIECES", 5)
-    monkeypatch.setattr("orca.core.model._PIECE_BYTES", 8)
+    monkeypatch.setattr("orca.core.domain.model._WHOLE_FILE_BYTES", 1000)
+    monkeypatch.setattr("orca.core.domain.model._PIECES", 5)
+    monkeypatch.setattr("orca.core.domain.model._PIECE_BYTES", 8)
     before = load_model_info(folder).revision
     _flip_a_weight(folder)  # inside the last piece
     assert load_model_info(folder).revision != before

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_checkpoint
 from torch import Tensor
 
-from orca.core.model import load_model_info
+from orca.core.domain.model import load_model_info
 from orca.kernels.numba_kernels import CpuKernels
 from orca.kernels.reference import ModelSizes
 from orca.worker.linear import PanelLinear

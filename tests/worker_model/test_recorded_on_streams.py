@@ -14,7 +14,7 @@ from stream_programs import random_order, run_in_order, values_alone
 from tiny_models import tiny_checkpoint
 from torch import Tensor
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
 from orca.kernels.recording import Made
 from orca.kernels.triton_kernels import TritonKernels

@@ -13,7 +13,7 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orca.core.step import Step
+from orca.core.domain.step import Step
 from orca.kernels.numba_recording import CpuRecorder
 from orca.kernels.recording import Size
 from orca.worker.drawing import Drawn

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.worker.random_numbers import uniforms
 from orca.worker.sampler import Draw, SamplingState, logprobs, sample
 

@@ -11,9 +11,9 @@ from stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
 from tiny_models import reference_model, tiny_checkpoint
 from torch import Tensor
 
-from orca.core.errors import EngineError
-from orca.core.request import Logprob, SamplingParams
-from orca.core.step import Claim, NewRequest, Row, Step
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import Logprob, SamplingParams
+from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.worker.linear import Linear, PanelLinear
 from orca.worker.marked import mark_parts
 from orca.worker.models.blocks import Layer, StepContext

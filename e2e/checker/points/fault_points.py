@@ -91,7 +91,7 @@ def install(folder: Path, part: str) -> None:
         held = HeldCommits(folder)
         after_import("orca.pool.redis_pool", lambda module: _wrap_commits(module.RedisPool, trigger, held))
     after_import("orca.pool.redis_link", lambda module: _wrap_redis(module, trigger))
-    after_import("orca.core.links", lambda module: _wrap_stubs(module, trigger))
+    after_import("orca.core.transport.grpc_links", lambda module: _wrap_stubs(module, trigger))
     late = LateCalls(folder)
     for module_name, class_name in SERVED.items():
         after_import(module_name, lambda module, name=class_name: _wrap_service(getattr(module, name), trigger, late))  # type: ignore[misc]

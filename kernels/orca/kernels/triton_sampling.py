@@ -1,6 +1,6 @@
 """Sampling on a GPU: three Triton launches for all rows of a step, of which the host reads nothing.
 
-Meaning and order of effects are those of SamplingParams (core/request.py): bias, mask of min_tokens, penalties,
+Meaning and order of effects are those of SamplingParams (core/domain/request.py): bias, mask of min_tokens, penalties,
 temperature, top_k, top_p, min_p; the log probability is that of the raw logits. sampling_reference.py says it in plain
 PyTorch. All that is known of a request lies on the device (sampling_lines.py), and grids depend on the shape of the
 logits only, so the launches can be captured in a CUDA graph.

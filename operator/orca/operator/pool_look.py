@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from orca.core.errors import OrcaError, PoolUnavailable, SettingError
+from orca.core.domain.errors import OrcaError, PoolUnavailable, SettingError
 from orca.operator import names
 from orca.operator.actions import Promise
 from orca.operator.observed import PoolLook

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from orca.core.errors import OrcaError
+from orca.core.domain.errors import OrcaError
 from orca.operator import certificates, credentials, fetch_look, names, pool_look, status
 from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.children import drift, finish, is_ours

@@ -17,9 +17,9 @@ import kopf
 from kubernetes import client, config
 from kubernetes.config import ConfigException
 
-from orca.core.errors import SettingError
-from orca.core.internal_port import HEALTH, InternalPort, Page
-from orca.core.logs import Format, configure_logging
+from orca.core.domain.errors import SettingError
+from orca.core.process.internal_port import HEALTH, InternalPort, Page
+from orca.core.process.logs import Format, configure_logging
 from orca.operator.cluster import ApiError, Cluster
 from orca.operator.handlers import make_registry, make_settings
 from orca.operator.leadership import Leadership

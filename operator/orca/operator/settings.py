@@ -1,10 +1,10 @@
-"""The settings of the operator: `--resync-seconds 60` or `ORCA_OPERATOR_RESYNC_SECONDS=60` (see core.settings)."""
+"""The settings of the operator: `--resync-seconds 60` or `ORCA_OPERATOR_RESYNC_SECONDS=60` (see core.process.settings)."""
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from orca.core.settings import (
+from orca.core.process.settings import (
     check_bounds,
     is_address,
     log_format_setting,

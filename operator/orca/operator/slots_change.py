@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.operator import names, troubles
 from orca.operator.model_change import known_generations
 from orca.operator.observed import (

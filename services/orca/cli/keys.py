@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from orca.cli.bench.options import Parser
 from orca.core.api_keys import ApiKey, KeyFileError, Limits, digest, is_name, line, make_key, parse_keys
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from orca.core.begin import imported
-from orca.core.errors import ModelError, SettingError
+from orca.core.domain.errors import ModelError, SettingError
+from orca.core.process.gc_freeze import imported
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 
 # What a served folder is made of: never pickled weights, never code, and the weights once: some repositories hold them
 # a second time in their makers' own layout, or for other programs in folders of their own.

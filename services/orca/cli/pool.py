@@ -16,8 +16,8 @@ from pathlib import Path
 
 from orca.cli.up.places import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
-from orca.core.errors import PoolUnavailable, SettingError
-from orca.core.settings import check_bounds, read_settings, setting
+from orca.core.domain.errors import PoolUnavailable, SettingError
+from orca.core.process.settings import check_bounds, read_settings, setting
 from orca.pool.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.api import Pool
 from orca.pool.redis_pool import open_redis_pool

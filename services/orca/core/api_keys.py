@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from orca.core.errors import OrcaError
+from orca.core.domain.errors import OrcaError
 
 KEYS_MAX = 1_000
 """Each call's key is compared with all of them, and each name is a label of metrics."""

@@ -9,7 +9,7 @@ own model. Commas part such words, so one in a name or a folder is written %2C.
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from orca.core.model import DTYPES, QUANTIZATIONS
+from orca.core.domain.model import DTYPES, QUANTIZATIONS
 
 DTYPE = "float32"
 

@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orca.core.errors import InvalidRequest
+from orca.core.domain.errors import InvalidRequest
 from orca.gateway.accept import chat_prompt
 from orca.gateway.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError

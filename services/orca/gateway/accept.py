@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.core.errors import InvalidRequest
-from orca.core.request import Request, SamplingParams
+from orca.core.domain.errors import InvalidRequest
+from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.goals import NO_GOALS, Goals

@@ -18,8 +18,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from orca.core.errors import OrcaError, PoolUnavailable
-from orca.core.wall_clock import wall_clock_ms
+from orca.core.domain.errors import OrcaError, PoolUnavailable
+from orca.core.process.wall_clock import wall_clock_ms
 from orca.gateway import about, document, generation, requests
 from orca.gateway.auth import check_access, key_check
 from orca.gateway.behind_proxy import BehindProxy

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from orca.core.request import End, Request, Token
+from orca.core.domain.request import End, Request, Token
 from orca.gateway.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from orca.core.api_keys import ApiKey
-from orca.core.errors import SettingError
-from orca.core.settings import is_loopback
+from orca.core.domain.errors import SettingError
+from orca.core.process.settings import is_loopback
 from orca.gateway.errors import ApiError
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.settings import Settings

@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orca.core.errors import InvalidRequest, ModelError
+from orca.core.domain.errors import InvalidRequest, ModelError
 
 
 class ChatTemplate:

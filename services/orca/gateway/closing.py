@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Mapping
 
-from orca.core.errors import OrcaError
-from orca.core.request import End
+from orca.core.domain.errors import OrcaError
+from orca.core.domain.request import End
 from orca.gateway.delivery import Accepted
 from orca.gateway.gateway import Gateway
 from orca.gateway.goals import Goal, judge, summary

@@ -7,7 +7,7 @@ stands for a choice that has told nothing yet; `end` alone says that all was rea
 import re
 from collections.abc import Mapping, Sequence
 
-from orca.core.request import End, Token
+from orca.core.domain.request import End, Token
 from orca.gateway.errors import ApiError
 from orca.gateway.render import ChoiceStream
 from orca.pool.api import RequestStatus

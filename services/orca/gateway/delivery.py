@@ -13,8 +13,8 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orca.core.errors import UnknownRequest
-from orca.core.request import End, Request, Token
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import End, Request, Token
 from orca.gateway.aside import in_thread, is_long, write_answer
 from orca.gateway.connection import SEND_BODY
 from orca.gateway.cursor import Cursor, ResumedChoice

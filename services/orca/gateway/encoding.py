@@ -9,8 +9,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
-from orca.core.model import ModelInfo
-from orca.core.text import Tokenizer
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import ApiError
 from orca.gateway.settings import Settings
 

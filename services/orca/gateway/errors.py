@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import orjson
 from starlette.responses import Response
 
-from orca.core.errors import (
+from orca.core.domain.errors import (
     InvalidRequest,
     NameTaken,
     NeverFits,
@@ -24,7 +24,7 @@ from orca.core.errors import (
     QueueFull,
     UnknownRequest,
 )
-from orca.core.request import FinishReason
+from orca.core.domain.request import FinishReason
 
 log = logging.getLogger(__name__)
 

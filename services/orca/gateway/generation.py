@@ -13,8 +13,8 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from orca.core.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
-from orca.core.request import Request as OrcaRequest
+from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
+from orca.core.domain.request import Request as OrcaRequest
 from orca.gateway.accept import SEEDS, Call, chat_prompt, completion_prompts, submission
 from orca.gateway.auth import key_of, owner_of
 from orca.gateway.bodies import ChatBody, CompletionBody

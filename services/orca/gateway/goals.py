@@ -28,8 +28,8 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from orca.core.errors import InvalidRequest
-from orca.core.request import FinishReason
+from orca.core.domain.errors import InvalidRequest
+from orca.core.domain.request import FinishReason
 from orca.pool.api import RequestStatus
 
 SCHEMA_LEAST = 2

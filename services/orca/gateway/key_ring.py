@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, digest, read_keys
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.gateway.errors import ApiError
 from orca.gateway.rate_limit import TokenBucket
 from orca.gateway.settings import Settings

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.core.request import Logprob
-from orca.core.text import Detokenizer, Tokenizer
+from orca.core.domain.request import Logprob
+from orca.core.domain.text import Detokenizer, Tokenizer
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""

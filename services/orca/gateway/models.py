@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca.core.errors import ModelError
-from orca.core.model import ModelInfo, load_model_info
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import ModelInfo, load_model_info
+from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.core.text import Tokenizer
 from orca.gateway.chat_template import ChatTemplate
 from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orca.core.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
+from orca.core.domain.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.pool.api import Pool
 from orca.pool.counts import PoolStats

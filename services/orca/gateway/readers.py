@@ -8,8 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from itertools import takewhile
 
-from orca.core.batches import batches
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.process.batches import batches
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)

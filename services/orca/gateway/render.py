@@ -26,8 +26,8 @@ from typing import Any
 
 import orjson
 
-from orca.core.request import End, FinishReason, Request, Token
-from orca.core.text import OutputText, Tokenizer
+from orca.core.domain.request import End, FinishReason, Request, Token
+from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import answer_to_end
 from orca.gateway.goals import NO_GOALS, Goals
 from orca.gateway.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs

@@ -12,7 +12,7 @@ from dataclasses import replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from orca.core.errors import UnknownRequest
+from orca.core.domain.errors import UnknownRequest
 from orca.gateway.aside import write_answer
 from orca.gateway.auth import owner_of
 from orca.gateway.closing import note_closed

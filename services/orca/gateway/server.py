@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.gateway import about
 from orca.gateway.bounds import Door
 from orca.gateway.connection import connections

@@ -10,8 +10,8 @@ from typing import cast
 
 import uvloop
 
-from orca.core.errors import ModelError, SettingError
-from orca.core.logs import Format, configure_logging
+from orca.core.domain.errors import ModelError, SettingError
+from orca.core.process.logs import Format, configure_logging
 from orca.gateway.app import create_app
 from orca.gateway.models import Models, load_newest, load_others
 from orca.gateway.open_files import allow_open_files

@@ -1,11 +1,11 @@
-"""The settings of a gateway: `--port 80` or `ORCA_GATEWAY_PORT=80` (see core.settings)."""
+"""The settings of a gateway: `--port 80` or `ORCA_GATEWAY_PORT=80` (see core.process.settings)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from orca.core.model import DTYPES, QUANTIZATIONS
+from orca.core.domain.model import DTYPES, QUANTIZATIONS
 from orca.core.other_model import OtherModel
-from orca.core.settings import (
+from orca.core.process.settings import (
     check_bounds,
     log_format_setting,
     log_level_setting,

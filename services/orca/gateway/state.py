@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from orca.core.errors import UnknownRequest
-from orca.core.request import Request
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import Request
 from orca.gateway.aside import write_text
 from orca.gateway.goals import Goals, judge, latency_of
 from orca.gateway.render import Reading, Rendering

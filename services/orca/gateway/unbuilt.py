@@ -8,7 +8,7 @@ constraint or a sampler that is dropped in silence gives an answer which its cli
 from collections.abc import Mapping
 from typing import Any
 
-from orca.core.errors import InvalidRequest
+from orca.core.domain.errors import InvalidRequest
 
 _GENERATION: dict[str, tuple[Any, ...]] = {
     # OpenAI

@@ -10,8 +10,8 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 
-from orca.core.batches import batches
-from orca.core.errors import OrcaError, PoolUnavailable, UnknownRequest
+from orca.core.domain.errors import OrcaError, PoolUnavailable, UnknownRequest
+from orca.core.process.batches import batches
 from orca.pool.api import Pool
 from orca.pool.hints import LogNews
 from orca.pool.log_slice import LogSlice

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from orca.core.request import End, Request, Token
-from orca.core.step import Claim, Epoch
+from orca.core.domain.request import End, Request, Token
+from orca.core.domain.step import Claim, Epoch
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
 from orca.pool.log_slice import LogSlice

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 
 # Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/pool -k weigh`) and rounded up. They are what
 # admission reserves, so they bound from above; a waiting request in truth takes about two thirds of REQUEST_BYTES.

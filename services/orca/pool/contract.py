@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orca.core.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
-from orca.core.request import Request, Token
+from orca.core.domain.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
+from orca.core.domain.request import Request, Token
 from orca.pool import codec
 from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
 

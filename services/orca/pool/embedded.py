@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from orca.core.errors import SettingError
-from orca.core.leash import leashed
-from orca.core.ports import free_port
+from orca.core.domain.errors import SettingError
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
 from orca.pool.access import LOCAL_USER, LocalAccess
 
 _STOP_S = 10.0

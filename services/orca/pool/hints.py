@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from orca.core.request import End, FinishReason, Token
+from orca.core.domain.request import End, FinishReason, Token
 from orca.pool.log_slice import LogSlice
 
 _OTHERS_MAX = 20_000

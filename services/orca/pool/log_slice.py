@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from orca.core.request import End, Token
+from orca.core.domain.request import End, Token
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from orca.core.request import FinishReason, Request
-from orca.core.step import Claim
+from orca.core.domain.request import FinishReason, Request
+from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.api import (
     OnDisconnect,

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from orca.core.request import FinishReason, slots_needed
-from orca.core.step import Claim, Epoch
+from orca.core.domain.request import FinishReason, slots_needed
+from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import (
     NOBODY,
     Caller,

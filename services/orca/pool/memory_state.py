@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orca.core.errors import UnknownRequest
-from orca.core.request import End, FinishReason, Request, Token
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.api import Caller, RequestState, Submission
 from orca.pool.contract import WANTED_FOR_MS, verdict_error

@@ -18,7 +18,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
 from orca.pool import poison, submit_words
 from orca.pool.connecting import connection_options
 from orca.pool.keys import Keys, lua_key_builders

@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from orca.core.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
-from orca.core.request import Request
-from orca.core.step import Claim, Epoch
+from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
+from orca.core.domain.request import Request
+from orca.core.domain.step import Claim, Epoch
 from orca.pool import replies
 from orca.pool.api import (
     NOBODY,

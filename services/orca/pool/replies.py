@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orca.core.request import End, Request, Token
-from orca.core.step import Claim
+from orca.core.domain.request import End, Request, Token
+from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.api import Claimed
 from orca.pool.log_slice import LogSlice

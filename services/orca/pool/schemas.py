@@ -7,7 +7,7 @@
 
 from dataclasses import dataclass
 
-from orca.core.request import SCHEMA
+from orca.core.domain.request import SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable
 
-from orca.core.errors import PoolNotDurable, PoolUnavailable, SettingError
+from orca.core.domain.errors import PoolNotDurable, PoolUnavailable, SettingError
 from orca.pool import codec
 from orca.pool.keys import Keys
 from orca.pool.redis_link import Purpose, RedisLink, read_info

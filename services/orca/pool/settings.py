@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from orca.core.errors import SettingError
-from orca.core.settings import read_variables
+from orca.core.domain.errors import SettingError
+from orca.core.process.settings import read_variables
 
 LEASE_LEAST_MS = 1_000
 """Two renewals. With less a group forms anew again and again, or never, though every part is well."""

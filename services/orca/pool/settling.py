@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca.core.errors import PoolUnavailable
+from orca.core.domain.errors import PoolUnavailable
 
 _AGAIN_S = 0.003
 """Before each question: far below the fsync that is waited for, and those who come meanwhile share it."""

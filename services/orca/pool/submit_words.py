@@ -5,7 +5,7 @@ The fields below are the only list of them. In the script they are tables, `PARE
 
 from typing import NamedTuple
 
-from orca.core.request import Request
+from orca.core.domain.request import Request
 from orca.pool import codec
 from orca.pool.api import Submission
 from orca.pool.contract import reserved_bytes

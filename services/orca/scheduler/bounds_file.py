@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.errors import BadValue, SettingError
+from orca.core.domain.errors import BadValue, SettingError
 from orca.scheduler.loop import Scheduler
 from orca.scheduler.settings import ScheduleSettings
 

@@ -6,18 +6,18 @@ A token that ends the request is the last one of its log; the end goes into the 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from orca.core.request import End, FinishReason, Request, Token
+from orca.core.domain.request import End, FinishReason, Request, Token
 
 
 class TextDelta(Protocol):
-    """What `core.text.OutputText.push` answers, as far as it matters here."""
+    """What `core.domain.text.OutputText.push` answers, as far as it matters here."""
 
     @property
     def stop(self) -> str | None: ...
 
 
 class OutputText(Protocol):
-    """The growing text of an output; `core.text.OutputText` is one."""
+    """The growing text of an output; `core.domain.text.OutputText` is one."""
 
     def push(self, token_id: int, /) -> TextDelta: ...
 

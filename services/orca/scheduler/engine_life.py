@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import wire
-from orca.core.errors import EngineError
-from orca.core.frame_stream import encode
-from orca.core.handover import Handover
-from orca.core.local_link import Kind, LocalLink
-from orca.core.step import Epoch, Step, StepResult
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch, Step, StepResult
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import wire
+from orca.core.transport.frame_stream import encode
+from orca.core.transport.handover import Handover
+from orca.core.transport.local_link import Kind, LocalLink
 from orca.scheduler.step_bound import StepBound
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orca.core.errors import EngineError, SettingError
-from orca.core.request import End
-from orca.core.step import Claim, Epoch, Sampled, StepResult
+from orca.core.domain.errors import EngineError, SettingError
+from orca.core.domain.request import End
+from orca.core.domain.step import Claim, Epoch, Sampled, StepResult
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.claims import Claims
 from orca.scheduler.commits import Commits

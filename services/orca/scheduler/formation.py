@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import orjson
 
-from orca.core.internal_port import Page
-from orca.core.step import Epoch
+from orca.core.domain.step import Epoch
+from orca.core.process.internal_port import Page
 from orca.scheduler.observer import Observer
 
 log = logging.getLogger("orca.scheduler")

@@ -1,6 +1,6 @@
-"""The engine of real stages: core.engine.Engine over gRPC (the paper's engine master; ORCA, section 4.1).
+"""The engine of real stages: core.domain.engine.Engine over gRPC (the paper's engine master; ORCA, section 4.1).
 
-Steps go to a stage of the same machine, and its results come, by core.local_link.
+Steps go to a stage of the same machine, and its results come, by core.transport.local_link.
 
 Owns the links to all stages, who has the place of each, and the rendezvous of the present epoch; what happens within
 an epoch is engine_life's. It decides nothing: epochs come from the pool's seat, steps from the scheduler.
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links, wire
-from orca.core.certificates import Certificates
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError, SettingError
-from orca.core.local_link import LocalLink, open_link
-from orca.core.step import Epoch, Step, StepResult
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError, SettingError
+from orca.core.domain.step import Epoch, Step, StepResult
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links, wire
+from orca.core.transport.certificates import Certificates
+from orca.core.transport.local_link import LocalLink, open_link
 from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
 from orca.scheduler.rendezvous import Rendezvous
 
@@ -81,7 +81,7 @@ class GrpcEngine:
             advertise: host under which stages reach `listen`; the host of `listen` by default.
             on_loading: hears of each change while stages load; the log hears of it by default.
             certificates: of this scheduler, for its links to the stages and theirs to it; None encrypts nothing.
-            uses_local_links: steps go to a stage on this machine, and its results come, by core.local_link.
+            uses_local_links: steps go to a stage on this machine, and its results come, by core.transport.local_link.
         """
         self._addresses = tuple(stages)
         self._slots = slots
@@ -111,7 +111,7 @@ class GrpcEngine:
         return statuses
 
     async def form(self, epoch: Epoch) -> EngineShape:
-        """See core.engine.Engine."""
+        """See core.domain.engine.Engine."""
         await self._end_life(f"epoch {epoch.number} begins")
         statuses = await self.wait_loaded()
         known = max(status.epoch.number for status in statuses)
@@ -138,19 +138,19 @@ class GrpcEngine:
         return shape
 
     async def submit(self, step: Step) -> None:
-        """See core.engine.Engine. Costs the caller one conversion: the call itself runs behind it."""
+        """See core.domain.engine.Engine. Costs the caller one conversion: the call itself runs behind it."""
         if self._life is None or self._life.epoch != step.epoch:
             raise EngineError(f"epoch {step.epoch.number} is over")
         await self._life.submit(step)
 
     def results(self) -> AsyncIterator[StepResult]:
-        """See core.engine.Engine. Ends, without an error, when close() or another form() ended the epoch."""
+        """See core.domain.engine.Engine. Ends, without an error, when close() or another form() ended the epoch."""
         if self._life is None:
             raise EngineError("no epoch was formed")
         return self._life.results()
 
     async def close(self) -> None:
-        """See core.engine.Engine. The stages stay in their epoch, which nobody can speak for any more."""
+        """See core.domain.engine.Engine. The stages stay in their epoch, which nobody can speak for any more."""
         await self._end_life(None)
         await self._close_channels()
         await self._rendezvous.stop()
@@ -164,8 +164,8 @@ class GrpcEngine:
         await self._close_channels()
         await self._rendezvous.start()
         self._shown = shown
-        self._channels = [links.open_channel(address, self._certificates) for address in self._addresses]
-        self._stubs = [links.stage_stub(channel) for channel in self._channels]
+        self._channels = [grpc_links.open_channel(address, self._certificates) for address in self._addresses]
+        self._stubs = [grpc_links.stage_stub(channel) for channel in self._channels]
 
     async def _close_channels(self) -> None:
         channels, self._channels, self._stubs = self._channels, [], []

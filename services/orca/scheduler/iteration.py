@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.core.request import slots_needed
+from orca.core.domain.request import slots_needed
 from orca.scheduler.policy import Limits, Room
 from orca.scheduler.state import Admission, Batch, GroupRequest, GroupState, Pick
 

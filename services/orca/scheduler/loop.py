@@ -13,9 +13,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError, PoolUnavailable, SettingError
-from orca.core.step import Claim, Epoch
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
+from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import Entered, SeatLost, StaleCall
 from orca.scheduler.epoch import EpochRun
 from orca.scheduler.observer import Load

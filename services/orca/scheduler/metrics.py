@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from orca.core.internal_port import Page
-from orca.core.request import FinishReason, Request
-from orca.core.step import Epoch
+from orca.core.domain.request import FinishReason, Request
+from orca.core.domain.step import Epoch
+from orca.core.process.internal_port import Page
 from orca.pool.api import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Load, Observer
 

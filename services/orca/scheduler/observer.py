@@ -7,9 +7,9 @@ from types import TracebackType
 
 import orjson
 
-from orca.core.line_file import LineFile
-from orca.core.request import FinishReason, Request
-from orca.core.step import Epoch
+from orca.core.domain.request import FinishReason, Request
+from orca.core.domain.step import Epoch
+from orca.core.process.line_file import LineFile
 from orca.pool.api import CommitAnswer
 from orca.scheduler.state import Batch, Phase, Pick
 

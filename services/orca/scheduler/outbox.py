@@ -8,7 +8,7 @@ before it is over takes only what somebody waits for.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orca.core.request import End, Token
+from orca.core.domain.request import End, Token
 from orca.pool.api import CommitEntry
 from orca.scheduler.state import GroupRequest
 

@@ -7,8 +7,8 @@ baseline). `next_batch` adds what both share: how many batches may be in flight,
 from dataclasses import dataclass
 from typing import Protocol
 
-from orca.core.errors import SettingError
-from orca.core.request import slots_needed
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import slots_needed
 from orca.scheduler.state import NOTHING, Batch, GroupState
 
 

@@ -10,11 +10,11 @@ import asyncio
 import grpc
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links
+from orca.core.transport.certificates import Certificates
 
 
 def key_prefix(epoch: Epoch) -> str:
@@ -43,10 +43,10 @@ class Rendezvous:
         """Serve; once is enough. Raises: EngineError when the address is taken or a certificate cannot be read."""
         if self._server is not None:
             return
-        server = links.new_server()
-        links.serve_rendezvous(server, self)
+        server = grpc_links.new_server()
+        grpc_links.serve_rendezvous(server, self)
         try:
-            port = links.listen(server, self._listen, self._certificates)
+            port = grpc_links.listen(server, self._listen, self._certificates)
         except RuntimeError as error:
             raise EngineError(f"rendezvous: cannot listen on {self._listen}") from error
         await server.start()

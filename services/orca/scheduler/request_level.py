@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import groupby
 
-from orca.core.request import slots_needed
+from orca.core.domain.request import slots_needed
 from orca.scheduler.policy import Limits, Room
 from orca.scheduler.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orca.core.engine import Engine
-from orca.core.errors import PoolUnavailable
-from orca.core.wall_clock import wall_clock_ms
+from orca.core.domain.engine import Engine
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.process.wall_clock import wall_clock_ms
 from orca.pool.api import Caller, Pool
 from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.observer import Observer

@@ -15,16 +15,16 @@ from typing import cast
 
 import uvloop
 
-from orca.core.certificates import Certificates
-from orca.core.engine import Engine, EngineShape
-from orca.core.errors import EngineError, ModelError, SettingError
-from orca.core.internal_port import InternalPort
-from orca.core.logs import Format, configure_logging
-from orca.core.model import ModelInfo, load_model_info
-from orca.core.request import Request
-from orca.core.step import Epoch
-from orca.core.text import OutputText, Tokenizer
-from orca.core.wall_clock import wall_clock_ms
+from orca.core.domain.engine import Engine, EngineShape
+from orca.core.domain.errors import EngineError, ModelError, SettingError
+from orca.core.domain.model import ModelInfo, load_model_info
+from orca.core.domain.request import Request
+from orca.core.domain.step import Epoch
+from orca.core.domain.text import OutputText, Tokenizer
+from orca.core.process.internal_port import InternalPort
+from orca.core.process.logs import Format, configure_logging
+from orca.core.process.wall_clock import wall_clock_ms
+from orca.core.transport.certificates import Certificates
 from orca.pool.api import Caller, Pool, ProcessClosed
 from orca.pool.redis_pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings

@@ -1,18 +1,11 @@
-"""The settings of a scheduler: `--prefetch 1` or `ORCA_SCHEDULER_PREFETCH=1` (see core.settings)."""
+"""The settings of a scheduler: `--prefetch 1` or `ORCA_SCHEDULER_PREFETCH=1` (see core.process.settings)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from orca.core.certificates import (
-    Certificates,
-    tls_ca_setting,
-    tls_certificate_setting,
-    tls_key_setting,
-    tls_server_name_setting,
-)
-from orca.core.model import DTYPES, QUANTIZATIONS
-from orca.core.request import DEFAULT_BLOCK_TOKENS
-from orca.core.settings import (
+from orca.core.domain.model import DTYPES, QUANTIZATIONS
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.process.settings import (
     check_bounds,
     is_address,
     log_format_setting,
@@ -21,6 +14,13 @@ from orca.core.settings import (
     require,
     required,
     setting,
+)
+from orca.core.transport.certificates import (
+    Certificates,
+    tls_ca_setting,
+    tls_certificate_setting,
+    tls_key_setting,
+    tls_server_name_setting,
 )
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices

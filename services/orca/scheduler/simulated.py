@@ -1,7 +1,7 @@
 """A simulated engine: a cost model on the running loop's clock, a seeded source of tokens, and faults.
 
 It stands behind the Engine seam, so the loop, the policies and `orca bench` cannot tell it from real stages. It is
-strict where real stages may be lenient: a step that breaks the contract of `core.step` fails an assertion, so every
+strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an assertion, so every
 simulated run also checks what the scheduler sends. Real time passes on a normal event loop, virtual time on
 `virtual_time.VirtualTimeLoop`.
 """
@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Protocol
 from zlib import crc32
 
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError
-from orca.core.request import Token, slots_needed
-from orca.core.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import Token, slots_needed
+from orca.core.domain.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
 from orca.scheduler.step_bound import StepBound
 
 
@@ -268,7 +268,7 @@ def _is_fed(held: _Held, row: Row) -> bool:
 
 
 def _check_row(held: _Held, row: Row) -> None:
-    """Hold the scheduler to the contract of `core.step`. Raises: AssertionError."""
+    """Hold the scheduler to the contract of `core.domain.step`. Raises: AssertionError."""
     known, end = len(held.new.tokens), row.start + row.count
     is_repeat = row.count == 1 and not row.sample and end == held.computed  # request-level: an ended request
     assert row.count >= 1, "a row without tokens"

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orca.core.request import Request, Token, slots_needed
-from orca.core.step import Claim, Epoch, NewRequest, Row, Step
+from orca.core.domain.request import Request, Token, slots_needed
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step
 
 
 class Phase(StrEnum):
@@ -79,7 +79,7 @@ class Admission:
 
 @dataclass(slots=True)
 class Pick:
-    """A request's part of a batch: `count` tokens from position `start`; see `core.step.Row`."""
+    """A request's part of a batch: `count` tokens from position `start`; see `core.domain.step.Row`."""
 
     request: GroupRequest
     start: int

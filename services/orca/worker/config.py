@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orca.core.errors import ModelError
-from orca.core.model import read_config
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import read_config
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish")
 
@@ -23,7 +23,7 @@ CHAIN_CHOICES = 16
 CHAIN_POSITIONS_MAX = 4096
 
 # Keys that say nothing about the numbers of a forward pass: bookkeeping, training, and what generation_config.json,
-# the tokenizer or core.model answers for.
+# the tokenizer or core.domain.model answers for.
 _INERT_TEXT = """
     architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype initializer_range
     init_std use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id prefix

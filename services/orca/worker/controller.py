@@ -16,12 +16,12 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links, wire
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError, ModelError, OrcaError
-from orca.core.local_link import LocalLink
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError, ModelError, OrcaError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links, wire
+from orca.core.transport.certificates import Certificates
+from orca.core.transport.local_link import LocalLink
 from orca.worker import frames
 from orca.worker.cause import Cause
 from orca.worker.frames import JoinOrder, Loaded
@@ -83,10 +83,10 @@ class Controller:
 
         Raises: OSError when the address is taken, EngineError when a certificate cannot be read.
         """
-        self._server = links.new_server()
-        links.serve_stage(self._server, self)
+        self._server = grpc_links.new_server()
+        grpc_links.serve_stage(self._server, self)
         try:
-            port = links.listen(self._server, self._settings.listen, self._certificates)
+            port = grpc_links.listen(self._server, self._settings.listen, self._certificates)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._settings.listen}") from error
         await self._server.start()
@@ -276,7 +276,7 @@ class Controller:
             await self._renew_ranks()
         current.require_alive()
         if not self._settings.is_last:
-            current.link(links.open_channel(request.stages[self._settings.stage + 1], self._certificates))
+            current.link(grpc_links.open_channel(request.stages[self._settings.stage + 1], self._certificates))
         bound_s, epoch = request.timeout_ms / 1000, current.epoch
         order = JoinOrder(
             epoch=epoch.number,

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orca.core.request import Logprob, SamplingParams, Token
-from orca.core.step import NewRequest, Sampled
+from orca.core.domain.request import Logprob, SamplingParams, Token
+from orca.core.domain.step import NewRequest, Sampled
 from orca.kernels.device import Sampler, kernels_of
 from orca.kernels.sampling_lines import LineSettings
 from orca.kernels.transfer import ToHost, to_device

@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Iterator
 
-from orca.core import engine_pb2 as pb
-from orca.core import wire
-from orca.core.errors import EngineError
-from orca.core.step import StepResult
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import StepResult
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import wire
 from orca.worker import frames
 from orca.worker.executor import Executor, Ordered, Task
 from orca.worker.inbox import Inbox

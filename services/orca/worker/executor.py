@@ -19,8 +19,8 @@ from pathlib import Path
 import orjson
 from torch import Tensor
 
-from orca.core.line_file import LineFile
-from orca.core.step import StageTiming, Step, StepResult
+from orca.core.domain.step import StageTiming, Step, StepResult
+from orca.core.process.line_file import LineFile
 from orca.worker.drawing import Drawn
 from orca.worker.groups import Groups, Inbound
 from orca.worker.progress import Progress

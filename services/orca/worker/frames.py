@@ -1,6 +1,6 @@
 """Frames between a controller and its rank processes, over one local socket pair per rank.
 
-The layout is core.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so neither
+The layout is core.transport.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so neither
 side converts them twice.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.frame_stream import encode
+from orca.core.transport.frame_stream import encode
 
 _NUMBER = struct.Struct("<q")
 

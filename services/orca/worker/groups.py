@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from orca.core import engine_pb2 as pb
-from orca.core import engine_pb2_grpc, links
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError
+from orca.core.domain.errors import EngineError
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc, grpc_links
+from orca.core.transport.certificates import Certificates
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard
 
@@ -49,7 +49,7 @@ class RendezvousStore(Store):
     def __init__(self, address: str, timeout_s: float, certificates: Certificates | None = None) -> None:
         super().__init__()
         self._timeout_s = timeout_s
-        self._channel = links.open_blocking_channel(address, certificates)
+        self._channel = grpc_links.open_blocking_channel(address, certificates)
         self._stub = engine_pb2_grpc.RendezvousStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.core.errors import EngineError
-from orca.core.request import slots_needed
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import slots_needed
 from orca.kernels import huge_pages
 from orca.kernels.transfer import to_device
 

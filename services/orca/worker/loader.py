@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from orca.core.errors import ModelError
-from orca.core.model import weight_files
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import weight_files
 
 TRIM_BYTES = 64 << 20
 """Read between two looks at what has been freed meanwhile."""

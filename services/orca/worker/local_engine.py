@@ -1,6 +1,6 @@
 """An engine in one process: the stages of a group chained in one thread, without sockets or ranks.
 
-For tests and for measuring the model's own speed. It keeps the contract of core.engine.Engine, prefetch included, but
+For tests and for measuring the model's own speed. It keeps the contract of core.domain.engine.Engine, prefetch included, but
 runs one step at a time: what it computes is what real stages compute, when it computes is not.
 """
 
@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from orca.core.engine import EngineShape
-from orca.core.errors import EngineError
-from orca.core.step import Epoch, StageTiming, Step, StepResult
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch, StageTiming, Step, StepResult
 from orca.worker.executor import FedTokens
 from orca.worker.models.build import StageModel
 from orca.worker.stage import Stage
@@ -55,7 +55,7 @@ class LocalEngine:
         self._running: asyncio.Queue[asyncio.Future[StepResult] | None] = asyncio.Queue()
 
     async def form(self, epoch: Epoch) -> EngineShape:
-        """See core.engine.Engine."""
+        """See core.domain.engine.Engine."""
         if self._epoch is not None and epoch.number <= self._epoch.number:
             known = self._epoch.number
             raise EngineError(f"epoch {epoch.number} is not above {known}", reported_epoch=known)
@@ -76,7 +76,7 @@ class LocalEngine:
         return self._shape
 
     async def submit(self, step: Step) -> None:
-        """See core.engine.Engine."""
+        """See core.domain.engine.Engine."""
         if step.epoch != self._epoch:
             raise EngineError(f"epoch {step.epoch.number} is over")
         if step.number != self._last + 1:
@@ -87,7 +87,7 @@ class LocalEngine:
         self._running.put_nowait(loop.run_in_executor(self._thread, self._run, step, received_ns))
 
     async def results(self) -> AsyncIterator[StepResult]:
-        """See core.engine.Engine."""
+        """See core.domain.engine.Engine."""
         running = self._running
         while (result := await running.get()) is not None:
             try:
@@ -99,7 +99,7 @@ class LocalEngine:
         running.put_nowait(None)  # the end, for every reader
 
     async def close(self) -> None:
-        """See core.engine.Engine."""
+        """See core.domain.engine.Engine."""
         await self._end_epoch()
         self._epoch = None
         self._thread.shutdown()

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 
-from orca.core import engine_pb2 as pb
-from orca.core import wire
-from orca.core.errors import EngineError
-from orca.core.frame_stream import encode
-from orca.core.local_link import Door, Kind, LocalLink, read_step
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import wire
+from orca.core.transport.frame_stream import encode
+from orca.core.transport.local_link import Door, Kind, LocalLink, read_step
 from orca.worker.order import ResultLog, Verdict
 
 log = logging.getLogger(__name__)

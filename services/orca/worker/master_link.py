@@ -11,11 +11,11 @@ import time
 
 from google.protobuf.message import DecodeError
 
-from orca.core.errors import EngineError
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import FRAME_BYTES_MAX, encode
-from orca.core.local_link import Kind as LinkKind
-from orca.core.local_link import read_step
+from orca.core.domain.errors import EngineError
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import FRAME_BYTES_MAX, encode
+from orca.core.transport.local_link import Kind as LinkKind
+from orca.core.transport.local_link import read_step
 from orca.worker import frames
 from orca.worker.frames import Kind
 from orca.worker.inbox import Inbox

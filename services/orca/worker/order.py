@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
 
 RESULTS_KEPT = 256
 """Results kept for a reader that comes back. Far more than the steps that a master keeps in flight."""

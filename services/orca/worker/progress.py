@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orca.core.step import Step
+from orca.core.domain.step import Step
 
 _TOKENS_PER_UNIT = 1024
 """A layer over so many tokens must end within the bound; a longer step has the bound once for each of them begun."""

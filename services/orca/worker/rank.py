@@ -22,13 +22,13 @@ from typing import Any, NoReturn
 import orjson
 import torch
 
-from orca.core import wire
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError, ModelError, SettingError
-from orca.core.frame_socket import FrameSocket
-from orca.core.frame_stream import encode
-from orca.core.logs import configure_logging
-from orca.core.model import load_model_info
+from orca.core.domain.errors import EngineError, ModelError, SettingError
+from orca.core.domain.model import load_model_info
+from orca.core.process.logs import configure_logging
+from orca.core.transport import wire
+from orca.core.transport.certificates import Certificates
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import encode
 from orca.worker import frames
 from orca.worker.epoch_steps import EpochSteps
 from orca.worker.executor import Executor, IterationLog

@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from orca.core.errors import EngineError
-from orca.core.frame_stream import FrameStream, encode
-from orca.core.leash import leashed
-from orca.core.local_link import LocalLink
-from orca.core.processor_time import processor_time_s
+from orca.core.domain.errors import EngineError
+from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.parent_death import leashed
+from orca.core.transport.frame_stream import FrameStream, encode
+from orca.core.transport.local_link import LocalLink
 from orca.worker import frames
 from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
@@ -26,7 +26,7 @@ from orca.worker.watch import Signs
 
 log = logging.getLogger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "orca.core.begin", "orca.worker.rank")
+RANK_COMMAND = (sys.executable, "-m", "orca.core.process.gc_freeze", "orca.worker.rank")
 
 _COMPUTED_S = 0.5
 """Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""

@@ -1,6 +1,6 @@
 """Draws the next token of each request from its logits, all rows of a step at once.
 
-Order of effects, as core.request.SamplingParams has it: logit_bias, min_tokens mask, repetition, presence and
+Order of effects, as core.domain.request.SamplingParams has it: logit_bias, min_tokens mask, repetition, presence and
 frequency penalty, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties. Else
 u = uniform(seed, index) (random_numbers.py) picks the first token, in order of token id, whose cumulated probability
 exceeds u; probabilities are float64.
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.core.request import Logprob, SamplingParams
+from orca.core.domain.request import Logprob, SamplingParams
 from orca.kernels.device import kernels_of
 from orca.worker.random_numbers import uniforms
 

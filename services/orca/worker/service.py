@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import uvloop
 
-from orca.core.errors import EngineError, ModelError, SettingError
-from orca.core.internal_port import InternalPort
-from orca.core.logs import configure_logging
+from orca.core.domain.errors import EngineError, ModelError, SettingError
+from orca.core.process.internal_port import InternalPort
+from orca.core.process.logs import configure_logging
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings, check_machine, parse_settings
 

@@ -1,4 +1,4 @@
-"""The settings of a stage worker: `--stages 2` or `ORCA_WORKER_STAGES=2` (see core.settings)."""
+"""The settings of a stage worker: `--stages 2` or `ORCA_WORKER_STAGES=2` (see core.process.settings)."""
 
 import dataclasses
 import ipaddress
@@ -6,16 +6,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca.core.certificates import (
-    Certificates,
-    tls_ca_setting,
-    tls_certificate_setting,
-    tls_key_setting,
-    tls_server_name_setting,
-)
-from orca.core.errors import SettingError
-from orca.core.model import DTYPES, QUANTIZATIONS
-from orca.core.settings import (
+from orca.core.domain.errors import SettingError
+from orca.core.domain.model import DTYPES, QUANTIZATIONS
+from orca.core.process.settings import (
     check_bounds,
     is_address,
     log_format_setting,
@@ -24,6 +17,13 @@ from orca.core.settings import (
     require,
     required,
     setting,
+)
+from orca.core.transport.certificates import (
+    Certificates,
+    tls_ca_setting,
+    tls_certificate_setting,
+    tls_key_setting,
+    tls_server_name_setting,
 )
 from orca.worker.processors import available_processors
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orca.core.errors import EngineError
-from orca.core.request import Logprob, SamplingParams
-from orca.core.step import NewRequest, Row, Sampled, Step
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import Logprob, SamplingParams
+from orca.core.domain.step import NewRequest, Row, Sampled, Step
 from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow

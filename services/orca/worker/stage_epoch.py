@@ -10,11 +10,11 @@ from typing import Any
 
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core import links
-from orca.core.errors import EngineError
-from orca.core.handover import Handover
-from orca.core.step import Epoch
+from orca.core.domain.errors import EngineError
+from orca.core.domain.step import Epoch
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import grpc_links
+from orca.core.transport.handover import Handover
 from orca.worker.cause import Cause, outweighs
 from orca.worker.order import ResultLog, StepOrder
 
@@ -36,7 +36,7 @@ class StageEpoch:
 
     def link(self, channel: aio.Channel) -> None:
         """Pass steps on to the stage at the end of this channel, which is this object's from now on."""
-        self._channel, self._next = channel, links.stage_stub(channel)
+        self._channel, self._next = channel, grpc_links.stage_stub(channel)
         # At once: a channel's certificate is good when it is opened, and the first step may come much later.
         channel.get_state(try_to_connect=True)
 

@@ -8,8 +8,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from orca.core.batching import max_batch_tokens
-from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.step_tokens import max_batch_tokens
 from orca.operator import names
 from orca.operator.pauses import Pause
 from orca.operator.render import certificates, model, pool

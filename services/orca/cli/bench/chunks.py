@@ -18,7 +18,7 @@ import torch
 from orca.cli.bench.peers.engine_peer import run
 from orca.cli.bench.peers.workload import Workload
 from orca.cli.bench.report import percentile
-from orca.core.step import Step
+from orca.core.domain.step import Step
 from orca.worker.models.build import StageModel, load_stage
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from orca.cli.bench.trace import GREEDY
 from orca.cli.model_folder import find_model
-from orca.core.engine import Engine, EngineShape
-from orca.core.request import DEFAULT_BLOCK_TOKENS, slots_needed
-from orca.core.step import Claim, Epoch, NewRequest, Row, Step, StepResult
+from orca.core.domain.engine import Engine, EngineShape
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
 from orca.scheduler import virtual_time
 from orca.scheduler.simulated import CostModel, SimulatedEngine
 

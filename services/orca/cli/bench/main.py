@@ -40,8 +40,8 @@ from orca.cli.bench.options import (
 from orca.cli.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
 from orca.cli.bench.trace import generate
 from orca.cli.model_folder import find_model
-from orca.core.errors import ModelError, OrcaError, SettingError
-from orca.core.model import DTYPES, QUANTIZATIONS, load_model_info
+from orca.core.domain.errors import ModelError, OrcaError, SettingError
+from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.scheduler.settings import POLICIES
 from orca.worker.processors import thread_variables
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import orjson
 
 from orca.cli.bench.trace import PRESETS, Range, TraceSpec
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)

@@ -23,9 +23,9 @@ from orca.cli.bench.options import (
 from orca.cli.bench.plot import plot_curves
 from orca.cli.bench.simulated_run import Simulation
 from orca.cli.bench.sweep import Sweep, run_sweep
-from orca.core.engine import EngineShape
-from orca.core.errors import SettingError
-from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.scheduler.request_level import HABITS, Habits, RequestLevel
 from orca.scheduler.settings import POLICIES
 from orca.scheduler.simulated import CostModel

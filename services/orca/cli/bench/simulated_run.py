@@ -11,9 +11,9 @@ from itertools import count
 
 from orca.cli.bench.report import Outcome, Report, summarise
 from orca.cli.bench.trace import GREEDY, Trace, TraceRequest
-from orca.core.engine import EngineShape
-from orca.core.errors import SettingError
-from orca.core.request import End, FinishReason, Request
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import End, FinishReason, Request
 from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory_pool import MemoryPool
 from orca.scheduler import virtual_time

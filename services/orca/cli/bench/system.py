@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.cli.bench.client import Target, get_json, served_models
-from orca.core.errors import OrcaError
-from orca.core.leash import leashed
-from orca.core.ports import free_port
+from orca.core.domain.errors import OrcaError
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
 
 READY_WITHIN_S = 300.0
 """Loading a big model from a cold disk; a small one takes seconds. vLLM compiles for up to three minutes."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from orca.core.request import SamplingParams
+from orca.core.domain.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 """How every request of a measurement draws: the same tokens each time, exactly as many as asked for."""

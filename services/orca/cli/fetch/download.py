@@ -24,9 +24,9 @@ from orca.cli.fetch.errors import ModelBroken, ModelUnreachable, NoSpace
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
-from orca.core.errors import ModelError, SettingError
+from orca.core.domain.errors import ModelError, SettingError
+from orca.core.domain.model import load_model_info, read_config, tokenizer_file
 from orca.core.fetch_report import last_line
-from orca.core.model import load_model_info, read_config, tokenizer_file
 
 log = logging.getLogger(__name__)
 

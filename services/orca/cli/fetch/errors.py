@@ -11,7 +11,7 @@ The first three never end well by themselves (exit code 2); of the others the ne
 one was.
 """
 
-from orca.core.errors import OrcaError
+from orca.core.domain.errors import OrcaError
 from orca.core.fetch_report import AGAIN_EXIT, NEVER_EXIT
 
 

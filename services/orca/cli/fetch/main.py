@@ -20,8 +20,8 @@ from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.settings import Settings, parse_settings
 from orca.cli.fetch.source import Source
 from orca.core.fetch_report import PROGRESS_PAGE, last_line
-from orca.core.internal_port import InternalPort
-from orca.core.logs import Format, configure_logging
+from orca.core.process.internal_port import InternalPort
+from orca.core.process.logs import Format, configure_logging
 
 log = logging.getLogger("orca.fetch")
 

@@ -3,7 +3,7 @@
 import threading
 
 from orca.core.fetch_report import Figures, figures_page
-from orca.core.internal_port import Page
+from orca.core.process.internal_port import Page
 
 
 class Progress:

@@ -1,10 +1,10 @@
-"""The settings of a fetch: `--uri hf://org/name` or `ORCA_FETCH_URI=hf://org/name` (see core.settings)."""
+"""The settings of a fetch: `--uri hf://org/name` or `ORCA_FETCH_URI=hf://org/name` (see core.process.settings)."""
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from orca.core.settings import (
+from orca.core.process.settings import (
     check_bounds,
     is_address,
     log_format_setting,

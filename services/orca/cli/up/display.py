@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from orca.cli.up.readiness import STARTING, Standing
 from orca.cli.up.supervisor import Supervised
-from orca.core.settings import is_loopback
+from orca.core.process.settings import is_loopback
 
 
 class Display:

@@ -8,7 +8,7 @@ which of them is left to the kernel: gateways and schedulers need more than one 
 from dataclasses import replace
 
 from orca.cli.up.settings import UpSettings
-from orca.core.batching import max_batch_tokens
+from orca.core.domain.step_tokens import max_batch_tokens
 
 SMALL_PARAMETERS = 12_000_000
 """A model with fewer is fastest on one thread: two would wait for each other longer than they compute (cli/bench)."""

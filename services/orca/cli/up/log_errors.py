@@ -76,7 +76,7 @@ def readable(line: str) -> str | None:
 
 
 def written_at(line: str) -> datetime | None:
-    """When a line of core.logs or of Redis was written; None when it does not say."""
+    """When a line of core.process.logs or of Redis was written; None when it does not say."""
     record = _record(line)
     try:
         if record is not None:
@@ -92,7 +92,7 @@ def _last_line(value: object) -> str:
 
 
 def _record(line: bytes | str) -> dict[str, Any] | None:
-    """One line of core.logs; None when it is something else."""
+    """One line of core.process.logs; None when it is something else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

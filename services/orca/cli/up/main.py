@@ -33,9 +33,9 @@ from orca.cli.up.redis_child import RedisChild
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
-from orca.core.errors import PoolUnavailable, SettingError
-from orca.core.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
-from orca.core.settings import check_variables
+from orca.core.domain.errors import PoolUnavailable, SettingError
+from orca.core.domain.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
+from orca.core.process.settings import check_variables
 from orca.gateway.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.gateway.settings import Settings as GatewaySettings

@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from types import TracebackType
 
-from orca.core.errors import SettingError
-from orca.core.ports import free_port
+from orca.core.domain.errors import SettingError
+from orca.core.process.ports import free_port
 
 
 def default_data_folder(port: int) -> Path:

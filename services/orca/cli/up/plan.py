@@ -8,8 +8,8 @@ from pathlib import Path
 from orca.cli.up import places
 from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core.model import ModelInfo
-from orca.core.request import DEFAULT_BLOCK_TOKENS, slots_needed
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""

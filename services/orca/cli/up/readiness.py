@@ -17,8 +17,8 @@ import grpc
 
 from orca.cli.up.questions import http_status
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core import engine_pb2 as pb
-from orca.core.links import open_channel, stage_stub
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport.grpc_links import open_channel, stage_stub
 
 POLL_S = 0.1
 ANSWER_S = 1.0

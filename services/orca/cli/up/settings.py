@@ -4,9 +4,9 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from orca.core.errors import SettingError
-from orca.core.request import DEFAULT_BLOCK_TOKENS
-from orca.core.settings import is_loopback, log_level_setting, read_settings, require, setting
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import ScheduleSettings

@@ -1,7 +1,7 @@
 """Keeps the processes of a system running: starts them, restarts what dies, and ends them in order.
 
 Each process leads a session of its own, so Ctrl-C reaches the supervisor only and a stop reaches a process together
-with all its children. None outlives the supervisor (see core.leash). Output goes to one log file per process.
+with all its children. None outlives the supervisor (see core.process.parent_death). Output goes to one log file per process.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Protocol
 from orca.cli.up.log_errors import error_message, readable, written_at
 from orca.cli.up.questions import http_status
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core.leash import leashed
+from orca.core.process.parent_death import leashed
 
 CRASH_WINDOW_S = 60.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from orca.core.errors import ModelError
-from orca.core.model import ModelInfo, load_model_info
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import ModelInfo, load_model_info
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import ModelSizes
 from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config

@@ -30,7 +30,7 @@ halves. A sum of `seen` is at most 4096 x 255 < 2^20, where the mean's rounding 
 import torch
 from torch import Tensor
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept
 from orca.worker.config import CHAIN_CHOICES, ChainConfig

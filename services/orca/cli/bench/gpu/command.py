@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from orca.core.errors import SettingError
+from orca.core.domain.errors import SettingError
 from orca.kernels.bench.__main__ import add_options, run
 
 HELP = "kernels, decode steps and the paper's trace, checked, then timed beside their limits"

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.core.model import ModelInfo
+from orca.core.domain.model import ModelInfo
 from orca.worker.config import LlamaConfig, Rope
 from orca.worker.models.build import StageModel, build_stage
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from orca.cli.bench.trace import GREEDY
-from orca.core.request import slots_needed
-from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.core.domain.request import slots_needed
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
 from orca.worker.drawing import Drawn
 from orca.worker.models.build import StageModel
 from orca.worker.stage import Stage

@@ -23,10 +23,10 @@ from orca.cli.bench.host.parts import (
     running_scheduler,
 )
 from orca.cli.bench.trace import GREEDY, Range
-from orca.core.batches import batches
-from orca.core.model import ModelInfo
-from orca.core.processor_time import processor_time_s
-from orca.core.request import End, FinishReason, Request, Token
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.request import End, FinishReason, Request, Token
+from orca.core.process.batches import batches
+from orca.core.process.cpu_time import processor_time_s
 from orca.pool.api import OnDisconnect, RequestState, Submission
 from orca.pool.redis_pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings

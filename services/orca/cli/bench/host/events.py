@@ -25,10 +25,10 @@ from orca.cli.bench.host.parts import (
     running_scheduler,
     until_healthy,
 )
-from orca.core.batches import batches
-from orca.core.model import ModelInfo
-from orca.core.processor_time import processor_time_s
-from orca.core.text import OutputText, Tokenizer
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.text import OutputText, Tokenizer
+from orca.core.process.batches import batches
+from orca.core.process.cpu_time import processor_time_s
 
 OPENED_AT_ONCE = 32
 DONE = b"data: [DONE]\n\n"

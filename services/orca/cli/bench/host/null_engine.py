@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from zlib import crc32
 
-from orca.core.engine import EngineShape
-from orca.core.request import Token
-from orca.core.step import Epoch, Sampled, Step, StepResult
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.request import Token
+from orca.core.domain.step import Epoch, Sampled, Step, StepResult
 
 STRIDE = 7919
 """Between two tokens of a request: a prime, so that a token lost, repeated or of another request is seen."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from orca.cli.bench.client import Target, get_json
-from orca.core.errors import OrcaError
-from orca.core.leash import leashed
-from orca.core.model import ModelInfo
-from orca.core.ports import free_port
+from orca.core.domain.errors import OrcaError
+from orca.core.domain.model import ModelInfo
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
 from orca.pool.access import LOCAL_USER, LocalAccess
 from orca.pool.embedded import EmbeddedRedis
 

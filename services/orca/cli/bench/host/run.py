@@ -18,7 +18,7 @@ from orca.cli.bench.host.commits import Committed, Load, measure_commits
 from orca.cli.bench.host.events import Streamed, Streams, measure_events
 from orca.cli.bench.host.parts import HostFailed
 from orca.cli.bench.trace import Range
-from orca.core.model import load_model_info
+from orca.core.domain.model import load_model_info
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)

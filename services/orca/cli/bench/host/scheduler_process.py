@@ -10,8 +10,8 @@ import asyncio
 import sys
 
 from orca.cli.bench.host.null_engine import NullEngine
-from orca.core.engine import Engine, EngineShape
-from orca.core.model import ModelInfo
+from orca.core.domain.engine import Engine, EngineShape
+from orca.core.domain.model import ModelInfo
 from orca.scheduler import service
 from orca.scheduler.settings import Settings
 

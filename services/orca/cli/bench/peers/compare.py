@@ -48,10 +48,10 @@ from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.report import summarise
 from orca.cli.bench.system import Server, running_server, running_system, tail
 from orca.cli.bench.trace import Trace
-from orca.core.errors import OrcaError, SettingError
-from orca.core.leash import leashed
-from orca.core.ports import free_port
-from orca.core.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.errors import OrcaError, SettingError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
 from orca.worker.processors import thread_variables
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from orca.cli.bench.peers.arrivals import Arrivals
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import GREEDY
-from orca.core.begin import leave_all_out
-from orca.core.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
-from orca.core.step import Claim, Epoch, Step
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
+from orca.core.domain.step import Claim, Epoch, Step
+from orca.core.process.gc_freeze import leave_all_out
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.policy import Limits, next_batch
 from orca.scheduler.state import GroupState

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from orca.cli.bench.report import Outcome
-from orca.core.request import slots_needed
+from orca.core.domain.request import slots_needed
 
 INTERVAL_S = 0.25
 """A look costs some 30 microseconds of processor time for each process."""
@@ -133,8 +133,8 @@ def name_of(command: Sequence[str]) -> str:
         module, *rest = command[command.index("-m") + 1 :]
         if module == "orca.cli.main" and rest:
             return rest[0]
-        # `orca.core.begin` is what the module that it names begins with.
-        return (rest[0] if module == "orca.core.begin" and rest else module).rpartition(".")[2]
+        # `orca.core.process.gc_freeze` is what the module that it names begins with.
+        return (rest[0] if module == "orca.core.process.gc_freeze" and rest else module).rpartition(".")[2]
     return Path(command[0].split(" ")[0]).name
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.begin import leave_all_out
+from orca.core.process.gc_freeze import leave_all_out
 
 BATCH_TOKENS = 256
 """Tokens that a step may hold: its own default, which cuts long prompts into chunks."""

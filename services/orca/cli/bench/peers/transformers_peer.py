@@ -19,7 +19,7 @@ import torch
 
 from orca.cli.bench.peers.judgement import Judgement, judge
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.begin import leave_all_out
+from orca.core.process.gc_freeze import leave_all_out
 
 CONTINUOUS_BATCH_TOKENS = 256
 """Tokens that a step may hold in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to

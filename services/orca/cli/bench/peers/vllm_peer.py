@@ -20,7 +20,7 @@ from typing import Any
 
 from orca.cli.bench.peers.arrivals import serve
 from orca.cli.bench.peers.workload import Answer, Workload
-from orca.core.begin import leave_all_out
+from orca.core.process.gc_freeze import leave_all_out
 
 CACHE_BLOCK_TOKENS = 128
 """On a CPU."""

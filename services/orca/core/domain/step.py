@@ -9,7 +9,7 @@ nobody changes it.
 
 from dataclasses import dataclass
 
-from orca.core.request import SamplingParams, Token
+from orca.core.domain.request import SamplingParams, Token
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from orca.core.step import Epoch, Step, StepResult
+from orca.core.domain.step import Epoch, Step, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
-"""The one place where orca.core.step meets engine_pb2: every conversion between our types and the wire.
+"""The one place where orca.core.domain.step meets engine_pb2: every conversion between our types and the wire.
 
 Stop strings stay behind on purpose: they are matched by the scheduler on text, no stage ever sees them. A top_k that
 keeps all tokens is None for us and 0 on the wire.
 """
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
-from orca.core.request import Logprob, SamplingParams, Token
-from orca.core.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import Logprob, SamplingParams, Token
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.transport import engine_pb2 as pb
 
 CONTRACT = 1
 """Number of what the messages of steps and results mean. It rises when one of them changes, also by a new field:

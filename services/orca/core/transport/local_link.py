@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Callable
 
 from google.protobuf.message import DecodeError
 
-from orca.core import engine_pb2 as pb
-from orca.core.frame_stream import FRAME_BYTES_MAX, FrameStream, encode
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport.frame_stream import FRAME_BYTES_MAX, FrameStream, encode
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import socket
 import threading
 from typing import Generic
 
-from orca.core.frame_stream import K, take_frame
+from orca.core.transport.frame_stream import K, take_frame
 
 _READ_BYTES = 1 << 16
 _LAST_S = 0.1

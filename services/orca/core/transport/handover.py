@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orca.core import engine_pb2 as pb
-from orca.core.errors import EngineError
+from orca.core.domain.errors import EngineError
+from orca.core.transport import engine_pb2 as pb
 
 _BOUND_S = 5.0
 """On a hand-over, repeats included: a controller answers without computing."""

@@ -61,7 +61,7 @@ class Request:
 
     parent: str
     choice: int
-    revision: str  # of the model: what decides the output (see core.model)
+    revision: str  # of the model: what decides the output (see core.domain.model)
     prompt: tuple[int, ...]  # at least one token id
     max_new_tokens: int  # >= 1
     sampling: SamplingParams

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import tokenizers
 
-from orca.core.errors import ModelError
+from orca.core.domain.errors import ModelError
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

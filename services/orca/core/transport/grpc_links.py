@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from orca.core import engine_pb2_grpc
-from orca.core.certificates import Certificates
-from orca.core.errors import EngineError
+from orca.core.domain.errors import EngineError
+from orca.core.transport import engine_pb2_grpc
+from orca.core.transport.certificates import Certificates
 
 # Read by gRPC's core when it first runs. Else it writes a line to stderr for each connection that ends in an orderly
 # way, and for each process that we start; ours are started by exec, which needs none of its care for forks.

@@ -5,7 +5,7 @@ the CA should sign for one deployment only: whoever it signs for may give orders
 under hosts of their own, all show one certificate, and each is told the name in it. The rendezvous of the ranks is one
 of these links. What the ranks then send each other, activations and sampled tokens by Gloo or NCCL, cannot be encrypted
 by these libraries: keep that network to the group (a network policy, or an encrypting one below). Where scheduler and
-stage are one machine's, steps and results never leave it, and are not encrypted either (core.local_link).
+stage are one machine's, steps and results never leave it, and are not encrypted either (core.transport.local_link).
 
 The files may be replaced at any time. What is connected goes on; each handshake of a server shows the new ones, and so
 does each client with its next epoch, for which it opens its channels anew.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orca.core.errors import EngineError, SettingError
-from orca.core.settings import setting
+from orca.core.domain.errors import EngineError, SettingError
+from orca.core.process.settings import setting
 
 _FIELDS = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
 

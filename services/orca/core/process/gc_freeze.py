@@ -1,6 +1,6 @@
 """Keeps searches for garbage off what lasts as long as its process.
 
-A process imports its own module without any meanwhile:  python -m orca.core.begin MODULE ARGUMENTS...
+A process imports its own module without any meanwhile:  python -m orca.core.process.gc_freeze MODULE ARGUMENTS...
 
 What an import makes lasts as long as the process, and there is so much of it that the searches took an eighth of the
 time in which torch is imported and a fifth of a gateway's.

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 
 import orjson
 
-from orca.core.log_pipe import PipeHandler
+from orca.core.process.log_pipe import PipeHandler
 
 Format = Literal["json", "text", "auto"]
 

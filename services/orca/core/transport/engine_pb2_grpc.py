@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from orca.core import engine_pb2 as orca_dot_core_dot_engine__pb2
+from orca.core.transport import engine_pb2 as orca_dot_core_dot_transport_dot_engine__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in orca/core/engine_pb2_grpc.py depends on'
+        + ' but the generated code in orca/core/transport/engine_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,23 +37,23 @@ class StageStub:
         """
         self.Status = channel.unary_unary(
                 '/orca.engine.v1.Stage/Status',
-                request_serializer=orca_dot_core_dot_engine__pb2.StatusRequest.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StatusReply.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StatusRequest.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StatusReply.FromString,
                 _registered_method=True)
         self.Join = channel.unary_unary(
                 '/orca.engine.v1.Stage/Join',
-                request_serializer=orca_dot_core_dot_engine__pb2.JoinRequest.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.JoinReply.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.JoinRequest.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.JoinReply.FromString,
                 _registered_method=True)
         self.Run = channel.unary_unary(
                 '/orca.engine.v1.Stage/Run',
-                request_serializer=orca_dot_core_dot_engine__pb2.StepMessage.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.RunReply.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StepMessage.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.RunReply.FromString,
                 _registered_method=True)
         self.Results = channel.unary_stream(
                 '/orca.engine.v1.Stage/Results',
-                request_serializer=orca_dot_core_dot_engine__pb2.ResultsRequest.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.ResultMessage.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.ResultsRequest.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.ResultMessage.FromString,
                 _registered_method=True)
 
 
@@ -95,23 +95,23 @@ def add_StageServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StatusRequest.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StatusReply.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StatusRequest.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StatusReply.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.JoinRequest.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.JoinReply.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.JoinRequest.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.JoinReply.SerializeToString,
             ),
             'Run': grpc.unary_unary_rpc_method_handler(
                     servicer.Run,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StepMessage.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.RunReply.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StepMessage.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.RunReply.SerializeToString,
             ),
             'Results': grpc.unary_stream_rpc_method_handler(
                     servicer.Results,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.ResultsRequest.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.ResultMessage.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.ResultsRequest.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.ResultMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,8 +140,8 @@ class Stage:
             request,
             target,
             '/orca.engine.v1.Stage/Status',
-            orca_dot_core_dot_engine__pb2.StatusRequest.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StatusReply.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StatusRequest.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -167,8 +167,8 @@ class Stage:
             request,
             target,
             '/orca.engine.v1.Stage/Join',
-            orca_dot_core_dot_engine__pb2.JoinRequest.SerializeToString,
-            orca_dot_core_dot_engine__pb2.JoinReply.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.JoinRequest.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -194,8 +194,8 @@ class Stage:
             request,
             target,
             '/orca.engine.v1.Stage/Run',
-            orca_dot_core_dot_engine__pb2.StepMessage.SerializeToString,
-            orca_dot_core_dot_engine__pb2.RunReply.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StepMessage.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.RunReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -221,8 +221,8 @@ class Stage:
             request,
             target,
             '/orca.engine.v1.Stage/Results',
-            orca_dot_core_dot_engine__pb2.ResultsRequest.SerializeToString,
-            orca_dot_core_dot_engine__pb2.ResultMessage.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.ResultsRequest.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.ResultMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -246,28 +246,28 @@ class RendezvousStub:
         """
         self.Set = channel.unary_unary(
                 '/orca.engine.v1.Rendezvous/Set',
-                request_serializer=orca_dot_core_dot_engine__pb2.StoreSet.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StoreEmpty.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreSet.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreEmpty.FromString,
                 _registered_method=True)
         self.Get = channel.unary_unary(
                 '/orca.engine.v1.Rendezvous/Get',
-                request_serializer=orca_dot_core_dot_engine__pb2.StoreGet.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StoreValues.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.FromString,
                 _registered_method=True)
         self.Add = channel.unary_unary(
                 '/orca.engine.v1.Rendezvous/Add',
-                request_serializer=orca_dot_core_dot_engine__pb2.StoreAdd.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StoreCount.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreAdd.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.FromString,
                 _registered_method=True)
         self.CompareSet = channel.unary_unary(
                 '/orca.engine.v1.Rendezvous/CompareSet',
-                request_serializer=orca_dot_core_dot_engine__pb2.StoreCompareSet.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StoreValues.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCompareSet.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.FromString,
                 _registered_method=True)
         self.Delete = channel.unary_unary(
                 '/orca.engine.v1.Rendezvous/Delete',
-                request_serializer=orca_dot_core_dot_engine__pb2.StoreGet.SerializeToString,
-                response_deserializer=orca_dot_core_dot_engine__pb2.StoreCount.FromString,
+                request_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.SerializeToString,
+                response_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.FromString,
                 _registered_method=True)
 
 
@@ -313,28 +313,28 @@ def add_RendezvousServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Set': grpc.unary_unary_rpc_method_handler(
                     servicer.Set,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StoreSet.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StoreEmpty.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreSet.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreEmpty.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StoreGet.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StoreValues.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.SerializeToString,
             ),
             'Add': grpc.unary_unary_rpc_method_handler(
                     servicer.Add,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StoreAdd.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StoreCount.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreAdd.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.SerializeToString,
             ),
             'CompareSet': grpc.unary_unary_rpc_method_handler(
                     servicer.CompareSet,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StoreCompareSet.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StoreValues.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCompareSet.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.SerializeToString,
             ),
             'Delete': grpc.unary_unary_rpc_method_handler(
                     servicer.Delete,
-                    request_deserializer=orca_dot_core_dot_engine__pb2.StoreGet.FromString,
-                    response_serializer=orca_dot_core_dot_engine__pb2.StoreCount.SerializeToString,
+                    request_deserializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.FromString,
+                    response_serializer=orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -363,8 +363,8 @@ class Rendezvous:
             request,
             target,
             '/orca.engine.v1.Rendezvous/Set',
-            orca_dot_core_dot_engine__pb2.StoreSet.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StoreEmpty.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreSet.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreEmpty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -390,8 +390,8 @@ class Rendezvous:
             request,
             target,
             '/orca.engine.v1.Rendezvous/Get',
-            orca_dot_core_dot_engine__pb2.StoreGet.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StoreValues.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.FromString,
             options,
             channel_credentials,
             insecure,
@@ -417,8 +417,8 @@ class Rendezvous:
             request,
             target,
             '/orca.engine.v1.Rendezvous/Add',
-            orca_dot_core_dot_engine__pb2.StoreAdd.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StoreCount.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreAdd.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.FromString,
             options,
             channel_credentials,
             insecure,
@@ -444,8 +444,8 @@ class Rendezvous:
             request,
             target,
             '/orca.engine.v1.Rendezvous/CompareSet',
-            orca_dot_core_dot_engine__pb2.StoreCompareSet.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StoreValues.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreCompareSet.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreValues.FromString,
             options,
             channel_credentials,
             insecure,
@@ -471,8 +471,8 @@ class Rendezvous:
             request,
             target,
             '/orca.engine.v1.Rendezvous/Delete',
-            orca_dot_core_dot_engine__pb2.StoreGet.SerializeToString,
-            orca_dot_core_dot_engine__pb2.StoreCount.FromString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreGet.SerializeToString,
+            orca_dot_core_dot_transport_dot_engine__pb2.StoreCount.FromString,
             options,
             channel_credentials,
             insecure,
