@@ -21,7 +21,7 @@ from checker.processes import find_parts, is_running, open_files, role_of
 from checker.sse import EventCutter, RawEvent
 from checker.system import System, wait_for
 from checker.system_logs import read_deaths, read_iterations, read_logs
-from orca.pool import keys
+from orca.pool.redis import keys
 
 PARENT = """
 import subprocess, sys, pathlib

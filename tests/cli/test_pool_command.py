@@ -8,8 +8,8 @@ import pytest
 from orca.cli.main import main
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.request import SCHEMA
-from orca.pool.access import COMMANDS, LocalAccess
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.access import COMMANDS, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
 
 
 @pytest.fixture

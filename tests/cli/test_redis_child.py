@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 from orca.cli.up.redis_child import RedisChild, _exit_code
 from orca.cli.up.supervisor import Supervisor
-from orca.pool.embedded import find_redis_server
-from orca.pool.keys import Keys
+from orca.pool.redis.embedded import find_redis_server
+from orca.pool.redis.keys import Keys
 
 until = functools.partial(waiting.until, limit_s=90.0)
 

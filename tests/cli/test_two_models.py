@@ -18,7 +18,7 @@ from waiting import until
 from orca.cli.small_model import small_model_folder
 from orca.core.other_model import OtherModel
 from orca.core.process.ports import free_port
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.timeout(600)
 

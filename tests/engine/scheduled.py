@@ -14,7 +14,7 @@ from orca.core.domain.request import End, Request, SamplingParams
 from orca.core.domain.step import Epoch
 from orca.pool.api import Caller, OnDisconnect, Submission
 from orca.pool.log_slice import LogSlice
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog

@@ -21,7 +21,7 @@ from priority import ahead_of_others, waited_s
 from scheduled import Scheduled, a_request, alone
 
 from orca.pool.api import CommitAnswer, CommitEntry
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.scheduler.observer import IterationRecord
 from orca.scheduler.virtual_time import VirtualClock
 from orca.worker.local_engine import LocalEngine

@@ -16,7 +16,7 @@ from poisoned_rank import FATAL_TOKENS, POISON
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.log_slice import LogSlice
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler

@@ -18,8 +18,8 @@ from orca.core.domain.model import load_model_info
 from orca.core.domain.request import Request, SamplingParams
 from orca.operator import authority
 from orca.pool.api import OnDisconnect, Pool, RequestState, Submission
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import open_redis_pool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import open_redis_pool
 
 NAME = "shop.default.svc"
 FLAGS = {"--tls-ca-file": "ca.crt", "--tls-certificate-file": "tls.crt", "--tls-key-file": "tls.key"}

@@ -26,7 +26,7 @@ from orca.gateway.models import Models, Served
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
 from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
 from orca.scheduler.ending import Ending
 

@@ -16,7 +16,7 @@ from orca.gateway.metrics import Metrics
 from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
 from orca.gateway.watcher import Follower, LogWatcher
 from orca.pool.log_slice import LogSlice
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 READING = Reading(tokenizer(), frozenset({eos()}))
 RENDERING = Rendering(kind=Kind.COMPLETION, model="tiny", created=1)

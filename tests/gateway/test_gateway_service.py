@@ -21,8 +21,8 @@ import orca.cli.small_model as small_model
 from orca.core.domain.model import load_model_info
 from orca.core.domain.text import Tokenizer
 from orca.gateway.service import main
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 MODEL = Path(small_model.__file__).parent / "orca-austen"
 TEXT = " It is a truth universally acknowledged"

@@ -12,7 +12,7 @@ from gateway_server import Served, served
 
 from checker.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
 from orca.gateway.settings import Settings
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
 
 GRACE_MS = 300

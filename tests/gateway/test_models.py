@@ -20,7 +20,7 @@ from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.models import Served, load_others
 from orca.gateway.settings import Settings, parse_settings
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 AUSTEN = Path(small_model.__file__).parent / "orca-austen"
 OLD = MODEL

@@ -12,7 +12,7 @@ from told_pool import ToldPool, stats
 from orca.core.domain.errors import PoolUnavailable, QueueFull
 from orca.gateway.overload import EndRate, Overload, retry_after_seconds
 from orca.pool.counts import PoolStats
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 COMPLETIONS = "/v1/completions"
 RATES = st.none() | st.floats(0.01, 1000)

@@ -16,7 +16,7 @@ from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.cursor import ResumedChoice, parse_cursor
 from orca.gateway.errors import ApiError
 from orca.gateway.render import ChoiceStream, Kind, Reading, Rendering
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 EVENT_STREAM = {"accept": "text/event-stream"}
 

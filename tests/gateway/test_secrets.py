@@ -18,8 +18,8 @@ from orca.gateway.app import create_app
 from orca.gateway.models import Models, Served
 from orca.gateway.settings import Settings
 from orca.gateway.tracing import Tracing
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 RIGHT, SET, WRONG = make_key(), make_key(), make_key()
 BODY = {"prompt": "the fox", "max_tokens": 3}

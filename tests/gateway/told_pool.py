@@ -5,7 +5,7 @@ from typing import Any
 
 from orca.core.domain.request import SCHEMA
 from orca.pool.counts import PoolStats
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 
 def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fields: Any) -> PoolStats:

@@ -9,8 +9,8 @@ from api_server import ApiServer, api_server, install_crd
 from shop import POOL_SECRET, OperatorProcess, Shop
 
 from cluster.programs import ETCD, KUBERNETES
-from orca.pool.access import LOCAL_USER, LocalAccess
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.access import LOCAL_USER, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")

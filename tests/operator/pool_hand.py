@@ -11,7 +11,7 @@ from waiting import PATIENT_POOL
 from orca.core.domain.request import Request, SamplingParams
 from orca.pool.api import Caller, OnDisconnect, Pool, Submission
 from orca.pool.counts import PoolStats
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.pool import RedisPool
 
 T = TypeVar("T")
 

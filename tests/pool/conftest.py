@@ -7,7 +7,7 @@ import pytest
 from pool_beds import SETTINGS, Bed, MemoryBed, RedisBed
 from pool_kinds import KINDS, redis_binary
 
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 

@@ -14,7 +14,6 @@ from waiting import PATIENT_POOL, until
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.access import acl_words
 from orca.pool.api import (
     Caller,
     ClaimAnswer,
@@ -27,10 +26,11 @@ from orca.pool.api import (
     RequestState,
     Submission,
 )
-from orca.pool.keys import Keys
-from orca.pool.memory_pool import MemoryPool
-from orca.pool.redis_link import RedisLink
-from orca.pool.redis_pool import RedisPool
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.redis.access import acl_words
+from orca.pool.redis.keys import Keys
+from orca.pool.redis.link import RedisLink
+from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 

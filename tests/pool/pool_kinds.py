@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.pool.embedded import find_wheel_redis_server
+from orca.pool.redis.embedded import find_wheel_redis_server
 
 KINDS = ("memory", "redis-6.2", "redis-7")
 

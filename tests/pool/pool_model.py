@@ -28,7 +28,7 @@ from orca.core.domain.errors import NeverFits, Overloaded, UnknownRequest
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Claim
 from orca.pool.api import OnDisconnect, ProcessClosed, SeatLost, StaleCall, Submission
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
 
 EVENTS = 500

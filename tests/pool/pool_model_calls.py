@@ -26,8 +26,8 @@ from orca.pool.api import (
     StaleCall,
     Wait,
 )
-from orca.pool.memory_pool import MemoryPool
-from orca.pool.memory_state import Record
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import Record
 
 if TYPE_CHECKING:
     from pool_model import World

@@ -31,8 +31,8 @@ from orca.pool.api import (
     Wait,
 )
 from orca.pool.counts import LargerRequests
-from orca.pool.memory_pool import MemoryPool
-from orca.pool.memory_state import ParentRecord, Record, Seat
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import ParentRecord, Record, Seat
 
 
 class IndexOnly(MemoryPool):

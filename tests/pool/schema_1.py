@@ -5,7 +5,7 @@ One deployment with two requests: `old.0` runs on group g1 and has two tokens, `
 
 from redis.asyncio import Redis
 
-from orca.pool.keys import Keys
+from orca.pool.redis.keys import Keys
 
 BODY = (
     b'r\x00\x00\x00["old",0,"r1",12,{"temperature":0.5,"logit_bias":[[3,-1.5]],"seed":7,"stop_token_ids":[9],'

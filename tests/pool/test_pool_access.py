@@ -14,9 +14,9 @@ from redis.exceptions import NoPermissionError
 
 from orca.cli.main import main as orca
 from orca.core.domain.errors import PoolUnavailable, SettingError
-from orca.pool.access import COMMANDS, LOCAL_USER, LocalAccess
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import open_redis_pool
+from orca.pool.redis.access import COMMANDS, LOCAL_USER, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
 POOL = Path(__file__).parents[2] / "services" / "orca" / "pool"

@@ -13,7 +13,7 @@ from orca.core.domain.errors import PoolFull
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.pool import codec
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, OnDisconnect
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.embedded import EmbeddedRedis
 
 MAXMEMORY = 40 << 20
 BYTES_MAX = codec.room_for_requests(MAXMEMORY)  # the most that a part starts with

@@ -15,8 +15,8 @@ import pytest
 from waiting import PATIENT_POOL, wait_until
 
 from orca.core.domain.errors import SettingError
-from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart, find_redis_server, find_wheel_redis_server
-from orca.pool.redis_pool import open_redis_pool
+from orca.pool.redis.embedded import EmbeddedRedis, RedisDidNotStart, find_redis_server, find_wheel_redis_server
+from orca.pool.redis.pool import open_redis_pool
 
 
 def is_running(pid: int) -> bool:
@@ -112,7 +112,7 @@ def test_without_a_binary_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from orca.pool.embedded import EmbeddedRedis\n"
+        "import sys, time; from pathlib import Path; from orca.pool.redis.embedded import EmbeddedRedis\n"
         "redis = EmbeddedRedis(Path(sys.argv[1])); print(redis.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:

@@ -14,8 +14,8 @@ from waiting import until
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.ports import free_port
 from orca.pool.api import Claimed
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 CONNECTIONS = 4
 """Of each kind in this pool, or fewer: so many calls at a time use all of them."""

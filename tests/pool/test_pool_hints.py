@@ -26,12 +26,12 @@ from redis.asyncio import Connection, Redis
 from waiting import until
 
 from orca.core.domain.request import End, FinishReason, Token
-from orca.pool.embedded import EmbeddedRedis
 from orca.pool.hints import Hints, LogNews
 from orca.pool.log_slice import LogSlice
-from orca.pool.redis_link import _Script
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.link import _Script
+from orca.pool.redis.subscription import Subscription
 from orca.pool.schemas import SCHEMAS
-from orca.pool.subscription import Subscription
 
 LONG_S = 60.0
 
@@ -176,7 +176,7 @@ async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisB
 async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_once(
     own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "orca.pool.subscription")
+    caplog.set_level("INFO", "orca.pool.redis.subscription")
     hints = Hints(poll_s=LONG_S)
     async with (
         silenced_proxy(own_redis.url) as (url, silence),

@@ -17,8 +17,8 @@ from waiting import until
 
 from orca.core.domain.errors import PoolUnavailable, UnknownRequest
 from orca.pool.api import CommitAnswer, OnDisconnect
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 KILLS = 3
 REQUESTS = 4

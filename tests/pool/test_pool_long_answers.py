@@ -12,7 +12,7 @@ from orca.gateway.state import read_logs
 from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_TOKENS_MAX
 from orca.pool.log_slice import LogSlice
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.pool import RedisPool
 
 READERS = 8
 TOKENS = 1_000

@@ -21,7 +21,7 @@ from pool_model_rules import (
 from pool_model_stages import Violation
 from pool_model_weather import Weather
 
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 
 
 def walk(seed: int, weather: Weather | None = None) -> None:

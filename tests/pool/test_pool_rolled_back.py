@@ -9,8 +9,8 @@ from pool_beds import SETTINGS, RedisBed, Scheduler, add_user, entry, started, s
 
 from orca.core.domain.request import FinishReason
 from orca.pool.api import CommitAnswer, RequestState, SeatLost
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 
 class Past:

@@ -9,11 +9,11 @@ from pool_beds import REVISION, SETTINGS, RedisBed, add_user, entry, started, su
 
 from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import CommitAnswer
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.keys import Keys
-from orca.pool.redis_link import Purpose, RedisLink
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.keys import Keys
+from orca.pool.redis.link import Purpose, RedisLink
+from orca.pool.redis.server_check import ServerCheck
 from orca.pool.schemas import SCHEMAS
-from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
 
 FIT: dict[str, Any] = {

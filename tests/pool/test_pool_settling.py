@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool.settling import FileState, Settling
+from orca.pool.redis.durability import FileState, Settling
 
 SYNCING = FileState(run="a", is_syncing=True, can_write=True, bytes_written=100, base_bytes=10)
 LIMIT_S = 20.0

@@ -15,8 +15,8 @@ from waiting import until
 
 from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
 from orca.pool.api import Claimed, OnDisconnect
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 
 LIMIT_S = 60.0
 ROUND_S = 0.3

@@ -11,8 +11,8 @@ from pool_kinds import redis_binary
 from redis.asyncio import Redis
 
 from orca.core.domain.errors import PoolUnavailable, SettingError
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import open_redis_pool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings
 
 

@@ -18,10 +18,10 @@ from waiting import until
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.pool.api import Caller
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.keys import Keys
-from orca.pool.redis_link import Lane, Purpose, RedisLink, read_info
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.keys import Keys
+from orca.pool.redis.link import Lane, Purpose, RedisLink, read_info
+from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS
 
 FOR_ALL: dict[str, Callable[[RedisPool], Coroutine[Any, Any, Any]]] = {

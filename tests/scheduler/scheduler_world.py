@@ -13,7 +13,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler

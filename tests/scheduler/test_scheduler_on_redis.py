@@ -13,8 +13,8 @@ from waiting import PATIENT_POOL, until
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
-from orca.pool.embedded import EmbeddedRedis
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.pool import RedisPool
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer

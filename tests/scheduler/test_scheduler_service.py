@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.embedded import EmbeddedRedis
 from orca.scheduler.service import main
 
 MODEL = Path(__file__).parents[2] / "services" / "orca" / "cli" / "small_model" / "orca-austen"

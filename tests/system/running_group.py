@@ -19,7 +19,7 @@ from typing import Any, Self
 from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.scheduler.grpc_engine import GrpcEngine
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler

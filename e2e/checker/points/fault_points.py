@@ -89,8 +89,8 @@ def install(folder: Path, part: str) -> None:
     trigger = Trigger(folder, part)
     if part == "scheduler":
         held = HeldCommits(folder)
-        after_import("orca.pool.redis_pool", lambda module: _wrap_commits(module.RedisPool, trigger, held))
-    after_import("orca.pool.redis_link", lambda module: _wrap_redis(module, trigger))
+        after_import("orca.pool.redis.pool", lambda module: _wrap_commits(module.RedisPool, trigger, held))
+    after_import("orca.pool.redis.link", lambda module: _wrap_redis(module, trigger))
     after_import("orca.core.transport.grpc_links", lambda module: _wrap_stubs(module, trigger))
     late = LateCalls(folder)
     for module_name, class_name in SERVED.items():

@@ -100,5 +100,5 @@ MUTANTS = {
     "step twice": ("orca.worker.order", _run_steps_again),
     "epochs ignored": ("orca.worker.order", _ignore_epochs),
     "calls remembered": ("orca.gateway.delivery", _remember_calls),
-    "claims ignored": ("orca.pool.redis_link", _ignore_claims),
+    "claims ignored": ("orca.pool.redis.link", _ignore_claims),
 }

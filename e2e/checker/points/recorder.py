@@ -28,7 +28,7 @@ class Recorder:
 def install(folder: Path, part: str) -> None:
     recorder = Recorder(folder, part)
     if part == "scheduler":
-        after_import("orca.pool.redis_pool", lambda module: _record_pool(module.RedisPool, recorder))
+        after_import("orca.pool.redis.pool", lambda module: _record_pool(module.RedisPool, recorder))
     if part == "worker":
         after_import("orca.worker.controller", lambda module: _record_steps(module.Controller, recorder))
 

@@ -16,7 +16,7 @@ from orca.operator.observed import label_map
 from orca.operator.render import group, pool
 from orca.operator.render.objects import metadata
 from orca.operator.resource import Deployment, Json
-from orca.pool.access import acl_lines
+from orca.pool.redis.access import acl_lines
 
 
 def pool_secret(deployment: Deployment) -> Json:

@@ -18,7 +18,7 @@ from orca.operator.render import pool
 from orca.operator.resource import Deployment, Json
 from orca.pool.api import Pool
 from orca.pool.counts import LargerRequests
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings
 
 CALL_MS = 2_000

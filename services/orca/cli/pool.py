@@ -2,7 +2,7 @@
 
     orca pool stats                what is in it
     orca pool schema 2             put another schema number in force; without a number: which one is
-    orca pool acl                  lines for the ACL file of an external Redis (pool/access.py)
+    orca pool acl                  lines for the ACL file of an external Redis (pool/redis/access.py)
 
 A schema number is raised or lowered by a person and never by a part: only he knows that the release before is gone.
 """
@@ -18,9 +18,9 @@ from orca.cli.up.places import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.process.settings import check_bounds, read_settings, setting
-from orca.pool.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.api import Pool
-from orca.pool.redis_pool import open_redis_pool
+from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
+from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
 ACTIONS = ("stats", "schema", "acl")

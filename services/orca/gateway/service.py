@@ -17,7 +17,7 @@ from orca.gateway.models import Models, load_newest, load_others
 from orca.gateway.open_files import allow_open_files
 from orca.gateway.server import make_server, take_port
 from orca.gateway.settings import Settings, parse_settings
-from orca.pool.redis_pool import RedisPool
+from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
 from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
-from orca.pool.memory_pool import MemoryPool
+from orca.pool.memory.pool import MemoryPool
 from orca.scheduler import virtual_time
 from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices, Scheduler

@@ -105,7 +105,7 @@ def _check_parts(settings: UpSettings) -> None:
 async def _check_redis(url: str) -> None:
     """Raises: SettingError when there is no Redis at the URL, or one that cannot hold the pool."""
     # A tenth of a second to import, which a start with a Redis of its own need not wait for.
-    from orca.pool.redis_pool import open_redis_pool
+    from orca.pool.redis.pool import open_redis_pool
 
     shown = re.sub(r"//[^/@]*@", "//...@", url)  # without its password
     try:

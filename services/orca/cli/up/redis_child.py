@@ -1,4 +1,4 @@
-"""The pool's Redis as one of the supervised processes: pool.embedded starts it, this watches and restarts it."""
+"""The pool's Redis as one of the supervised processes: pool.redis.embedded starts it, this watches and restarts it."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from orca.cli.up.questions import is_redis_answering
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.pool.access import LOCAL_USER, LocalAccess
-from orca.pool.embedded import EmbeddedRedis, RedisDidNotStart
+from orca.pool.redis.access import LOCAL_USER, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis, RedisDidNotStart
 
 
 class RedisChild:

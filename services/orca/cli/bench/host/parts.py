@@ -20,8 +20,8 @@ from orca.core.domain.errors import OrcaError
 from orca.core.domain.model import ModelInfo
 from orca.core.process.parent_death import leashed
 from orca.core.process.ports import free_port
-from orca.pool.access import LOCAL_USER, LocalAccess
-from orca.pool.embedded import EmbeddedRedis
+from orca.pool.redis.access import LOCAL_USER, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
 
 DEPLOYMENT = "host"
 READY_WITHIN_S = 60.0

@@ -17,7 +17,7 @@ from orca.pool.api import (
     Wait,
 )
 from orca.pool.contract import check_entry, verdict_error
-from orca.pool.memory_state import MemoryState, Record, Seat
+from orca.pool.memory.state import MemoryState, Record, Seat
 from orca.pool.poison import FAILURES_MAX
 
 

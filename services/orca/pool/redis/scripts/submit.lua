@@ -1,6 +1,6 @@
 -- submit: all requests of a parent queued, their bytes reserved, the first reader entered. A parent that is known gets
 -- the reader's entry only.
--- ARGV: those of PARENT_WORDS, then per request those of REQUEST_WORDS (submit_words.py).
+-- ARGV: those of PARENT_WORDS, then per request those of REQUEST_WORDS (submit_arguments.py).
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
 --         'taken', what there is}.
 begin(true)

@@ -11,7 +11,7 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError  # noqa: A004 - a RedisError, as its callers expect
 
-from orca.pool.access import read_secret
+from orca.pool.redis.access import read_secret
 from orca.pool.settings import PoolSettings
 
 

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch
-from orca.pool import replies
 from orca.pool.api import (
     NOBODY,
     Caller,
@@ -29,7 +28,6 @@ from orca.pool.api import (
     Submission,
     Wait,
 )
-from orca.pool.commit_words import commit_words
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
@@ -43,14 +41,16 @@ from orca.pool.contract import (
 )
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import Hints, LogNews
-from orca.pool.keys import Keys
 from orca.pool.log_slice import LogSlice
-from orca.pool.redis_link import Fault, OutOfMemory, Purpose, RedisLink
+from orca.pool.redis import replies
+from orca.pool.redis.commit_arguments import commit_words
+from orca.pool.redis.keys import Keys
+from orca.pool.redis.link import Fault, OutOfMemory, Purpose, RedisLink
+from orca.pool.redis.server_check import ServerCheck
+from orca.pool.redis.submit_arguments import submit_words
+from orca.pool.redis.subscription import Subscription
 from orca.pool.schemas import SCHEMAS, Schemas
-from orca.pool.server_check import ServerCheck
 from orca.pool.settings import PoolSettings
-from orca.pool.submit_words import submit_words
-from orca.pool.subscription import Subscription
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,13 @@ from redis.exceptions import (
 )
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool import poison, submit_words
-from orca.pool.connecting import connection_options
-from orca.pool.keys import Keys, lua_key_builders
+from orca.pool import poison
+from orca.pool.redis import submit_arguments
+from orca.pool.redis.connecting import connection_options
+from orca.pool.redis.durability import FileState, Settling
+from orca.pool.redis.keys import Keys, lua_key_builders
 from orca.pool.schemas import Schemas
 from orca.pool.settings import PoolSettings
-from orca.pool.settling import FileState, Settling
 
 Command = tuple[Any, ...]
 
@@ -65,7 +66,7 @@ class Fault(Enum):
     """Nobody but the caller learns of it: after a kill of Redis it may be as if the call had never been made."""
 
     KILL = auto()
-    """Redis is killed and reads its append-only file back (settling.py)."""
+    """Redis is killed and reads its append-only file back (durability.py)."""
 
     FAIL_OVER = auto()
     """That, and with replicas one of them takes over."""
@@ -84,7 +85,7 @@ class _Script:
 
     def __init__(self, name: str, schemas: Schemas) -> None:
         prelude, transition = ((_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name))
-        texts = [lua_key_builders(), schemas.lua(), poison.lua(), submit_words.lua(), prelude]
+        texts = [lua_key_builders(), schemas.lua(), poison.lua(), submit_arguments.lua(), prelude]
         self.text = "".join([*texts, f"local function transition()\n{transition}\nend\n", _ANSWER])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 

@@ -10,7 +10,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
 
 from orca.pool.hints import Hints
-from orca.pool.redis_link import hang_up, send
+from orca.pool.redis.link import hang_up, send
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from orca.core.domain.errors import SettingError
 from orca.core.process.parent_death import leashed
 from orca.core.process.ports import free_port
-from orca.pool.access import LOCAL_USER, LocalAccess
+from orca.pool.redis.access import LOCAL_USER, LocalAccess
 
 _STOP_S = 10.0
 
@@ -77,7 +77,7 @@ class EmbeddedRedis:
         Args:
             binary: of redis-server, 6.2 or later; None looks for one.
             fsync: when the append-only file reaches the disk: `everysec`, or `always` before each answer. With either a
-                kill loses nothing that the pool acknowledged, also on a slow disk (settling.py); with `everysec` the
+                kill loses nothing that the pool acknowledged, also on a slow disk (durability.py); with `everysec` the
                 machine's end costs the last two seconds.
             access: its users; None lets in whoever reaches it.
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.

@@ -33,7 +33,7 @@ local function count(field, change)
   if change ~= 0 then call('HINCRBY', META, field, change) end
 end
 
--- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (settling.py), else ''.
+-- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (durability.py), else ''.
 local unsettled_run
 local function unsettled()
   if not unsettled_run then

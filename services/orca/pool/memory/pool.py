@@ -33,8 +33,8 @@ from orca.pool.contract import (
 from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
 from orca.pool.log_slice import LogSlice
-from orca.pool.memory_scheduler import MemoryScheduler
-from orca.pool.memory_state import Clock, ParentRecord, Record
+from orca.pool.memory.scheduler import MemoryScheduler
+from orca.pool.memory.state import Clock, ParentRecord, Record
 
 __all__ = ["Clock", "MemoryPool"]
 

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca.pool.keys import Keys
+from orca.pool.redis.keys import Keys
 
 LOCAL_USER = "orca"
 """The user of a Redis that `orca up` starts."""
