@@ -15,7 +15,7 @@ from orca.cli.bench.sweep import baseline_flags
 from orca.cli.bench.system import SystemFailed, running_system
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.ports import free_port
-from orca.scheduler.request_level import Habits, RequestLevel
+from orca.scheduler.policy.request_level import Habits, RequestLevel
 
 TINY = LlamaShape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=48, vocab=300, positions=64)
 SHORT = ["--requests", "5", "--preset", "small"]

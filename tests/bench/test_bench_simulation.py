@@ -10,7 +10,7 @@ from orca.cli.bench.simulated_run import Simulation
 from orca.cli.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
-from orca.scheduler.simulated import CostModel
+from orca.scheduler.engines.simulated_engine import CostModel
 
 PAPER = ENGINES["175b"]
 

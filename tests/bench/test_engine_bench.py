@@ -6,8 +6,8 @@ from orca.cli.bench.engine import BatchShape, lines, time_batches, time_simulate
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Step
-from orca.scheduler import virtual_time
-from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, Fault, SimulatedEngine
 
 SHAPE = EngineShape(stages=2, slots=4096, block_tokens=16, max_model_len=512)
 COST = CostModel(step_us=1_000, token_us=10)

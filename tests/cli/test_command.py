@@ -20,7 +20,7 @@ from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.places import DataFolder, default_data_folder
 from orca.pool.redis.embedded import EmbeddedRedis
-from orca.scheduler.request_level import HABITS
+from orca.scheduler.policy.request_level import HABITS
 
 OPEN = ("--open-to-network", "true")
 

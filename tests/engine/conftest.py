@@ -11,7 +11,7 @@ import uvloop
 from engine_builders import SCRIPTED_RANK, Stages, engine_for
 from tiny_model import write_tiny_model
 
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings
 

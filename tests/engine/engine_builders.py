@@ -21,7 +21,7 @@ from orca.core.domain.errors import EngineError
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
 from orca.core.process.ports import free_port
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 
 SCRIPTED_RANK = (sys.executable, str(Path(__file__).with_name("scripted_rank.py")))
 BLOCK_TOKENS = 4

@@ -22,7 +22,7 @@ from tiny_model import write_tiny_model
 
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import processor_time_s
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 
 STEPS, WARM_UP, TURNS = 500, 20, 3
 WAYS = {"local": True, "grpc": False}

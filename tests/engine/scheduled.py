@@ -15,11 +15,11 @@ from orca.core.domain.step import Epoch
 from orca.pool.api import Caller, OnDisconnect, Submission
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams
+from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
-from orca.scheduler.seams import Seams
-from orca.scheduler.virtual_time import VirtualClock
+from orca.scheduler.policy.iteration import Iteration
 
 REVISION = "r1"
 

@@ -9,7 +9,7 @@ from engine_builders import Stages, generate, new_request
 
 from checker.chain_model import load_chain_model, make_chain_model
 from checker.oracle import expected_tokens
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 
 StartEngine = Callable[..., GrpcEngine]
 

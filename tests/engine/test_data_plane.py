@@ -1,4 +1,4 @@
-"""worker.groups and scheduler.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
+"""worker.groups and scheduler.engines.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
 
 import asyncio
 import functools
@@ -13,7 +13,7 @@ import torch
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
-from orca.scheduler.rendezvous import Rendezvous, key_prefix
+from orca.scheduler.engines.rendezvous import Rendezvous, key_prefix
 from orca.worker.groups import Groups, RendezvousStore, TensorLink
 from orca.worker.progress import Progress
 from orca.worker.shard import Shard

@@ -18,7 +18,7 @@ from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Step
 from orca.core.transport import grpc_links
 from orca.core.transport.certificates import Certificates
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker
 

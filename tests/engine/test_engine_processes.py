@@ -24,7 +24,7 @@ from engine_builders import (
 from orca.core.domain.step import Epoch, NewRequest, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.shard import Shard

@@ -1,4 +1,4 @@
-"""scheduler.grpc_engine against controllers with scripted ranks: forming, submitting, and every way to fail."""
+"""scheduler.engines.grpc_engine against controllers with scripted ranks: forming, submitting, and every way to fail."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from engine_builders import error_of, next_result
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Row, Step
-from orca.scheduler.grpc_engine import GrpcEngine, Loading
+from orca.scheduler.engines.grpc_engine import GrpcEngine, Loading
 from orca.worker.controller import Controller
 
 StartControllers = Callable[..., Awaitable[list[Controller]]]

@@ -16,7 +16,7 @@ from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind, LocalLink, open_link
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.controller import Controller
 from orca.worker.local_masters import LocalMasters
 from orca.worker.order import ResultLog, Verdict

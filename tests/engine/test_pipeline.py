@@ -22,8 +22,8 @@ from scheduled import Scheduled, a_request, alone
 
 from orca.pool.api import CommitAnswer, CommitEntry
 from orca.pool.memory.pool import MemoryPool
+from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.observer import IterationRecord
-from orca.scheduler.virtual_time import VirtualClock
 from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import load_stage
 

@@ -18,10 +18,10 @@ from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams, Times
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
-from orca.scheduler.seams import Seams, Times
+from orca.scheduler.policy.iteration import Iteration
 from orca.worker.controller import Controller
 from orca.worker.settings import WorkerSettings
 

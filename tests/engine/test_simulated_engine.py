@@ -6,7 +6,7 @@ from engine_builders import new_request, next_result
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.step import Epoch, Row, Step
-from orca.scheduler.simulated import CostModel, SimulatedEngine
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
 
 EPOCH = Epoch(1, "test")
 SHAPE = EngineShape(stages=1, slots=64, block_tokens=16, max_model_len=64)

@@ -28,7 +28,7 @@ from orca.gateway.tracing import Tracing
 from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
-from orca.scheduler.ending import Ending
+from orca.scheduler.policy.finish import Ending
 
 TEMPLATE = (
     "{% for message in messages %}<|user|>{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

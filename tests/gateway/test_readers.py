@@ -7,7 +7,7 @@ from gateway_rig import until
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.gateway.readers import Readers
-from orca.scheduler import virtual_time
+from orca.scheduler.engines import virtual_time
 
 
 class FakeEntries:

@@ -14,15 +14,22 @@ from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams, Times
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import (
+    CostModel,
+    Fault,
+    SimulatedEngine,
+    TokenSource,
+    no_faults,
+    seeded_tokens,
+)
+from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog, IterationRecord
-from orca.scheduler.policy import Limits, Policy, next_batch
-from orca.scheduler.seams import Seams, Times
-from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine, TokenSource, no_faults, seeded_tokens
-from orca.scheduler.state import GroupState
-from orca.scheduler.virtual_time import VirtualClock
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Limits, Policy, next_batch
+from orca.scheduler.policy.state import GroupState
 
 REVISION = "r1"
 

@@ -10,10 +10,10 @@ from scheduler_world import World, a_request, a_shape, a_world, serving, tokens_
 
 from orca.core.domain.errors import SettingError
 from orca.scheduler.bounds_file import BoundsFile
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices, Scheduler
-from orca.scheduler.request_level import RequestLevel
+from orca.scheduler.policy.request_level import RequestLevel
 from orca.scheduler.settings import ScheduleSettings
-from orca.scheduler.simulated import CostModel
 
 SLOW = CostModel(step_us=10_000)
 

@@ -11,9 +11,9 @@ from grpc import aio
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
-from orca.scheduler.engine_life import EngineLife, Peer, mending_pause_s
-from orca.scheduler.grpc_engine import GrpcEngine, Loading
-from orca.scheduler.step_bound import StepBound
+from orca.scheduler.engines.engine_epoch import EngineLife, Peer, mending_pause_s
+from orca.scheduler.engines.grpc_engine import GrpcEngine, Loading
+from orca.scheduler.engines.step_timeout import StepBound
 
 EPOCH = Epoch(1, "test")
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from orca.core.domain.step import Epoch
-from orca.scheduler.formation import Formation
+from orca.scheduler.formation_watch import Formation
 from orca.scheduler.observer import Observers
 
 EPOCH = Epoch(1, "p")

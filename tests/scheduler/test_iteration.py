@@ -6,9 +6,9 @@ from scheduler_world import a_request, batches, lengths, schedule_all, some_limi
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim, Epoch, NewRequest
-from orca.scheduler.iteration import Iteration
-from orca.scheduler.policy import next_batch
-from orca.scheduler.state import NOTHING, GroupRequest, GroupState, Phase
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import next_batch
+from orca.scheduler.policy.state import NOTHING, GroupRequest, GroupState, Phase
 
 EPOCH = Epoch(1, "test")
 

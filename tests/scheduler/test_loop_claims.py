@@ -18,8 +18,8 @@ from scheduler_world import (
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
 from orca.pool.api import Caller, ClaimAnswer, Heartbeat, RequestState
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices
-from orca.scheduler.simulated import CostModel
 
 
 @virtually

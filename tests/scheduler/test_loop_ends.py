@@ -14,9 +14,9 @@ from scheduler_world import (
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool.api import Caller, CommitEntry
+from orca.scheduler.dependencies import Times
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices
-from orca.scheduler.seams import Times
-from orca.scheduler.simulated import CostModel
 
 
 @virtually

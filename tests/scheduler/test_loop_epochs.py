@@ -19,10 +19,10 @@ from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.api import Caller, Entered, RequestState
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.engines.simulated_engine import CostModel, Fault
 from orca.scheduler.loop import Choices
-from orca.scheduler.request_level import RequestLevel
-from orca.scheduler.simulated import CostModel, Fault
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.request_level import RequestLevel
 
 
 @virtually

@@ -23,12 +23,12 @@ from scheduler_world import (
 )
 
 from orca.pool.api import CommitAnswer, CommitEntry
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Times
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices
 from orca.scheduler.observer import IterationLogFile
-from orca.scheduler.seams import Times
-from orca.scheduler.simulated import CostModel
+from orca.scheduler.policy.iteration import Iteration
 
 
 @virtually

@@ -6,7 +6,7 @@ from scheduler_world import World, a_request, by_index
 
 from orca.core.domain.engine import EngineShape
 from orca.pool.api import CommitAnswer
-from orca.scheduler import virtual_time
+from orca.scheduler.engines import virtual_time
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import Load, Observers
 

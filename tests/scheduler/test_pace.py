@@ -7,10 +7,10 @@ import pytest
 from scheduler_world import Group, World, a_request, a_shape, a_world, serving, steps_of, tokens_at_least, virtually
 
 from orca.core.domain.step import Claim
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices
-from orca.scheduler.pace import Pace
-from orca.scheduler.simulated import CostModel
-from orca.scheduler.state import NOTHING, Batch, GroupState, Pick, StepInFlight
+from orca.scheduler.policy.state import NOTHING, Batch, GroupState, Pick, StepInFlight
+from orca.scheduler.prefetch_timer import Pace
 
 MS = 1_000_000
 

@@ -12,13 +12,13 @@ from scheduler_world import World, a_request, a_shape, a_world, virtually
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Times
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, Fault, seeded_tokens
 from orca.scheduler.loop import Choices
-from orca.scheduler.policy import Policy
-from orca.scheduler.request_level import RequestLevel
-from orca.scheduler.seams import Times
-from orca.scheduler.simulated import CostModel, Fault, seeded_tokens
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.request_level import RequestLevel
 
 SEEDS = range(7_000_000, 7_000_150)
 INNOCENT = 1_000

@@ -9,13 +9,13 @@ from scheduler_world import World, a_request, batches, by_index, lengths, schedu
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch, Step
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import Choices
-from orca.scheduler.policy import Limits, Policy
-from orca.scheduler.request_level import Habits, RequestLevel
-from orca.scheduler.simulated import CostModel
-from orca.scheduler.state import GroupState
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Limits, Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.policy.state import GroupState
 
 ALL = Habits()
 

@@ -15,11 +15,11 @@ from orca.core.domain.request import Request, Token
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams
+from orca.scheduler.engines.simulated_engine import CostModel, Fault, SimulatedEngine, seeded_tokens
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer
-from orca.scheduler.seams import Seams
-from orca.scheduler.simulated import CostModel, Fault, SimulatedEngine, seeded_tokens
+from orca.scheduler.policy.iteration import Iteration
 
 TOKENS = seeded_tokens(7)
 

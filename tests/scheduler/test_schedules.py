@@ -13,9 +13,9 @@ from scheduler_world import a_request, schedule_all
 
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Step
-from orca.scheduler.iteration import Iteration
-from orca.scheduler.policy import Limits, Policy
-from orca.scheduler.request_level import Habits, RequestLevel
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Limits, Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevel
 
 EXAMPLES = 300
 

@@ -4,8 +4,8 @@ import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.pool.settings import parse_pool_settings
-from orca.scheduler.iteration import Iteration
-from orca.scheduler.request_level import Habits, RequestLevel
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.request_level import Habits, RequestLevel
 from orca.scheduler.settings import parse_settings
 
 NEEDED = ["--model", "m", "--stages", "h:1,h:2"]

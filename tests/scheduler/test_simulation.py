@@ -18,13 +18,13 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Times
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, Fault, seeded_tokens
 from orca.scheduler.loop import Choices
-from orca.scheduler.policy import Policy
-from orca.scheduler.request_level import Habits, RequestLevel
-from orca.scheduler.seams import Times
-from orca.scheduler.simulated import CostModel, Fault, seeded_tokens
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevel
 
 SEEDS_PER_TEST = 150
 EOS = 0

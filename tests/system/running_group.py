@@ -20,11 +20,11 @@ from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
 from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.grpc_engine import GrpcEngine
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams
+from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
-from orca.scheduler.seams import Seams
+from orca.scheduler.policy.iteration import Iteration
 
 REVISION = "r1"
 BLOCK_TOKENS = 8

@@ -95,7 +95,7 @@ def _remember_calls(module: Any) -> None:
 
 
 MUTANTS = {
-    "token left out": ("orca.scheduler.state", _leave_out_a_token),
+    "token left out": ("orca.scheduler.policy.state", _leave_out_a_token),
     "neighbour's slots": ("orca.worker.kv_cache", _use_a_neighbours_slots),
     "step twice": ("orca.worker.order", _run_steps_again),
     "epochs ignored": ("orca.worker.order", _ignore_epochs),

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Callable
 
 from orca.pool.api import ClaimAnswer, Claimed, StaleCall
-from orca.scheduler.policy import Limits, Room
-from orca.scheduler.seams import Seams, patiently
-from orca.scheduler.state import GroupState
+from orca.scheduler.dependencies import Seams, patiently
+from orca.scheduler.policy.policy import Limits, Room
+from orca.scheduler.policy.state import GroupState
 
 
 class Claims:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from orca.pool.api import CommitAnswer, CommitEntry
+from orca.scheduler.dependencies import Seams, patiently
 from orca.scheduler.outbox import Outbox
-from orca.scheduler.seams import Seams, patiently
-from orca.scheduler.state import GroupRequest
+from orca.scheduler.policy.state import GroupRequest
 
 log = logging.getLogger("orca.scheduler")
 

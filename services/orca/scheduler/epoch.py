@@ -22,13 +22,13 @@ from orca.core.domain.step import Claim, Epoch, Sampled, StepResult
 from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.claims import Claims
 from orca.scheduler.commits import Commits
-from orca.scheduler.ending import Ending
+from orca.scheduler.dependencies import Seams
 from orca.scheduler.observer import IterationRecord, Load
 from orca.scheduler.outbox import Outbox
-from orca.scheduler.pace import Pace
-from orca.scheduler.policy import Limits, next_batch
-from orca.scheduler.seams import Seams
-from orca.scheduler.state import NOTHING, Batch, GroupRequest, GroupState
+from orca.scheduler.policy.finish import Ending
+from orca.scheduler.policy.policy import Limits, next_batch
+from orca.scheduler.policy.state import NOTHING, Batch, GroupRequest, GroupState
+from orca.scheduler.prefetch_timer import Pace
 
 log = logging.getLogger("orca.scheduler")
 

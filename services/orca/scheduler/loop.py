@@ -17,11 +17,11 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import Entered, SeatLost, StaleCall
+from orca.scheduler.dependencies import Seams, patiently
 from orca.scheduler.epoch import EpochRun
 from orca.scheduler.observer import Load
-from orca.scheduler.policy import Limits
-from orca.scheduler.seams import Seams, patiently
-from orca.scheduler.state import GroupState
+from orca.scheduler.policy.policy import Limits
+from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")

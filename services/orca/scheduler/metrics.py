@@ -71,7 +71,7 @@ class Metrics(Observer):
         unformed_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Show at each scrape the load, for how long the group has not been formed (see formation.py), and with a loop
+        """Show at each scrape the load, for how long the group has not been formed (see formation_watch.py), and with a loop
         how many tasks it has."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:

@@ -11,7 +11,7 @@ from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.core.process.line_file import LineFile
 from orca.pool.api import CommitAnswer
-from orca.scheduler.state import Batch, Phase, Pick
+from orca.scheduler.policy.state import Batch, Phase, Pick
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from orca.core.domain.request import End, Token
 from orca.pool.api import CommitEntry
-from orca.scheduler.state import GroupRequest
+from orca.scheduler.policy.state import GroupRequest
 
 
 @dataclass(slots=True)

@@ -29,13 +29,13 @@ from orca.pool.api import Caller, Pool, ProcessClosed
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.bounds_file import BoundsFile
-from orca.scheduler.ending import MakeOutputText
-from orca.scheduler.formation import Formation
-from orca.scheduler.grpc_engine import GrpcEngine
+from orca.scheduler.dependencies import Seams, Times
+from orca.scheduler.engines.grpc_engine import GrpcEngine
+from orca.scheduler.formation_watch import Formation
 from orca.scheduler.loop import Scheduler, single
 from orca.scheduler.metrics import Metrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
-from orca.scheduler.seams import Seams, Times
+from orca.scheduler.policy.finish import MakeOutputText
 from orca.scheduler.settings import Settings, parse_settings
 
 log = logging.getLogger("orca.scheduler")

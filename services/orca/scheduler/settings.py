@@ -22,10 +22,10 @@ from orca.core.transport.certificates import (
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.scheduler.iteration import Iteration
 from orca.scheduler.loop import Choices
-from orca.scheduler.policy import Policy
-from orca.scheduler.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
 
 PREFIX = "ORCA_SCHEDULER_"
 POLICIES = ("iteration", "request_level")

@@ -16,8 +16,8 @@ from orca.cli.model_folder import find_model
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
-from orca.scheduler import virtual_time
-from orca.scheduler.simulated import CostModel, SimulatedEngine
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,9 @@ from orca.cli.bench.sweep import Sweep, run_sweep
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.scheduler.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
 from orca.scheduler.settings import POLICIES
-from orca.scheduler.simulated import CostModel
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Requests/s: from an almost idle 175B model to a saturated one."""

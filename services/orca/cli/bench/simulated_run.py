@@ -16,14 +16,14 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
 from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler import virtual_time
-from orca.scheduler.iteration import Iteration
+from orca.scheduler.dependencies import Seams
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy import Policy
-from orca.scheduler.request_level import RequestLevel
-from orca.scheduler.seams import Seams
-from orca.scheduler.simulated import CostModel, SimulatedEngine
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.request_level import RequestLevel
 
 CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
 

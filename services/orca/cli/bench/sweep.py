@@ -15,7 +15,7 @@ from orca.cli.bench.curve import Point
 from orca.cli.bench.report import Report, summarise
 from orca.cli.bench.system import running_system
 from orca.cli.bench.trace import Range, Trace, TraceSpec, generate
-from orca.scheduler.request_level import HABITS, RequestLevel
+from orca.scheduler.policy.request_level import HABITS, RequestLevel
 
 Measure = Callable[[str, int, Sequence[Trace]], Iterable[Report]]
 """(policy, max batch size, traces) -> a report of each trace, each from an idle system."""

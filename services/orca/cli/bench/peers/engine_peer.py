@@ -22,9 +22,9 @@ from orca.cli.bench.trace import GREEDY
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.core.process.gc_freeze import leave_all_out
-from orca.scheduler.iteration import Iteration
-from orca.scheduler.policy import Limits, next_batch
-from orca.scheduler.state import GroupState
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Limits, next_batch
+from orca.scheduler.policy.state import GroupState
 from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage import Stage

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy import Limits, Room
-from orca.scheduler.state import Admission, Batch, GroupRequest, GroupState, Pick
+from orca.scheduler.policy.policy import Limits, Room
+from orca.scheduler.policy.state import Admission, Batch, GroupRequest, GroupState, Pick
 
 
 @dataclass(frozen=True, slots=True)

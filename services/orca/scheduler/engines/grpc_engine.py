@@ -22,8 +22,8 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
 from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink, open_link
-from orca.scheduler.engine_life import STATUS_S, EngineLife, Peer
-from orca.scheduler.rendezvous import Rendezvous
+from orca.scheduler.engines.engine_epoch import STATUS_S, EngineLife, Peer
+from orca.scheduler.engines.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy import Limits, Room
-from orca.scheduler.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
+from orca.scheduler.policy.policy import Limits, Room
+from orca.scheduler.policy.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

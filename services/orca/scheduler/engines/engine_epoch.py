@@ -22,7 +22,7 @@ from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.handover import Handover
 from orca.core.transport.local_link import Kind, LocalLink
-from orca.scheduler.step_bound import StepBound
+from orca.scheduler.engines.step_timeout import StepBound
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.pool.api import Caller, Pool
-from orca.scheduler.ending import MakeOutputText
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy import Policy
+from orca.scheduler.policy.finish import MakeOutputText
+from orca.scheduler.policy.policy import Policy
 
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")

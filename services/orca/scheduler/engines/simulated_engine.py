@@ -18,7 +18,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
-from orca.scheduler.step_bound import StepBound
+from orca.scheduler.engines.step_timeout import StepBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import slots_needed
-from orca.scheduler.state import NOTHING, Batch, GroupState
+from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

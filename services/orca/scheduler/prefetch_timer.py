@@ -5,7 +5,7 @@ Prefetch hides what it takes to get a step to a stage and its result back, one o
 as soon as its predecessor had would be chosen a whole step too early: who comes then waited for two steps, not one.
 """
 
-from orca.scheduler.state import StepInFlight
+from orca.scheduler.policy.state import StepInFlight
 
 _WAY_NS = 2e6
 """To a stage and back, until it was measured."""
