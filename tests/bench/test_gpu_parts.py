@@ -22,8 +22,8 @@ from orca.cli.bench.peers.workload import Answer, Workload
 from orca.core.domain.errors import SettingError
 from orca.kernels.bench.clock import Clock
 from orca.kernels.bench.engine import Asked, EngineRow, engine_figures
-from orca.worker.drawing import HostDrawn
-from orca.worker.stage import Plan, Stage
+from orca.worker.stage.sampling import HostDrawn
+from orca.worker.stage.stage import Plan, Stage
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)
 

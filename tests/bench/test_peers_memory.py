@@ -20,8 +20,8 @@ from orca.cli.bench.peers.memory import (
 from orca.cli.bench.peers.model import LlamaShape, make_model
 from orca.cli.bench.report import Outcome
 from orca.core.process.logs import JsonFormatter
-from orca.worker.memory import slots_possible
 from orca.worker.models.build import load_stage
+from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.settings import WorkerSettings
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
@@ -41,7 +41,7 @@ def test_a_parent_is_found_behind_any_name() -> None:
     ("command", "name"),
     [
         (["python", "-m", "orca.cli.main", "gateway", "--port", "1"], "gateway"),
-        (["python", "-m", "orca.core.process.gc_freeze", "orca.worker.rank", "7"], "rank"),
+        (["python", "-m", "orca.core.process.gc_freeze", "orca.worker.rank.rank", "7"], "rank"),
         (["python", "-m", "orca.cli.bench.peers.openvino_peer", "f32"], "openvino_peer"),
         (["/somewhere/redis-server 127.0.0.1:6379"], "redis-server"),
         ([""], ""),

@@ -129,7 +129,7 @@ async def test_a_commit_outlives_its_maker_until_its_requests_are_claimed_again(
 def test_parts_are_known_by_their_command_line() -> None:
     assert part_of(["python", "-m", "orca.cli.main", "worker", "--stage", "0"]) == "worker"
     assert part_of(["python", "-m", "orca.cli.main", "up"]) is None
-    assert part_of(["python", "-m", "orca.worker.rank", "5"]) is None
+    assert part_of(["python", "-m", "orca.worker.rank.rank", "5"]) is None
 
 
 def test_a_standby_has_addresses_and_a_log_of_its_own() -> None:

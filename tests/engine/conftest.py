@@ -12,7 +12,7 @@ from engine_builders import SCRIPTED_RANK, Stages, engine_for
 from tiny_model import write_tiny_model
 
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 
 

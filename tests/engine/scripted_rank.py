@@ -1,4 +1,4 @@
-"""A rank process without a model or torch: it speaks the frames of worker.rank and answers each step at once.
+"""A rank process without a model or torch: it speaks the frames of worker.rank.rank and answers each step at once.
 
 The name of its model is its script:
     plain     loads, joins, answers steps: for each sampling row the token that says how many steps of the epoch came
@@ -29,9 +29,9 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.worker import frames
 from orca.worker.frames import Beat, Kind, Loaded
-from orca.worker.inbox import Inbox
-from orca.worker.master_link import MasterLink
-from orca.worker.progress import Progress
+from orca.worker.parallel.progress import Progress
+from orca.worker.rank.inbox import Inbox
+from orca.worker.rank.master_link import MasterLink
 
 _BEAT_S = 0.05
 

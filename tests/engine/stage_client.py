@@ -11,7 +11,7 @@ from grpc import aio
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 
 Phase = pb.StatusReply
 

@@ -10,8 +10,8 @@ from engine_builders import until
 from stage_client import StageClient
 
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills, outweighs
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
+from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills, outweighs
 
 Start = Callable[..., Awaitable[list[Controller]]]
 

@@ -11,7 +11,7 @@ from tiny_model import HIDDEN, write_tiny_model
 
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 
 STAGES = 2

@@ -1,4 +1,4 @@
-"""worker.controller over real gRPC, with scripted ranks: joins, steps, results, and ranks that fail."""
+"""worker.controller.controller over real gRPC, with scripted ranks: joins, steps, results, and ranks that fail."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from stage_client import Phase, StageClient, code_of
 
 from orca.core.domain.errors import EngineError, ModelError, OrcaError
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 
 Start = Callable[..., Awaitable[list[Controller]]]
 

@@ -1,4 +1,4 @@
-"""worker.groups and scheduler.engines.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
+"""worker.parallel.process_groups and scheduler.engines.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
 
 import asyncio
 import functools
@@ -14,9 +14,9 @@ import torch
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.scheduler.engines.rendezvous import Rendezvous, key_prefix
-from orca.worker.groups import Groups, RendezvousStore, TensorLink
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
+from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
 
 EPOCH = Epoch(4, "scheduler/a")
 PREFIX = key_prefix(EPOCH)

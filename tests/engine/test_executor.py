@@ -1,4 +1,4 @@
-"""worker.executor: fed tokens come in order and when needed, a long step moves its mark, its line tells when it ran."""
+"""worker.rank.executor: fed tokens come in order and when needed, a long step moves its mark, its line tells when it ran."""
 
 import json
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from typing import Any
 from engine_builders import new_request
 
 from orca.core.domain.step import Epoch, Row, StageTiming, Step
-from orca.worker.drawing import HostDrawn
-from orca.worker.executor import Executor, FedTokens, IterationLog
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.executor import Executor, FedTokens, IterationLog
+from orca.worker.stage.sampling import HostDrawn
 
 EPOCH = Epoch(1, "test")
 

@@ -10,7 +10,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Row, Step
 from orca.scheduler.engines.grpc_engine import GrpcEngine, Loading
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 
 StartControllers = Callable[..., Awaitable[list[Controller]]]
 StartEngine = Callable[..., GrpcEngine]

@@ -1,4 +1,4 @@
-"""worker.inbox and epoch_steps: receives are posted before an earlier step computes, and orders keep their place."""
+"""worker.rank.inbox and epoch_steps: receives are posted before an earlier step computes, and orders keep their place."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
 from orca.worker import frames
-from orca.worker.drawing import HostDrawn
-from orca.worker.epoch_steps import EpochSteps
-from orca.worker.executor import Executor
 from orca.worker.frames import Kind
-from orca.worker.inbox import Inbox
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.epoch_steps import EpochSteps
+from orca.worker.rank.executor import Executor
+from orca.worker.rank.inbox import Inbox
+from orca.worker.stage.sampling import HostDrawn
 
 
 class Link:

@@ -17,9 +17,9 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind, LocalLink, open_link
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from orca.worker.controller import Controller
-from orca.worker.local_masters import LocalMasters
-from orca.worker.order import ResultLog, Verdict
+from orca.worker.controller.controller import Controller
+from orca.worker.controller.local_masters import LocalMasters
+from orca.worker.controller.step_order import ResultLog, Verdict
 
 EPOCH = pb.Epoch(number=1, holder="test")
 StartControllers = Callable[..., Awaitable[list[Controller]]]
@@ -241,7 +241,7 @@ async def test_a_link_that_ends_without_a_word_ends_the_epoch(
     async def hang_up(self: object, link: LocalLink) -> None:  # noqa: ARG001
         links.append(link)
 
-    monkeypatch.setattr("orca.worker.local_masters.LocalMasters._attend", hang_up)
+    monkeypatch.setattr("orca.worker.controller.local_masters.LocalMasters._attend", hang_up)
     [controller] = await start_controllers("plain")
     engine = start_engine([controller.address])
     await engine.form(Epoch(1, "test"))
@@ -283,7 +283,7 @@ def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Calla
 def test_who_says_nothing_or_too_much_before_the_key_is_hung_up_on(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orca.worker.local_masters._HELLO_S", 0.2)
+    monkeypatch.setattr("orca.worker.controller.local_masters._HELLO_S", 0.2)
 
     async def session() -> None:
         masters = LocalMasters(_never, lambda _: ResultLog())

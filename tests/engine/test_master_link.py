@@ -1,4 +1,4 @@
-"""worker.master_link: what a rank that is a whole stage hears from its master, and how either of them goes."""
+"""worker.rank.master_link: what a rank that is a whole stage hears from its master, and how either of them goes."""
 
 import socket
 import threading
@@ -12,8 +12,8 @@ from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind as LinkKind
 from orca.worker import frames
 from orca.worker.frames import Kind
-from orca.worker.inbox import Inbox
-from orca.worker.master_link import MasterLink
+from orca.worker.rank.inbox import Inbox
+from orca.worker.rank.master_link import MasterLink
 
 STEP = pb.StepMessage(epoch=pb.Epoch(number=1, holder="test"), number=1).SerializeToString()
 

@@ -24,8 +24,8 @@ from orca.pool.api import CommitAnswer, CommitEntry
 from orca.pool.memory.pool import MemoryPool
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.observer import IterationRecord
-from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import load_stage
+from orca.worker.rank.local_engine import LocalEngine
 
 pytestmark = pytest.mark.alone
 

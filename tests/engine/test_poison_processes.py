@@ -22,7 +22,7 @@ from orca.scheduler.dependencies import Seams, Times
 from orca.scheduler.loop import Choices, Scheduler
 from orca.scheduler.observer import IterationLog
 from orca.scheduler.policy.iteration import Iteration
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 
 POISONED_RANK = (sys.executable, str(Path(__file__).with_name("poisoned_rank.py")))

@@ -1,4 +1,4 @@
-"""worker.rank: a real rank process, and the frames that its controller might send it."""
+"""worker.rank.rank: a real rank process, and the frames that its controller might send it."""
 
 import dataclasses
 import os
@@ -20,8 +20,8 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind as LinkKind
 from orca.worker import frames
+from orca.worker.controller.rank_process import RANK_COMMAND
 from orca.worker.frames import JoinOrder, Kind
-from orca.worker.rank_process import RANK_COMMAND
 from orca.worker.settings import WorkerSettings
 
 BLOCK_TOKENS = 4

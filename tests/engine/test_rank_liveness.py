@@ -1,4 +1,4 @@
-"""worker.controller and ranks that freeze, hang or take long: noticed within a bound, and never by a step's age."""
+"""worker.controller.controller and ranks that freeze, hang or take long: noticed within a bound, and never by a step's age."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from stage_client import Phase, StageClient, code_of
 
 from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 
 Start = Callable[..., Awaitable[list[Controller]]]
 # A scripted rank beats twenty times a second: two seconds of silence are a freeze even where the machine is busy.
@@ -134,7 +134,7 @@ async def _has_another_rank(controller: Controller, old: int) -> bool:
 async def test_a_rank_that_never_gets_on_with_loading_is_tried_thrice_with_growing_pauses(
     start: StartOne, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "orca.worker.controller")
+    caplog.set_level(logging.ERROR, "orca.worker.controller.controller")
     controller, client = await start("freezes", loading_silent_s=1.0)
     with pytest.raises(EngineError, match=r"3 times in a row .* rank 0 loads, and read nothing for"):
         await asyncio.wait_for(controller.run(asyncio.Event()), 60)

@@ -1,4 +1,4 @@
-"""worker.watch and worker.progress: which rank has hung, and which only takes long."""
+"""worker.controller.liveness and worker.parallel.progress: which rank has hung, and which only takes long."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from engine_builders import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import processor_time_s
 from orca.kernels.device import kernels_of
-from orca.worker.marked import mark_parts
-from orca.worker.progress import Progress
-from orca.worker.rank_process import RankProcess
+from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
+from orca.worker.controller.rank_process import RankProcess
+from orca.worker.parallel.progress import Progress
+from orca.worker.rank.marked_layers import mark_parts
 from orca.worker.settings import WorkerSettings
-from orca.worker.watch import AwakeClock, Signs, overdue, stage_still_s
 
 SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 

@@ -13,9 +13,9 @@ from scheduled import Scheduled, a_request, alone
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, seeded_tokens
-from orca.worker.local_engine import LocalEngine
 from orca.worker.models.build import load_stage
-from orca.worker.shard import Shard
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.local_engine import LocalEngine
 
 MakeEngine = Callable[[int, int], Engine]  # from stages and prefetch
 

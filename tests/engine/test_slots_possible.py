@@ -1,4 +1,4 @@
-"""worker.memory: how many KV slots a rank offers."""
+"""worker.rank.kv_slots: how many KV slots a rank offers."""
 
 import logging
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from orca.worker.memory import memory_available_bytes, slots_possible
+from orca.worker.rank.kv_slots import memory_available_bytes, slots_possible
 from orca.worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def test_stages_that_nothing_can_reach_from_outside_divide_the_memory_too(data_h
 
 
 def test_the_bytes_that_the_slots_take_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "orca.worker.memory")
+    caplog.set_level(logging.INFO, "orca.worker.rank.kv_slots")
     slots(1 << 10, slots_max=100, tensor=2)
     [record] = caplog.records
     told = vars(record)

@@ -1,4 +1,4 @@
-"""worker.stage_epoch: what ends an epoch on a stage, and what its end leaves alone."""
+"""worker.controller.stage_epoch: what ends an epoch on a stage, and what its end leaves alone."""
 
 import asyncio
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.cause import Cause
-from orca.worker.stage_epoch import StageEpoch
+from orca.worker.controller.failure_cause import Cause
+from orca.worker.controller.stage_epoch import StageEpoch
 
 EPOCH = Epoch(3, "scheduler-a")
 

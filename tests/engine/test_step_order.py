@@ -1,4 +1,4 @@
-"""worker.order: steps run in the order of their numbers, results are read in it, whatever the calls do."""
+"""worker.controller.step_order: steps run in the order of their numbers, results are read in it, whatever the calls do."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ import pytest
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.order import ResultLog, StepOrder, Verdict
+from orca.worker.controller.step_order import ResultLog, StepOrder, Verdict
 
 EPOCH = Epoch(3, "scheduler-a")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from orca.core.domain.request import SamplingParams
 from orca.kernels.sampling_lines import SamplingLines
 from orca.kernels.triton_sampling import sample
-from orca.worker.drawing import settings_of
+from orca.worker.stage.sampling import settings_of
 
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -10,9 +10,9 @@ from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 from orca.core.domain.request import SamplingParams
 from orca.kernels.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
 from orca.kernels.sampling_reference import Drawn, changed, sample_reference, uniform
-from orca.worker.drawing import settings_of
-from orca.worker.random_numbers import uniforms
-from orca.worker.sampler import Draw, SamplingState, sample
+from orca.worker.stage.host_sampler import Draw, SamplingState, sample
+from orca.worker.stage.random_numbers import uniforms
+from orca.worker.stage.sampling import settings_of
 
 CPU = torch.device("cpu")
 PENALISED = LineSettings(frequency_penalty=0.5)

@@ -15,9 +15,9 @@ from orca.core.domain.request import SamplingParams
 from orca.kernels import triton_sampling
 from orca.kernels.sampling_lines import COUNT_MAX, IN_PROMPT, SamplingLines
 from orca.kernels.sampling_reference import sample_reference
-from orca.worker.random_numbers import uniforms
-from orca.worker.sampler import Draw, SamplingState
-from orca.worker.sampler import sample as sample_plain
+from orca.worker.stage.host_sampler import Draw, SamplingState
+from orca.worker.stage.host_sampler import sample as sample_plain
+from orca.worker.stage.random_numbers import uniforms
 
 CPU = torch.device("cpu")
 MARGIN = 1e-5

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tiny_models import reference_model
 
-from orca.worker.random_numbers import uniforms
+from orca.worker.stage.random_numbers import uniforms
 
 MARGIN = 1e-4
 """A difference is excused only where the reference's own choice was closer than this (order of summation)."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, NewRequest, Row, Step
-from orca.worker.int8_linear import INT8_LAYOUTS
-from orca.worker.linear import Linear, Packing, fastest
+from orca.worker.weights.int8_linear import INT8_LAYOUTS
+from orca.worker.weights.linear import Linear, Packing, fastest
 
 TEXTS, LENGTH = 40, 16
 KINDS = (("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))

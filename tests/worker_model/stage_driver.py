@@ -13,10 +13,10 @@ from torch import Tensor
 
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
-from orca.worker.linear import Linear
 from orca.worker.models.build import load_stage
-from orca.worker.shard import Shard
-from orca.worker.stage import Plan, Stage
+from orca.worker.parallel.shard import Shard
+from orca.worker.stage.stage import Plan, Stage
+from orca.worker.weights.linear import Linear
 
 EPOCH = Epoch(1, "test")
 GREEDY = SamplingParams(temperature=0.0)

@@ -15,7 +15,7 @@ from checker.oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Sampled, Step
 from orca.kernels.paged import Places
-from orca.worker.stage import Plan, Stage
+from orca.worker.stage.stage import Plan, Stage
 
 VOCAB, PROMPT_LENGTH, NEW_TOKENS = 1000, 9, 25
 # Step n draws token n - 1 of each request, so a fault before this step spoils the tokens from FIRST_WRONG on.

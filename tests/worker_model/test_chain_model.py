@@ -14,8 +14,8 @@ from checker.oracle import CHOICES, drawn_place, expected_tokens
 from orca.core.domain.errors import ModelError
 from orca.core.domain.request import SamplingParams
 from orca.worker.models.build import load_stage
-from orca.worker.random_numbers import uniforms
-from orca.worker.sampler import Draw, SamplingState, sample
+from orca.worker.stage.host_sampler import Draw, SamplingState, sample
+from orca.worker.stage.random_numbers import uniforms
 
 VOCAB = 1000
 

@@ -8,7 +8,7 @@ import torch
 from stage_driver import Ask, Chain, Expected, differences, generate, random_asks, serve
 from tiny_models import FAMILIES, reference_model, tiny_checkpoint
 
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear, PanelLinear
+from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, PanelLinear
 
 NEW_MAX = 14
 

@@ -11,9 +11,9 @@ from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.reference import Kept, RowNorm
 from orca.kernels.triton_kernels import TritonKernels
-from orca.worker.gpu_linear import GpuLinear
-from orca.worker.linear import Linear
-from orca.worker.norms import Norm
+from orca.worker.weights.gpu_linear import GpuLinear
+from orca.worker.weights.linear import Linear
+from orca.worker.weights.norms import Norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -16,7 +16,7 @@ from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.triton_kernels import TritonKernels
-from orca.worker.drawing import DeviceDrawing
+from orca.worker.stage.sampling import DeviceDrawing
 
 VOCAB = 199
 PROMPTS = ([5, 80, 17, 44, 102], [63], [31, 120, 7, 7, 9, 11, 150, 2, 3])

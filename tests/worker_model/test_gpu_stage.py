@@ -16,11 +16,11 @@ from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.kernels.device import Kernels, use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.kernels.triton_kernels import TritonKernels
-from orca.worker.gpu_linear import GpuLinear
-from orca.worker.linear import Linear
 from orca.worker.models.build import load_stage
-from orca.worker.shard import Shard
-from orca.worker.stage import Stage
+from orca.worker.parallel.shard import Shard
+from orca.worker.stage.stage import Stage
+from orca.worker.weights.gpu_linear import GpuLinear
+from orca.worker.weights.linear import Linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = {1: (5, 80, 17, 44, 102, 9), 2: (63, 31, 120)}

@@ -12,11 +12,11 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from orca.core.domain.errors import ModelError
-from orca.worker import int8_linear, linear
-from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
-from orca.worker.linear import Linear
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
+from orca.worker.weights import int8_linear, linear
+from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
+from orca.worker.weights.linear import Linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Of the largest output: what the dtype itself rounds, a few times over.

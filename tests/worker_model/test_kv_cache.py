@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orca.core.domain.errors import EngineError
-from orca.worker.kv_cache import KVCache
+from orca.worker.stage.kv_cache import KVCache
 
 
 def cache(slots: int = 32, block_tokens: int = 4) -> KVCache:

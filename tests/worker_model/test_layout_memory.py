@@ -11,11 +11,11 @@ from torch import Tensor
 from torch_threads import computing_threads
 
 from orca.kernels import numba_code
-from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear
-from orca.worker.layout_memory import remembered
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
+from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear
+from orca.worker.weights.layout_cache import remembered
+from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear
 
 WEIGHT = torch.zeros(30, 20)
 
@@ -31,7 +31,7 @@ def timed(*winners: type[Linear]) -> Callable[[Tensor, Tensor | None], type[Line
 
 def test_a_layout_is_timed_at_the_first_start_and_taken_at_the_next(caplog: pytest.LogCaptureFixture) -> None:
     assert remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear)) is OneDnnLinear
-    with caplog.at_level(logging.INFO, logger="orca.worker.layout_memory"):
+    with caplog.at_level(logging.INFO, logger="orca.worker.weights.layout_cache"):
         assert remembered(WEIGHT, None, timed()) is OneDnnLinear
     assert "weight 30 x 20 float32: OneDnnLinear, found by an earlier start" in caplog.text
 

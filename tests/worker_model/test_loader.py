@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orca.worker import loader
-from orca.worker.linear import Linear, OneDnnLinear, Packing, PanelLinear
-from orca.worker.loader import Checkpoint
 from orca.worker.models.weights import Weights
-from orca.worker.shard import Shard
+from orca.worker.parallel.shard import Shard
+from orca.worker.weights import loader
+from orca.worker.weights.linear import Linear, OneDnnLinear, Packing, PanelLinear
+from orca.worker.weights.loader import Checkpoint
 
 ROWS, COLUMNS, NUMBER = 1024, 1024, 24  # 4 MiB each
 

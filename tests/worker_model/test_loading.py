@@ -14,13 +14,13 @@ from tiny_models import FAMILIES, tiny_checkpoint
 from torch import Tensor
 
 from orca.core.domain.errors import ModelError
-from orca.worker import linear
-from orca.worker.groups import TensorLink
-from orca.worker.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
 from orca.worker.models import weights
 from orca.worker.models.build import StageModel, load_stage
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard, SingleRank, heads_of, part
+from orca.worker.parallel.process_groups import TensorLink
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard, SingleRank, heads_of, part
+from orca.worker.weights import linear
+from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def test_each_shape_is_timed_once_and_the_choice_is_logged(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     packing = Packing()
-    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
+    with caplog.at_level(logging.INFO, logger="orca.worker.weights.linear"):
         kinds = {type(packing.linear(torch.randn(400, 300, dtype=dtype))) for _ in range(3)}
     assert len(kinds) == 1
     said = f"weight 400 x 300 {str(dtype).removeprefix('torch.')}: {kinds.pop().__name__}"
@@ -331,7 +331,7 @@ def test_a_head_of_which_a_part_was_timed_is_packed_whole() -> None:
 
 
 def test_small_weights_stay_as_they_are_and_are_not_timed(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="orca.worker.linear"):
+    with caplog.at_level(logging.INFO, logger="orca.worker.weights.linear"):
         assert type(Packing().linear(torch.randn(20, 10))) is Linear
     assert not caplog.records
 

@@ -1,4 +1,4 @@
-"""worker.config: both namings of Hugging Face, their defaults, and refusal of what is not built."""
+"""worker.models.config: both namings of Hugging Face, their defaults, and refusal of what is not built."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orca.core.domain.errors import ModelError
-from orca.worker.config import GPT2Config, LlamaConfig, OPTConfig, load_config
+from orca.worker.models.config import GPT2Config, LlamaConfig, OPTConfig, load_config
 
 LLAMA = {
     "model_type": "llama",

@@ -14,9 +14,9 @@ from torch import Tensor
 from orca.core.domain.model import load_model_info
 from orca.kernels.numba_kernels import CpuKernels
 from orca.kernels.reference import ModelSizes
-from orca.worker.linear import PanelLinear
 from orca.worker.models.build import load_stage, prepare_kernels
-from orca.worker.shard import Shard
+from orca.worker.parallel.shard import Shard
+from orca.worker.weights.linear import PanelLinear
 
 HALVES = [torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from orca.worker.random_numbers import philox, uniforms
+from orca.worker.stage.random_numbers import philox, uniforms
 
 VECTORS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -19,10 +19,10 @@ from orca.kernels.device import use_kernels
 from orca.kernels.recording import Made
 from orca.kernels.triton_kernels import TritonKernels
 from orca.kernels.triton_recording import GraphRecorder
-from orca.worker.gpu_linear import GpuLinear
-from orca.worker.linear import PanelLinear
 from orca.worker.streams.assignment import Edge, assign_streams
 from orca.worker.streams.graph import TaskGraph, trace
+from orca.worker.weights.gpu_linear import GpuLinear
+from orca.worker.weights.linear import PanelLinear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from orca.core.domain.step import Step
 from orca.kernels.numba_recording import CpuRecorder
 from orca.kernels.recording import Size
-from orca.worker.drawing import Drawn
-from orca.worker.linear import PanelLinear
 from orca.worker.models.blocks import Layer, Part, StepContext
-from orca.worker.recorded_steps import RecordedSteps
-from orca.worker.stage import Plan
+from orca.worker.stage.recorded_steps import RecordedSteps
+from orca.worker.stage.sampling import Drawn
+from orca.worker.stage.stage import Plan
+from orca.worker.weights.linear import PanelLinear
 
 
 class Operations(TorchDispatchMode):

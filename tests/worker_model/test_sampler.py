@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 from orca.core.domain.request import SamplingParams
-from orca.worker.random_numbers import uniforms
-from orca.worker.sampler import Draw, SamplingState, logprobs, sample
+from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, sample
+from orca.worker.stage.random_numbers import uniforms
 
 VOCAB = 37
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import Claim, NewRequest, Row, Step
-from orca.worker.linear import Linear, PanelLinear
-from orca.worker.marked import mark_parts
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
-from orca.worker.stage import Stage
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.stage.stage import Stage
+from orca.worker.weights.linear import Linear, PanelLinear
 
 VOCAB = 199
 

@@ -96,9 +96,9 @@ def _remember_calls(module: Any) -> None:
 
 MUTANTS = {
     "token left out": ("orca.scheduler.policy.state", _leave_out_a_token),
-    "neighbour's slots": ("orca.worker.kv_cache", _use_a_neighbours_slots),
-    "step twice": ("orca.worker.order", _run_steps_again),
-    "epochs ignored": ("orca.worker.order", _ignore_epochs),
+    "neighbour's slots": ("orca.worker.stage.kv_cache", _use_a_neighbours_slots),
+    "step twice": ("orca.worker.controller.step_order", _run_steps_again),
+    "epochs ignored": ("orca.worker.controller.step_order", _ignore_epochs),
     "calls remembered": ("orca.gateway.delivery", _remember_calls),
     "claims ignored": ("orca.pool.redis.link", _ignore_claims),
 }

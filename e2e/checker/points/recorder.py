@@ -30,7 +30,7 @@ def install(folder: Path, part: str) -> None:
     if part == "scheduler":
         after_import("orca.pool.redis.pool", lambda module: _record_pool(module.RedisPool, recorder))
     if part == "worker":
-        after_import("orca.worker.controller", lambda module: _record_steps(module.Controller, recorder))
+        after_import("orca.worker.controller.controller", lambda module: _record_steps(module.Controller, recorder))
 
 
 def _record_pool(pool: Any, recorder: Recorder) -> None:

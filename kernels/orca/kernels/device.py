@@ -3,7 +3,7 @@ flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
 against. Those of CPUs are in numba_attention.py and numba_rows.py; their matrix products, in numba_product.py, are a
-layout of weights (worker/linear.py). Those of GPUs are listed in triton_kernels.py; they wait for their first run on a
+layout of weights (worker/weights/linear.py). Those of GPUs are listed in triton_kernels.py; they wait for their first run on a
 GPU (`python -m orca.kernels.bench`).
 """
 

@@ -64,7 +64,7 @@ class TritonSampler:
 
 
 class _Model:
-    """A model of these sizes, of zeros: what of its layers is no matrix product (worker/gpu_linear.py)."""
+    """A model of these sizes, of zeros: what of its layers is no matrix product (worker/weights/gpu_linear.py)."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         self._sizes = sizes

@@ -65,7 +65,7 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A rank's heartbeat: its worker.progress, and what it holds for requests."""
+    """A rank's heartbeat: its worker.parallel.progress, and what it holds for requests."""
 
     mark: int = 0
     doing: str = "starts"

@@ -12,7 +12,7 @@ import uvloop
 from orca.core.domain.errors import EngineError, ModelError, SettingError
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import configure_logging
-from orca.worker.controller import Controller
+from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings, check_machine, parse_settings
 
 log = logging.getLogger(__name__)

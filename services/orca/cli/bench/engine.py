@@ -58,9 +58,9 @@ def time_local(
     """The in-process engine on a model folder: all stages in one thread, one step at a time. Raises: ModelError."""
     import torch
 
-    from orca.worker.local_engine import LocalEngine
     from orca.worker.models.build import load_stage
-    from orca.worker.shard import Shard
+    from orca.worker.parallel.shard import Shard
+    from orca.worker.rank.local_engine import LocalEngine
 
     torch.set_num_threads(threads)
     folder, _ = find_model(model)

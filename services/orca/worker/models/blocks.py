@@ -11,10 +11,10 @@ from torch import Tensor
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RaggedAttention, RowNorm
-from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.weights import Weights
-from orca.worker.norms import Norm
-from orca.worker.shard import SingleRank, TensorGroup
+from orca.worker.parallel.shard import SingleRank, TensorGroup
+from orca.worker.weights.linear import Linear, PanelLinear
+from orca.worker.weights.norms import Norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import ModelSizes
-from orca.worker.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
-from orca.worker.gpu_linear import GpuLinear
-from orca.worker.int8_linear import INT8_LAYOUTS, Int8PanelLinear, multiplies_bytes
-from orca.worker.layout_memory import remembered
-from orca.worker.linear import Choose, Linear, Packing, in_panels
-from orca.worker.loader import Checkpoint, Tensors
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, Layer, Part, is_silu
+from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.family import Family
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import Weights
-from orca.worker.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
+from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
+from orca.worker.weights.gpu_linear import GpuLinear
+from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, multiplies_bytes
+from orca.worker.weights.layout_cache import remembered
+from orca.worker.weights.linear import Choose, Linear, Packing, in_panels
+from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def load_stage(
         quantization: what the matrices of a folder are rounded to; an info has its own.
         group: how the ranks of the stage exchange tensors; needed for more than one.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
-        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.linear); or not; or all in
+        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.weights.linear); or not; or all in
             one layout. Weights of 8 bits have layouts of their own.
     Raises: ModelError naming the file, and the option or tensor, that stands in the way.
     """

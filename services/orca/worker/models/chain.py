@@ -33,11 +33,11 @@ from torch import Tensor
 from orca.core.domain.errors import ModelError
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept
-from orca.worker.config import CHAIN_CHOICES, ChainConfig
 from orca.worker.models.blocks import StepContext, scaled
+from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Weights
-from orca.worker.shard import heads_of
+from orca.worker.parallel.shard import heads_of
 
 _PRIME = 2**31 - 1
 _HALF_BITS = 16

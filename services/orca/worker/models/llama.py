@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from orca.kernels.reference import RowNorm
-from orca.worker.config import LlamaConfig
-from orca.worker.linear import Linear
 from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
+from orca.worker.models.config import LlamaConfig
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights, paired
-from orca.worker.norms import Norm
-from orca.worker.shard import heads_of
+from orca.worker.parallel.shard import heads_of
+from orca.worker.weights.linear import Linear
+from orca.worker.weights.norms import Norm
 
 
 class LlamaEmbedding:

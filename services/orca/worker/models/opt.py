@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from orca.kernels.reference import RowNorm
-from orca.worker.config import OPTConfig
-from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
+from orca.worker.models.config import OPTConfig
 from orca.worker.models.family import Family
 from orca.worker.models.weights import Columns, Weights
-from orca.worker.norms import Norm
-from orca.worker.shard import heads_of
+from orca.worker.parallel.shard import heads_of
+from orca.worker.weights.linear import Linear, PanelLinear
+from orca.worker.weights.norms import Norm
 
 _OFFSET = 2  # the first two rows of the position table belonged to padding in training
 

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from orca.worker.config import Rope
+from orca.worker.models.config import Rope
 
 
 class Rotary:

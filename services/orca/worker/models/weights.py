@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orca.worker.linear import Linear, Packing
-from orca.worker.loader import Slice, Tensors
-from orca.worker.shard import Shard
-from orca.worker.table import PlainTable, Table
+from orca.worker.parallel.shard import Shard
+from orca.worker.weights.linear import Linear, Packing
+from orca.worker.weights.loader import Slice, Tensors
+from orca.worker.weights.table import PlainTable, Table
 
 SHARED_BYTES_MIN = 64 << 20
 """Of an embedding that is looked up in the panels of its head. Each word of a row lies in a line of its own there: that

@@ -16,7 +16,7 @@ from torch import Tensor
 from orca.cli.bench.gpu.plain_llama import PlainLlama
 from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.peers.judgement import EXCUSED_MARGIN, Judgement, judge
-from orca.worker.config import LlamaConfig
+from orca.worker.models.config import LlamaConfig
 
 _PASSING_MAX = 0.05
 """Of the vocabulary, within the margin: of 30 wrong tokens that were drawn by lot, none would be told in one run of

@@ -22,8 +22,8 @@ from orca.cli.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
 from orca.cli.bench.gpu.steps import BatchSteps
 from orca.cli.bench.random_scales import GAIN
 from orca.kernels.bench.engine import Asked, EngineRow
-from orca.worker.config import LlamaConfig
 from orca.worker.models.build import StageModel
+from orca.worker.models.config import LlamaConfig
 
 _UNTIMED_STEPS = 8
 """In the first ones kernels are compiled, and steps are recorded."""

@@ -8,7 +8,7 @@ import torch
 
 from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.cli.bench.peers.transformers_peer import endless, quiet_library
-from orca.worker.config import LlamaConfig
+from orca.worker.models.config import LlamaConfig
 
 
 def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from orca.kernels.bench.clock import Clock, matmul_rate
-from orca.worker.config import LlamaConfig
+from orca.worker.models.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

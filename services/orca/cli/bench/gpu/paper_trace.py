@@ -29,8 +29,8 @@ from orca.cli.bench.peers.transformers_peer import continuous_batching, static_b
 from orca.cli.bench.peers.workload import Answer, Workload
 from orca.cli.bench.trace import PRESETS, Range, TraceSpec, generate
 from orca.kernels.bench.engine import Asked, EngineRow, said
-from orca.worker.config import LlamaConfig
 from orca.worker.models.build import StageModel
+from orca.worker.models.config import LlamaConfig
 
 System = Callable[[Workload], Answer]
 

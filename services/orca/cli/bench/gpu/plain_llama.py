@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.worker.config import LlamaConfig
+from orca.worker.models.config import LlamaConfig
 
 
 class PlainLlama:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from orca.cli.bench.random_scales import EMBEDDING_DEVIATION, GAIN
-from orca.worker.loader import Slice
+from orca.worker.weights.loader import Slice
 
 _NORM_DEVIATION = 0.1
 """Of norms' weights from one: a norm that is left out shows."""
 
 
 class RandomTensors:
-    """All tensors that anybody asks for (worker.loader.Tensors).
+    """All tensors that anybody asks for (worker.weights.loader.Tensors).
 
     Args:
         seed: with a tensor's name it decides its numbers, on devices of one kind.

@@ -1,4 +1,4 @@
-"""The models that are measured, made in memory: configs as worker.config reads them out of a folder."""
+"""The models that are measured, made in memory: configs as worker.models.config reads them out of a folder."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import torch
 
 from orca.cli.bench.gpu.random_weights import RandomTensors
 from orca.core.domain.model import ModelInfo
-from orca.worker.config import LlamaConfig, Rope
 from orca.worker.models.build import StageModel, build_stage
+from orca.worker.models.config import LlamaConfig, Rope
 
 
 def llama(

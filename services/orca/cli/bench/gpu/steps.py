@@ -12,9 +12,9 @@ import torch
 from orca.cli.bench.trace import GREEDY
 from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
-from orca.worker.drawing import Drawn
 from orca.worker.models.build import StageModel
-from orca.worker.stage import Stage
+from orca.worker.stage.sampling import Drawn
+from orca.worker.stage.stage import Stage
 
 BLOCK_TOKENS = 16
 _EPOCH = Epoch(1, "bench")

@@ -25,9 +25,9 @@ from orca.core.process.gc_freeze import leave_all_out
 from orca.scheduler.policy.iteration import Iteration
 from orca.scheduler.policy.policy import Limits, next_batch
 from orca.scheduler.policy.state import GroupState
-from orca.worker.linear import Linear, PanelLinear
 from orca.worker.models.build import StageModel, load_stage
-from orca.worker.stage import Stage
+from orca.worker.stage.stage import Stage
+from orca.worker.weights.linear import Linear, PanelLinear
 
 _FOR_DRAWN = 4
 """Linears at the end of a model: attention's output, the two of the MLP, and the head."""

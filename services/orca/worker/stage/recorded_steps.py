@@ -20,11 +20,11 @@ from torch import Tensor
 from orca.kernels.device import Kernels, Sampler, kernels_of
 from orca.kernels.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
 from orca.kernels.transfer import to_device
-from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel
-from orca.worker.shard import SingleRank
-from orca.worker.step_context import StepContexts
+from orca.worker.parallel.shard import SingleRank
+from orca.worker.stage.kv_cache import KVCache
+from orca.worker.stage.step_context import StepContexts
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
 from orca.core.transport.handover import Handover
-from orca.worker.cause import Cause, outweighs
-from orca.worker.order import ResultLog, StepOrder
+from orca.worker.controller.failure_cause import Cause, outweighs
+from orca.worker.controller.step_order import ResultLog, StepOrder
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from orca.kernels.device import Kernels, kernels_of
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.models.build import StageModel
-from orca.worker.progress import Progress
+from orca.worker.parallel.progress import Progress
 
 
 def mark_parts(model: StageModel, progress: Progress) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.kernels.device import kernels_of
-from orca.worker.random_numbers import uniforms
+from orca.worker.stage.random_numbers import uniforms
 
 # Most distributions reach top_p within so many tokens; the rest is sorted only for rows that do not.
 _TOP_P_CANDIDATES = 512

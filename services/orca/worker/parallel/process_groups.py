@@ -24,8 +24,8 @@ from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc, grpc_links
 from orca.core.transport.certificates import Certificates
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class RendezvousStore(Store):
 
 
 class TensorLink:
-    """A rank's TensorGroup (worker.shard) over a process group: it outlives epochs, the process group does not."""
+    """A rank's TensorGroup (worker.parallel.shard) over a process group: it outlives epochs, the process group does not."""
 
     def __init__(self, size: int, progress: Progress) -> None:
         self.size = size

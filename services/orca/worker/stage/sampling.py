@@ -18,8 +18,8 @@ from orca.kernels.device import Sampler, kernels_of
 from orca.kernels.sampling_lines import LineSettings
 from orca.kernels.transfer import ToHost, to_device
 from orca.worker.models.build import StageModel
-from orca.worker.recorded_steps import Ran
-from orca.worker.sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
+from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
+from orca.worker.stage.recorded_steps import Ran
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class HostDrawn:
 
 
 class HostDrawing:
-    """By PyTorch's operations (sampler.py), with what is known of a request in the host's memory."""
+    """By PyTorch's operations (host_sampler.py), with what is known of a request in the host's memory."""
 
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self._eos_token_ids = eos_token_ids

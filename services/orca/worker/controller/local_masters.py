@@ -17,7 +17,7 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Door, Kind, LocalLink, read_step
-from orca.worker.order import ResultLog, Verdict
+from orca.worker.controller.step_order import ResultLog, Verdict
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept
-from orca.worker.linear import Linear
-from orca.worker.norms import Norm
+from orca.worker.weights.linear import Linear
+from orca.worker.weights.norms import Norm
 
 
 class GpuLinear(Linear):

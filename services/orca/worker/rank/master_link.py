@@ -18,7 +18,7 @@ from orca.core.transport.local_link import Kind as LinkKind
 from orca.core.transport.local_link import read_step
 from orca.worker import frames
 from orca.worker.frames import Kind
-from orca.worker.inbox import Inbox
+from orca.worker.rank.inbox import Inbox
 
 log = logging.getLogger(__name__)
 

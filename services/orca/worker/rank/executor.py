@@ -1,7 +1,7 @@
 """What one rank does with the steps of one epoch: take inputs, compute, pass on, sample.
 
 Order of a step: its receive is posted before an earlier step computes, if its control message is here by then
-(worker.inbox), so that its activations arrive meanwhile; then state differences, fed tokens, activations, computation;
+(worker.rank.inbox), so that its activations arrive meanwhile; then state differences, fed tokens, activations, computation;
 then the output is put on the link and the next step begins without waiting for it to arrive. One thread does all of
 this, between computations and never during one: NCCL wants the calls on a link one at a time and in their order, and
 control messages are a whole step ahead while the pipeline is full. No rank ever waits for a rank behind it, and the
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from orca.core.domain.step import StageTiming, Step, StepResult
 from orca.core.process.line_file import LineFile
-from orca.worker.drawing import Drawn
-from orca.worker.groups import Groups, Inbound
-from orca.worker.progress import Progress
-from orca.worker.shard import Shard
-from orca.worker.stage import Plan, Stage
+from orca.worker.parallel.process_groups import Groups, Inbound
+from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.shard import Shard
+from orca.worker.stage.sampling import Drawn
+from orca.worker.stage.stage import Plan, Stage
 
 _FEEDS_HELD = 64
 """Steps whose fed tokens the first stage may leave unread, because nothing has asked for them yet. Further back than

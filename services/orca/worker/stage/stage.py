@@ -26,14 +26,14 @@ from orca.kernels.device import kernels_of
 from orca.kernels.recording import Lines, Said
 from orca.kernels.reference import ContextRow
 from orca.kernels.transfer import put, to_device, writable
-from orca.worker.drawing import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
-from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
-from orca.worker.recorded_steps import Ran, RecordedSteps
-from orca.worker.sampler import logprobs
-from orca.worker.shard import SingleRank
-from orca.worker.step_context import StepContexts
+from orca.worker.parallel.shard import SingleRank
+from orca.worker.stage.host_sampler import logprobs
+from orca.worker.stage.kv_cache import KVCache
+from orca.worker.stage.recorded_steps import Ran, RecordedSteps
+from orca.worker.stage.sampling import Asked, DeviceDrawing, Drawn, HostDrawn, drawing_of
+from orca.worker.stage.step_context import StepContexts
 
 _PROMPT_LOGITS_BYTES = 32 << 20
 """Of float32 logits of prompt positions at a time. Those of a whole prompt, which any client may ask for, would take

@@ -9,9 +9,9 @@ from orca.kernels.device import kernels_of
 from orca.kernels.recording import StepInputs
 from orca.kernels.reference import ContextRow, RaggedAttention, Sight
 from orca.kernels.transfer import to_device
-from orca.worker.kv_cache import KVCache
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
+from orca.worker.stage.kv_cache import KVCache
 
 
 class StepContexts:

@@ -14,9 +14,9 @@ import torch
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, StageTiming, Step, StepResult
-from orca.worker.executor import FedTokens
 from orca.worker.models.build import StageModel
-from orca.worker.stage import Stage
+from orca.worker.rank.executor import FedTokens
+from orca.worker.stage.stage import Stage
 
 
 class LocalEngine:

@@ -1,4 +1,4 @@
-"""Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it, worker.watch
+"""Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it, worker.controller.liveness
 judges it.
 
 The mark rises with every piece of work: a tensor read while loading, a layer of a step, a part of what the head does, a

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from orca.worker import linear
-from orca.worker.linear import LAYOUTS, Choose, Layouts, Linear, fastest, shape_name
+from orca.worker.weights import linear
+from orca.worker.weights.linear import LAYOUTS, Choose, Layouts, Linear, fastest, shape_name
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 It serves the Stage service to the master and to the stage before, hands each step to its ranks and at once, without
 waiting for their computation, to the next stage, and (on the last stage) streams results back. A rank that is the whole
 group gets its steps from a master on this machine without it (local_masters.py). What a rank process does is
-worker.rank's; which step may run when is worker.order's.
+worker.rank.rank's; which step may run when is worker.controller.step_order's.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from orca.core.transport import grpc_links, wire
 from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink
 from orca.worker import frames
-from orca.worker.cause import Cause
+from orca.worker.controller.failure_cause import Cause
+from orca.worker.controller.liveness import AwakeClock, overdue, stage_still_s
+from orca.worker.controller.local_masters import LocalMasters
+from orca.worker.controller.rank_process import RANK_COMMAND, RankProcess
+from orca.worker.controller.stage_epoch import StageEpoch
+from orca.worker.controller.step_order import ResultLog, Verdict
 from orca.worker.frames import JoinOrder, Loaded
-from orca.worker.local_masters import LocalMasters
-from orca.worker.order import ResultLog, Verdict
-from orca.worker.rank_process import RANK_COMMAND, RankProcess
 from orca.worker.settings import WorkerSettings
-from orca.worker.stage_epoch import StageEpoch
-from orca.worker.watch import AwakeClock, overdue, stage_still_s
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from orca.core.process.parent_death import leashed
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
 from orca.worker import frames
-from orca.worker.cause import Cause, cause_of_death, out_of_memory_kills
+from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
+from orca.worker.controller.liveness import Signs
 from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
-from orca.worker.watch import Signs
 
 log = logging.getLogger(__name__)
 
-RANK_COMMAND = (sys.executable, "-m", "orca.core.process.gc_freeze", "orca.worker.rank")
+RANK_COMMAND = (sys.executable, "-m", "orca.core.process.gc_freeze", "orca.worker.rank.rank")
 
 _COMPUTED_S = 0.5
 """Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""

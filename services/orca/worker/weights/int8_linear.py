@@ -22,7 +22,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from orca.worker.linear import Layouts, Linear, PanelLinear
+from orca.worker.weights.linear import Layouts, Linear, PanelLinear
 
 _WEIGHT_MAX = 127
 # The largest is 127 x 256, so that low bytes of either sign fit beside it.

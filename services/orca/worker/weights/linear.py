@@ -20,8 +20,8 @@ from orca.kernels import huge_pages
 from orca.kernels.activation import Activation
 from orca.kernels.device import kernels_of
 from orca.kernels.reference import Kept, RowNorm
-from orca.worker.norms import Norm
-from orca.worker.table import PlainTable, Table
+from orca.worker.weights.norms import Norm
+from orca.worker.weights.table import PlainTable, Table
 
 log = logging.getLogger(__name__)
 
