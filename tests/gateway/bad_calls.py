@@ -17,8 +17,8 @@ import httpx
 from gateway_rig import MODEL
 from starlette.types import ASGIApp, Message
 
-from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from orca.gateway.unbuilt import CHAT, COMPLETION
+from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION
 
 COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "the fox"}]}]

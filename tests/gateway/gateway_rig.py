@@ -20,11 +20,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.core.domain.text import OutputText, Tokenizer
+from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
-from orca.gateway.models import Models, Served
+from orca.gateway.models.models import Models, Served
 from orca.gateway.settings import Settings
-from orca.gateway.tracing import Tracing
 from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings

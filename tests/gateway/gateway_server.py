@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from gateway_rig import Rig, rig, until
 
-from orca.gateway.bounds import Door
+from orca.gateway.http.bounds import Door
 from orca.gateway.server import Server, make_server
 from orca.gateway.settings import Settings
 

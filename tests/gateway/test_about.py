@@ -14,8 +14,8 @@ from opentelemetry.trace import StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
 from orca.core.domain.errors import SettingError
+from orca.gateway.answer.tracing import Tracing
 from orca.gateway.settings import Settings, parse_settings
-from orca.gateway.tracing import Tracing
 from orca.pool.settings import PoolSettings
 
 

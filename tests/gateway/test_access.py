@@ -10,7 +10,7 @@ from fastapi.routing import iter_route_contexts
 from gateway_rig import error_of, rig, until
 from gateway_server import LIMIT_SECONDS, served
 
-from orca.gateway.auth import OPEN_PATHS
+from orca.gateway.limits.auth import OPEN_PATHS
 from orca.gateway.settings import Settings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

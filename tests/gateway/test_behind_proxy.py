@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from gateway_rig import rig
 
-from orca.gateway import behind_proxy
-from orca.gateway.behind_proxy import BehindProxy
-from orca.gateway.connection import SEND_BODY
+from orca.gateway.http import behind_proxy
+from orca.gateway.http.behind_proxy import BehindProxy
+from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.settings import Settings
 
 PAUSE_S = 0.2

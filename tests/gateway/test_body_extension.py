@@ -5,7 +5,7 @@ import pytest
 from gateway_server import LIMIT_SECONDS, served
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca.gateway.connection import SEND_BODY
+from orca.gateway.http.connection import SEND_BODY
 
 CALL = {"model": "tiny", "prompt": "the fox", "max_tokens": 3, "stream": True}
 

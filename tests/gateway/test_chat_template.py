@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from orca.core.domain.errors import InvalidRequest, ModelError
-from orca.gateway.chat_template import ChatTemplate
+from orca.gateway.models.chat_template import ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from orca.core.domain.errors import SettingError
-from orca.gateway import bounds
+from orca.gateway.answer.tracing import CLOSE_SECONDS, Tracing
+from orca.gateway.http import bounds
 from orca.gateway.server import make_server
 from orca.gateway.settings import Settings
-from orca.gateway.tracing import CLOSE_SECONDS, Tracing
 
 HOURS = Settings(model="tiny", port=0, drain_seconds=3600)
 SECONDS = Settings(model="tiny", port=0, drain_seconds=0.2)

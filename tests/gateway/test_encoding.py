@@ -9,8 +9,8 @@ from gateway_rig import MODEL, ids, rig, tokenizer, turns_during
 from tokenizers import models
 
 from orca.core.domain.text import Tokenizer
-from orca.gateway.encoding import Encoder
 from orca.gateway.errors import ApiError
+from orca.gateway.models.encoding import Encoder
 from orca.gateway.settings import Settings
 
 LIMIT = MODEL.max_model_len * 64

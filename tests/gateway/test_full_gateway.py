@@ -11,7 +11,7 @@ from told_pool import ToldPool, stats
 
 from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.core.domain.request import Request
-from orca.gateway.overload import ASK_SECONDS, LAG_MOST_SECONDS
+from orca.gateway.limits.overload import ASK_SECONDS, LAG_MOST_SECONDS
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, Submission
 from orca.pool.settings import PoolSettings

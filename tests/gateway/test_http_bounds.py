@@ -11,8 +11,8 @@ from gateway_server import LIMIT_SECONDS, Served, refusal, served
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orca.gateway import bounds
-from orca.gateway.connection import TURNED_AWAY_MAX
+from orca.gateway.http import bounds
+from orca.gateway.http.connection import TURNED_AWAY_MAX
 from orca.gateway.settings import Settings
 
 HOST = b"host: orca\r\n"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
-from orca.gateway.receive import Intake, receive_body
+from orca.gateway.http.receive import Intake, receive_body
 from orca.gateway.settings import Settings
 
 THREADS: list[threading.Thread] = []

@@ -18,7 +18,7 @@ import orca.cli.small_model as small_model
 from orca.core.domain.errors import SettingError
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.models import Served, load_others
+from orca.gateway.models.models import Served, load_others
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.memory.pool import MemoryPool
 

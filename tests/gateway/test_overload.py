@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from told_pool import ToldPool, stats
 
 from orca.core.domain.errors import PoolUnavailable, QueueFull
-from orca.gateway.overload import EndRate, Overload, retry_after_seconds
+from orca.gateway.limits.overload import EndRate, Overload, retry_after_seconds
 from orca.pool.counts import PoolStats
 from orca.pool.memory.pool import MemoryPool
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.gateway import playground
+from orca.gateway.routes import playground
 
 BROWSER = """
 const elements = {};

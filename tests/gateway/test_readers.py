@@ -6,7 +6,7 @@ import pytest
 from gateway_rig import until
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.gateway.readers import Readers
+from orca.gateway.answer.readers import Readers
 from orca.scheduler.engines import virtual_time
 
 

@@ -8,8 +8,8 @@ from gateway_rig import MODEL, error_of, rig, until
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
-from orca.gateway import generation
-from orca.gateway.models import Models
+from orca.gateway.models.models import Models
+from orca.gateway.routes import generation
 from orca.pool.api import Submission
 from orca.pool.settings import PoolSettings
 

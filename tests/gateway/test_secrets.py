@@ -14,10 +14,10 @@ from waiting import PATIENT_POOL
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
 from orca.core.process.logs import JsonFormatter
+from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
-from orca.gateway.models import Models, Served
+from orca.gateway.models.models import Models, Served
 from orca.gateway.settings import Settings
-from orca.gateway.tracing import Tracing
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 

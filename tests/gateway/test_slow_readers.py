@@ -10,8 +10,8 @@ import pytest
 from gateway_rig import until
 from gateway_server import LIMIT_SECONDS, Served, served
 
+from orca.gateway.answer.log_watcher import UNTAKEN_MAX
 from orca.gateway.settings import Settings
-from orca.gateway.watcher import UNTAKEN_MAX
 
 READERS = 50
 # More than the gateway reads ahead for a connection.

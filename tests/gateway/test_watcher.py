@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orca.core.domain.errors import PoolUnavailable, UnknownRequest
 from orca.core.domain.request import End, FinishReason, Token
-from orca.gateway.watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
+from orca.gateway.answer.log_watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.hints import Hints, LogNews
 from orca.pool.log_slice import LogSlice
 

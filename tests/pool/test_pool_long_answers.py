@@ -8,7 +8,7 @@ import pytest
 from pool_beds import RedisBed, Scheduler, started
 
 from orca.core.domain.request import End, FinishReason, Token
-from orca.gateway.state import read_logs
+from orca.gateway.routes.request_state import read_logs
 from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_TOKENS_MAX
 from orca.pool.log_slice import LogSlice

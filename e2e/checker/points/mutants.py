@@ -99,6 +99,6 @@ MUTANTS = {
     "neighbour's slots": ("orca.worker.stage.kv_cache", _use_a_neighbours_slots),
     "step twice": ("orca.worker.controller.step_order", _run_steps_again),
     "epochs ignored": ("orca.worker.controller.step_order", _ignore_epochs),
-    "calls remembered": ("orca.gateway.delivery", _remember_calls),
+    "calls remembered": ("orca.gateway.answer.delivery", _remember_calls),
     "claims ignored": ("orca.pool.redis.link", _ignore_claims),
 }

@@ -20,23 +20,23 @@ from starlette.requests import ClientDisconnect
 
 from orca.core.domain.errors import OrcaError, PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.gateway import about, document, generation, requests
-from orca.gateway.auth import check_access, key_check
-from orca.gateway.behind_proxy import BehindProxy
+from orca.gateway.answer.log_watcher import LogWatcher
+from orca.gateway.answer.readers import Readers
+from orca.gateway.answer.tracing import Tracing
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.http.behind_proxy import BehindProxy
+from orca.gateway.http.receive import Intake
+from orca.gateway.limits.auth import check_access, key_check
+from orca.gateway.limits.key_ring import KeyRing
+from orca.gateway.limits.middleware import CountHttp, HeadAsGet, TellLimits
+from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
-from orca.gateway.middleware import CountHttp, HeadAsGet, TellLimits
-from orca.gateway.models import Models
-from orca.gateway.overload import Overload
-from orca.gateway.playground import playground
-from orca.gateway.readers import Readers
-from orca.gateway.receive import Intake
+from orca.gateway.models.models import Models
+from orca.gateway.routes import about, generation, openapi, requests
+from orca.gateway.routes.early_refusal import TurnAway
+from orca.gateway.routes.playground import playground
 from orca.gateway.settings import Settings
-from orca.gateway.tracing import Tracing
-from orca.gateway.turn_away import TurnAway
-from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def create_app(
     app.add_middleware(CountHttp, metrics=gateway.metrics)
     app.add_middleware(BehindProxy, pause_s=gateway.settings.proxy_pause_seconds)
     _map_errors(app)
-    app.openapi = functools.partial(document.write_document, app)  # type: ignore[method-assign]
+    app.openapi = functools.partial(openapi.write_document, app)  # type: ignore[method-assign]
     return app
 
 
@@ -115,14 +115,14 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
         await check(request)
         return await generation.chat(_gateway(request), request)
 
-    add_direct(generation.COMPLETIONS, completions, **document.COMPLETIONS)
-    add_direct(generation.CHAT, chat_completions, **document.CHAT_COMPLETIONS)
+    add_direct(generation.COMPLETIONS, completions, **openapi.COMPLETIONS)
+    add_direct(generation.CHAT, chat_completions, **openapi.CHAT_COMPLETIONS)
 
-    @post("/tokenize", **document.TOKENIZE)
+    @post("/tokenize", **openapi.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
         return await about.tokenize(_gateway(request), request)
 
-    @post("/detokenize", **document.DETOKENIZE)
+    @post("/detokenize", **openapi.DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
         return await about.detokenize(_gateway(request), request)
 
@@ -132,22 +132,22 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     get = functools.partial(app.get, dependencies=[has_key])
     delete = functools.partial(app.delete, dependencies=[has_key])
 
-    @get("/v1/requests/{request_id}", **document.REQUEST_STATE)
+    @get("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
         """Where a call stands, its text so far, and where its answer is to be had."""
         return await requests.state(_gateway(request), request, request_id)
 
-    @delete("/v1/requests/{request_id}", **document.REQUEST_STATE)
+    @delete("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
         """End a call that has not ended; one that has stays as it is. Answers its state."""
         return await requests.cancel(_gateway(request), request, request_id)
 
-    @get("/v1/requests/{request_id}/result", **document.REQUEST_RESULT)
+    @get("/v1/requests/{request_id}/result", **openapi.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
         """The whole answer of a call that has ended; 202 and its state until then."""
         return await requests.result(_gateway(request), request, request_id)
 
-    @get("/v1/requests/{request_id}/events", **document.REQUEST_EVENTS)
+    @get("/v1/requests/{request_id}/events", **openapi.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
         """The stream of a call, with event ids, from behind the events that the client has.
 
@@ -155,12 +155,12 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
         """
         return await requests.events(_gateway(request), request, request_id)
 
-    @get("/v1/models", **document.MODELS)
+    @get("/v1/models", **openapi.MODELS)
     async def models(request: Request) -> dict[str, Any]:
         return about.models(_gateway(request))
 
     # A model's name may hold slashes.
-    @get("/v1/models/{name:path}", **document.MODEL)
+    @get("/v1/models/{name:path}", **openapi.MODEL)
     async def model(request: Request, name: str) -> dict[str, Any]:
         return about.model(_gateway(request), name)
 
@@ -172,16 +172,16 @@ def _add_open_routes(app: FastAPI) -> None:
     async def page() -> Response:
         return playground()
 
-    @app.get("/health", **document.HEALTH)
+    @app.get("/health", **openapi.HEALTH)
     async def health() -> dict[str, Any]:
         """The process answers; says nothing about pool and groups, so that no outage of theirs restarts gateways."""
         return {"status": "ok"}
 
-    @app.get("/ready", **document.READY)
+    @app.get("/ready", **openapi.READY)
     async def ready(request: Request) -> Response:
         return await about.ready(_gateway(request))
 
-    @app.get("/metrics", **document.METRICS)
+    @app.get("/metrics", **openapi.METRICS)
     async def metrics(request: Request) -> Response:
         return await about.metrics(_gateway(request), request)
 

@@ -5,16 +5,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from orca.gateway.drain import Drain
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.answer.log_watcher import LogWatcher
+from orca.gateway.answer.readers import Readers
+from orca.gateway.answer.tracing import Tracing
+from orca.gateway.http.receive import Intake
+from orca.gateway.limits.drain import Drain
+from orca.gateway.limits.key_ring import KeyRing
+from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
-from orca.gateway.models import Models
-from orca.gateway.overload import Overload
-from orca.gateway.readers import Readers
-from orca.gateway.receive import Intake
+from orca.gateway.models.models import Models
 from orca.gateway.settings import Settings
-from orca.gateway.tracing import Tracing
-from orca.gateway.watcher import LogWatcher
 from orca.pool.api import Pool
 
 

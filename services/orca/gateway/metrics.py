@@ -4,7 +4,7 @@ import itertools
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from orca.gateway.goals import Goal, Outcome
+from orca.gateway.latency_goals import Goal, Outcome
 from orca.pool.counts import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)

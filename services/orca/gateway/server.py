@@ -12,10 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from orca.core.domain.errors import SettingError
-from orca.gateway import about
-from orca.gateway.bounds import Door
-from orca.gateway.connection import connections
 from orca.gateway.gateway import Gateway
+from orca.gateway.http.bounds import Door
+from orca.gateway.http.connection import connections
+from orca.gateway.routes import about
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 1: the first.
 2: each entry of a log holds the number of the claim that wrote it (codec.py), and a request may have a deadline of its
-   first token and a rendering with latency goals, which only gateways of this layout write (gateway/goals.py).
+   first token and a rendering with latency goals, which only gateways of this layout write (gateway/latency_goals.py).
 """
 
 from dataclasses import dataclass

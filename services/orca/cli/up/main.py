@@ -36,7 +36,7 @@ from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
 from orca.core.process.settings import check_variables
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.settings import parse_pool_settings

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.request import End
-from orca.gateway.delivery import Accepted
+from orca.gateway.answer.delivery import Accepted
+from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.gateway import Gateway
-from orca.gateway.goals import Goal, judge, summary
-from orca.gateway.tracing import CallSpan
+from orca.gateway.latency_goals import Goal, judge, summary
 from orca.pool.api import RequestStatus
 
 log = logging.getLogger(__name__)

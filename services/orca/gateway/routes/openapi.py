@@ -11,10 +11,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from orca.gateway import answers
-from orca.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
-from orca.gateway.cursor import HEADER, QUERY
-from orca.gateway.goals import header_parameters
+from orca.gateway.answer.cursor import HEADER, QUERY
+from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
+from orca.gateway.latency_goals import header_parameters
+from orca.gateway.routes import answer_schemas
 
 REFUSED_BEFORE = (
     "Before any operation a connection may be answered 400 (no HTTP/1.1), 408 (headers too slow), 414 and 431 (URL or "
@@ -79,7 +79,10 @@ _EVENTS = (
     "Server-sent events: the `data` of each is a chunk in OpenAI's shape, an error that ends the stream, or `[DONE]`."
 )
 _STREAM = {"text/event-stream": {"schema": {"description": _EVENTS}}}
-_ACCEPTED = {"model": answers.RequestState, "description": "It goes on without its client: `Location` says where."}
+_ACCEPTED = {
+    "model": answer_schemas.RequestState,
+    "description": "It goes on without its client: `Location` says where.",
+}
 
 
 def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any]:
@@ -89,9 +92,9 @@ def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any
     return {**operation, "openapi_extra": _extra(body, _IDEMPOTENCY_KEY, _PREFER, _TRACEPARENT, *header_parameters())}
 
 
-COMPLETIONS = _generation(answers.Completion, CompletionBody)
-CHAT_COMPLETIONS = _generation(answers.ChatCompletion, ChatBody)
-REQUEST_STATE = _responses(answers.RequestState, *_EVERYWHERE, 404)
+COMPLETIONS = _generation(answer_schemas.Completion, CompletionBody)
+CHAT_COMPLETIONS = _generation(answer_schemas.ChatCompletion, ChatBody)
+REQUEST_STATE = _responses(answer_schemas.RequestState, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {
     200: {
@@ -107,20 +110,23 @@ REQUEST_RESULT["responses"] |= {
             }
         },
     },
-    202: {"model": answers.RequestState, "description": "It has not ended; Retry-After says when to come back."},
+    202: {"model": answer_schemas.RequestState, "description": "It has not ended; Retry-After says when to come back."},
 }
 REQUEST_EVENTS = _responses(None, *_EVERYWHERE, 400, 404, openapi_extra=_extra(None, _LAST_EVENT_ID, _STARTING_AFTER))
 REQUEST_EVENTS["responses"] |= {
     200: {"description": "The stream.", "content": _STREAM},
     204: {"description": "`end` was given: there is no more."},
 }
-MODELS = _responses(answers.ModelList, *_EVERYWHERE)
-MODEL = _responses(answers.Model, *_EVERYWHERE, 404)
-TOKENIZE = _responses(answers.Tokens, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(TokenizeBody))
-DETOKENIZE = _responses(answers.Text, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(DetokenizeBody))
-HEALTH = _responses(answers.Health)
-READY = _responses(answers.Ready)
-READY["responses"][503] = {"model": answers.Ready, "description": "No group has formed yet, or the gateway shuts down."}
+MODELS = _responses(answer_schemas.ModelList, *_EVERYWHERE)
+MODEL = _responses(answer_schemas.Model, *_EVERYWHERE, 404)
+TOKENIZE = _responses(answer_schemas.Tokens, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(TokenizeBody))
+DETOKENIZE = _responses(answer_schemas.Text, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(DetokenizeBody))
+HEALTH = _responses(answer_schemas.Health)
+READY = _responses(answer_schemas.Ready)
+READY["responses"][503] = {
+    "model": answer_schemas.Ready,
+    "description": "No group has formed yet, or the gateway shuts down.",
+}
 METRICS = _responses(None, 404)
 METRICS["responses"][200] = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {}}}}
 

@@ -1,4 +1,4 @@
-"""The life of a call: receive, check, tokenize, submit; then delivery.py answers it and closing.py looks back."""
+"""The life of a call: receive, check, tokenize, submit; then delivery.py answers it and call_summary.py looks back."""
 
 import asyncio
 import contextlib
@@ -15,20 +15,20 @@ from starlette.responses import Response
 
 from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
 from orca.core.domain.request import Request as OrcaRequest
-from orca.gateway.accept import SEEDS, Call, chat_prompt, completion_prompts, submission
-from orca.gateway.auth import key_of, owner_of
-from orca.gateway.bodies import ChatBody, CompletionBody
-from orca.gateway.closing import note_closed
-from orca.gateway.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.answer.render import Reading, Rendering
+from orca.gateway.answer.tracing import CallSpan
+from orca.gateway.calls.accept import SEEDS, Call, chat_prompt, completion_prompts, submission
+from orca.gateway.calls.bodies import ChatBody, CompletionBody
+from orca.gateway.calls.idempotency import body_digest, idempotency_key, keyed_name
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_goals
-from orca.gateway.idempotency import body_digest, idempotency_key, keyed_name
-from orca.gateway.models import Served
-from orca.gateway.receive import Held, receive_body
-from orca.gateway.render import Reading, Rendering
-from orca.gateway.state import describe, describe_new, state_answer
-from orca.gateway.tracing import CallSpan
+from orca.gateway.http.receive import Held, receive_body
+from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_goals
+from orca.gateway.limits.auth import key_of, owner_of
+from orca.gateway.models.models import Served
+from orca.gateway.routes.call_summary import note_closed
+from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.api import Parent, Pool, Submission
 
 log = logging.getLogger(__name__)

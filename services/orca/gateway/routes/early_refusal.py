@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orca.gateway.auth import counted, shown_key
+from orca.gateway.calls.idempotency import HEADER
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
-from orca.gateway.idempotency import HEADER
-from orca.gateway.overload import Overload
+from orca.gateway.limits.auth import counted, shown_key
+from orca.gateway.limits.overload import Overload
 
 
 @dataclass(frozen=True, slots=True)

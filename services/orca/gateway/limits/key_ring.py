@@ -16,7 +16,7 @@ from pathlib import Path
 from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, digest, read_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.errors import ApiError
-from orca.gateway.rate_limit import TokenBucket
+from orca.gateway.limits.rate_limit import TokenBucket
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)

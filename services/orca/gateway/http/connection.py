@@ -23,8 +23,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from orca.gateway.bounds import Door, HeadSize
 from orca.gateway.errors import ApiError
+from orca.gateway.http.bounds import Door, HeadSize
 
 LINGER_SECONDS = 1.0
 """A client that still sends when it is refused reads the answer in this time, instead of a reset connection."""

@@ -17,7 +17,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orca.gateway.connection import SEND_BODY
+from orca.gateway.http.connection import SEND_BODY
 
 FIRST_EVENT_S = 1.0
 """From the end of a request: a client whose first event takes longer is told that its call was accepted."""

@@ -22,7 +22,7 @@ from orca.core.api_keys import ApiKey
 from orca.core.domain.errors import SettingError
 from orca.core.process.settings import is_loopback
 from orca.gateway.errors import ApiError
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)

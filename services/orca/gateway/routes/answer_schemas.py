@@ -1,4 +1,4 @@
-"""The JSON answers of the API, for the OpenAPI document only: render.py, state.py and about.py write them.
+"""The JSON answers of the API, for the OpenAPI document only: render.py, request_state.py and about.py write them.
 
 No other fields come than those named here; the tests hold real answers against the document. null where a field says
 nothing, and missing only where its default stands.

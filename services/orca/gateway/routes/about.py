@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.accept import chat_prompt
-from orca.gateway.bodies import DetokenizeBody, TokenizeBody
+from orca.gateway.calls.accept import chat_prompt
+from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.receive import receive_body
+from orca.gateway.http.receive import receive_body
 
 FOR_METRICS = "is_for_metrics"
 """In the state of calls that came in by the metrics' own port."""

@@ -5,8 +5,8 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca.core.api_keys import ApiKey
-from orca.gateway.auth import BEHIND_ANSWER, KEYS_SHOWN
-from orca.gateway.key_ring import KeyRing
+from orca.gateway.limits.auth import BEHIND_ANSWER, KEYS_SHOWN
+from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 
 
