@@ -11,8 +11,8 @@ import yaml
 from rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, the
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
-from orca.operator import names
-from orca.operator.listing import LIST_S
+from orca.operator.cluster.listing import LIST_S
+from orca.operator.domain import names
 from orca.operator.metrics import Metrics as OperatorMetrics
 from orca.operator.render import gateway, group
 from orca.pool.api import CommitAnswer

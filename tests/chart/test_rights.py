@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from rendering import Manifest, kinds, needs_helm, render, the
 
-from orca.operator.cluster import KINDS
-from orca.operator.handlers import CHILDREN
+from orca.operator.cluster.api_server import KINDS
+from orca.operator.cluster.handlers import CHILDREN
 
 pytestmark = needs_helm
 

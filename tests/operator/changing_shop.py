@@ -6,12 +6,12 @@ from typing import Any
 from clusters import BORN
 from planned_shop import PlannedShop
 
-from orca.operator import names
-from orca.operator.observed import PoolLook, is_pod_ready
-from orca.operator.plan import Plan
-from orca.operator.render import known_model
-from orca.operator.render.known_model import KnownModel, read_back
-from orca.operator.resource import Json
+from orca.operator.domain import names
+from orca.operator.domain.observed import PoolLook, is_pod_ready
+from orca.operator.domain.resource import Json
+from orca.operator.plan.plan import Plan
+from orca.operator.render import current_model
+from orca.operator.render.current_model import KnownModel, read_back
 
 
 class ChangingShop(PlannedShop):
@@ -150,7 +150,7 @@ class ChangingShop(PlannedShop):
     def is_over(self, decided: Plan) -> bool:
         is_rolled = all(each.revision == decided.revision and each.is_ready for each in decided.groups)
         has_groups = len(decided.groups) == self.cluster.deployment.spec.replicas
-        wanted = [known_model.wanted(self.cluster.deployment)]
+        wanted = [current_model.wanted(self.cluster.deployment)]
         is_done = all(digest == self.in_force[0] for digest in +self.requests)
         return (
             is_done and is_rolled and has_groups and bool(self.known()) and all(each == wanted for each in self.known())

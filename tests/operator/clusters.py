@@ -6,12 +6,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from orca.operator import credentials, names
-from orca.operator.actions import Apply, Delete, Issue, Nudge, Promise
-from orca.operator.children import finish
-from orca.operator.observed import Observed, PoolLook
-from orca.operator.plan import Plan, Release, plan
-from orca.operator.resource import Deployment, Json
+from orca.operator.cluster.api_server import credentials
+from orca.operator.domain import names
+from orca.operator.domain.actions import Apply, Delete, Issue, Nudge, Promise
+from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.children import finish
+from orca.operator.plan.plan import Plan, Release, plan
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
 BORN = "2026-01-01T00:00:00Z"

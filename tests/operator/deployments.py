@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from orca.operator.resource import Deployment, Json, read
+from orca.operator.domain.resource import Deployment, Json, read
 
 CRD = Path(__file__).parents[2] / "charts/orca/crd/orcadeployments.yaml"
 URI = "file:///opt/orca/models/orca-austen"

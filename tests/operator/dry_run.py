@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import httpx
 from api_server import TOKEN, ApiServer
 
-from orca.operator import names
-from orca.operator.cluster import KINDS
-from orca.operator.resource import GROUP, KIND, PLURAL, VERSION, Json
+from orca.operator.cluster.api_server import KINDS
+from orca.operator.domain import names
+from orca.operator.domain.resource import GROUP, KIND, PLURAL, VERSION, Json
 
 
 @dataclass(frozen=True, slots=True)

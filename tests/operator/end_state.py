@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orca.operator import names
-from orca.operator.cluster import Cluster
-from orca.operator.observed import is_going, is_pod_ready
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.domain import names
+from orca.operator.domain.observed import is_going, is_pod_ready
 
 Json = dict[str, Any]
 State = dict[str, Json]

@@ -12,7 +12,7 @@ from typing import Any
 from deployments import schema
 from field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_BETWEEN, Examples
 
-from orca.operator.resource import Json
+from orca.operator.domain.resource import Json
 
 Path = tuple[str, ...]
 """Names of properties below spec; [] goes into the items of a list."""

@@ -17,8 +17,8 @@ from recording_proxy import At, Call, Moment, RecordingProxy
 from shop import POOL_SECRET, WITHIN_S, Shop
 from waiting import wait_until
 
-from orca.operator import names
-from orca.operator.cluster import Cluster
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.domain import names
 from orca.operator.render import model
 
 ON_HUB = {"uri": "hf://org/model", "cache": {"sizeGiB": 1}}

@@ -5,10 +5,10 @@ import random
 from collections import Counter
 from typing import Any
 
-from orca.operator.cluster import ApiError, Cluster
-from orca.operator.leadership import Leadership
-from orca.operator.lease import Terms
-from orca.operator.resource import Json
+from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.cluster.leadership import Leadership
+from orca.operator.cluster.lease import Terms
+from orca.operator.domain.resource import Json
 
 OPERATORS = ("a", "b", "c")
 DURATION_S = 15

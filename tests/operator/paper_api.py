@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kubernetes import client
 
-from orca.operator.cluster import KINDS, Cluster
+from orca.operator.cluster.api_server import KINDS, Cluster
 
 Json = dict[str, Any]
 _MADE = {"generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}

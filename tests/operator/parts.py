@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from orca.cli.fetch.settings import parse_settings as parse_fetch
 from orca.core.domain.errors import SettingError
 from orca.gateway.settings import parse_settings as parse_gateway
-from orca.operator.resource import Json
+from orca.operator.domain.resource import Json
 from orca.pool.settings import parse_pool_settings
 from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker

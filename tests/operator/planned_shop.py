@@ -6,8 +6,8 @@ from typing import Any
 from clusters import FakeCluster
 from deployments import deployment
 
-from orca.operator import names
-from orca.operator.resource import Json
+from orca.operator.domain import names
+from orca.operator.domain.resource import Json
 
 
 class PlannedShop:

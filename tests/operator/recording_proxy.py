@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from api_server import ApiServer
 
-from orca.operator.cluster import KINDS
+from orca.operator.cluster.api_server import KINDS
 
 _PATH = re.compile(r"/(?:api|apis/[^/]+)/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<what>[^?]+)")
 _REVISION = re.compile(r"-([0-9a-f]{8})(?=-\d)")

@@ -4,12 +4,12 @@ from typing import Any
 
 from planned_shop import PlannedShop
 
-from orca.operator import names
-from orca.operator.observed import PoolLook, is_pod_ready
-from orca.operator.plan import Plan
+from orca.operator.domain import names
+from orca.operator.domain.observed import PoolLook, is_pod_ready
+from orca.operator.domain.resource import Json
+from orca.operator.plan.plan import Plan
+from orca.operator.plan.slots_change import asked_slots, slots_that_some_exceed
 from orca.operator.render import group
-from orca.operator.resource import Json
-from orca.operator.slots_change import asked_slots, slots_that_some_exceed
 
 MEMORY = 4096
 """Slots of a group that takes all that it has."""

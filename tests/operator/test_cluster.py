@@ -3,7 +3,7 @@
 import pytest
 from paper_api import paper_api
 
-from orca.operator.cluster import ApiError
+from orca.operator.cluster.api_server import ApiError
 
 POD = "/api/v1/namespaces/ns/pods/shop-0"
 

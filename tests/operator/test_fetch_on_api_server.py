@@ -10,7 +10,7 @@ from paper_nodes import NOW, Json, PaperNodes
 from shop import WITHIN_S, OperatorProcess, Shop
 from waiting import wait_until
 
-from orca.operator import names
+from orca.operator.domain import names
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 

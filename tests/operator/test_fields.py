@@ -17,7 +17,7 @@ from kubernetes import client
 from parts import complaint
 
 from cluster import gateway_api
-from orca.operator.resource import Deployment, Json, read
+from orca.operator.domain.resource import Deployment, Json, read
 
 NAMESPACE = "fields"
 DECIDES = frozenset({"rollout.maxSurge", "rollout.maxUnavailable", "startupSeconds"})

@@ -11,7 +11,7 @@ from field_examples import DEFAULT
 from kubernetes import client
 from shop import Shop
 
-from orca.operator.resource import BadSpec, Json
+from orca.operator.domain.resource import BadSpec, Json
 
 NAMESPACE = "together"
 DEVICE = {"a.example/dongle": "2"}

@@ -6,8 +6,9 @@ import pytest
 from clusters import BORN_S, FakeCluster
 from deployments import deployment
 
-from orca.operator import names, pauses, status
-from orca.operator.pauses import Pause
+from orca.operator import status
+from orca.operator.domain import group_pauses, names
+from orca.operator.domain.group_pauses import Pause
 
 NOW = "2026-01-01T00:00:10Z"
 
@@ -89,11 +90,11 @@ def test_a_group_that_gave_way_comes_back_and_waits_longer_each_time() -> None:
 def test_a_group_that_gave_way_by_a_clock_that_was_ahead_comes_back_when_that_is_set() -> None:
     pause = Pause(times=1, begun_s=int(BORN_S), reason="NoCapacity")
     for now_s, is_on in ((BORN_S, True), (BORN_S + 29, True), (BORN_S - 3600, False)):
-        assert pauses.following(pause, "g", is_ready=False, trouble=None, now_s=now_s).is_on == is_on
+        assert group_pauses.following(pause, "g", is_ready=False, trouble=None, now_s=now_s).is_on == is_on
 
 
 def test_a_scheduler_that_is_still_called_ready_keeps_no_group_from_giving_way() -> None:
-    found = pauses.following(Pause(), "g", is_ready=True, trouble="NoCapacity", now_s=BORN_S)
+    found = group_pauses.following(Pause(), "g", is_ready=True, trouble="NoCapacity", now_s=BORN_S)
     assert (found.is_on, found.times) == (True, 1)
 
 
@@ -102,12 +103,12 @@ def test_a_group_that_serves_again_starts_from_nothing() -> None:
     pass_time(cluster, 61)
     pass_time(cluster, 61)
     stages = cluster.objects["StatefulSet", group_of(cluster)]
-    assert pauses.read(stages).times == 1
+    assert group_pauses.read(stages).times == 1
     for kind, name in list(cluster.objects):
         if kind == "Pod" and name.startswith(group_of(cluster)):
             del cluster.objects[kind, name]
     cluster.settle()
-    assert pauses.read(cluster.objects["StatefulSet", group_of(cluster)]) == Pause()
+    assert group_pauses.read(cluster.objects["StatefulSet", group_of(cluster)]) == Pause()
     assert cluster.look().actions == ()
 
 
@@ -154,7 +155,7 @@ def test_a_group_of_before_comes_back_also_while_another_is_wanted() -> None:
     cluster.deployment = deployment(generation=2, startupSeconds=60, parallelism={"stages": 2}, model=model)
     pass_time(cluster, 61)
     assert replicas(cluster, group) == (2, 1)
-    assert not pauses.read(cluster.objects["StatefulSet", group]).is_on
+    assert not group_pauses.read(cluster.objects["StatefulSet", group]).is_on
 
 
 @pytest.mark.parametrize("args", [None, ["worker"], ["sh", "-c", "true", "--stages"], ["worker", "--stages", "two"]])
@@ -173,7 +174,7 @@ def test_a_group_whose_arguments_somebody_wrote_over_stays_away_and_the_wanted_o
 
 @pytest.mark.parametrize("written", ["x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"reason": "Bored"}'])
 def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
-    assert pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()
+    assert group_pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()
 
 
 def test_a_group_that_has_given_way_is_told_with_the_time_of_its_return() -> None:

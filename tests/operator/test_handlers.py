@@ -3,9 +3,9 @@
 import kopf
 import pytest
 
-from orca.operator import names
-from orca.operator.handlers import CHILDREN, make_settings
-from orca.operator.resource import GROUP, PLURAL, VERSION
+from orca.operator.cluster.handlers import CHILDREN, make_settings
+from orca.operator.domain import names
+from orca.operator.domain.resource import GROUP, PLURAL, VERSION
 
 
 def selectors(group: str, version: str, plural: str) -> list[str]:

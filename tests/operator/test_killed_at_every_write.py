@@ -24,8 +24,8 @@ from recording_proxy import At, Call, Moment
 from shop import WITHIN_S
 from waiting import wait_until
 
-from orca.operator import names
-from orca.operator.children import KEPT_KINDS
+from orca.operator.domain import names
+from orca.operator.plan.children import KEPT_KINDS
 
 AT_A_TIME = 4
 """Chains; they mostly wait."""

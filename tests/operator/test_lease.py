@@ -10,9 +10,9 @@ from lease_world import DURATION_S, OPERATORS, Calm, LeaseWorld, PaperLeases, pa
 from paper_api import paper_api
 
 from orca.core.domain.errors import SettingError
-from orca.operator.cluster import ApiError
-from orca.operator.leadership import Leadership
-from orca.operator.lease import holder, may_take, released, taken
+from orca.operator.cluster.api_server import ApiError
+from orca.operator.cluster.leadership import Leadership
+from orca.operator.cluster.lease import holder, may_take, released, taken
 from orca.operator.settings import Settings, parse_settings
 
 ME = terms("me")

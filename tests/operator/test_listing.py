@@ -3,8 +3,8 @@
 import pytest
 from paper_api import PaperApi, paper_api
 
-from orca.operator.cluster import Cluster
-from orca.operator.listing import Listing
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.cluster.listing import Listing
 
 SHOP = {"metadata": {"namespace": "ns", "name": "shop", "uid": "uid-1"}}
 

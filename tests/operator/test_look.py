@@ -7,11 +7,11 @@ from clusters import RELEASE
 from deployments import deployment
 from paper_api import paper_api
 
-from orca.operator import names
-from orca.operator.children import finish, is_ours
+from orca.operator.domain import names
+from orca.operator.domain.api_refusals import Refusals
+from orca.operator.domain.resource import Json
+from orca.operator.plan.children import finish, is_ours
 from orca.operator.reconcile import observe, reconcile
-from orca.operator.refusals import Refusals
-from orca.operator.resource import Json
 
 NOBODY: frozenset[str] = frozenset()
 

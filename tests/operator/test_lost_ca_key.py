@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from deployments import deployment
 from handshakes import Files, ask, issue, secret, shown
 
-from orca.operator import certificates, credentials
-from orca.operator.actions import Issue
-from orca.operator.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S
+from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S, certificates
+from orca.operator.cluster.api_server import credentials
+from orca.operator.domain.actions import Issue
 
 DAY_S = 86_400.0
 NOW_S = BORN_S

@@ -7,10 +7,10 @@ import pytest
 from clusters import FakeCluster
 from deployments import deployment
 
+from orca.operator.domain.resource import Json
+from orca.operator.plan.slots_change import asked_slots
 from orca.operator.render import group
 from orca.operator.render.pods import merged
-from orca.operator.resource import Json
-from orca.operator.slots_change import asked_slots
 from orca.scheduler.settings import parse_settings
 
 ON_HUB = {"uri": "hf://org/model"}

@@ -8,13 +8,13 @@ from changing_shop import ChangingShop
 from clusters import BORN, BORN_S, FakeCluster
 from deployments import deployment
 
-from orca.operator import names
-from orca.operator.model_change import MARGIN_S
-from orca.operator.observed import PoolLook
-from orca.operator.plan import Plan
-from orca.operator.render import known_model
-from orca.operator.render.known_model import KnownModel, read_back
-from orca.operator.resource import GATEWAY_LEAVE_S, Json
+from orca.operator.domain import names
+from orca.operator.domain.observed import PoolLook
+from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
+from orca.operator.plan.model_change import MARGIN_S
+from orca.operator.plan.plan import Plan
+from orca.operator.render import current_model
+from orca.operator.render.current_model import KnownModel, read_back
 from orca.operator.status import status
 
 A = {"uri": "pvc://models/a"}
@@ -328,13 +328,13 @@ def test_what_a_gateway_was_given_is_read_back_as_its_own_model_and_as_another(m
     cluster = FakeCluster(deployment(model=model))
     cluster.look()
     cluster.settle()
-    own = known_model.wanted(cluster.deployment)
+    own = current_model.wanted(cluster.deployment)
     [found] = read_back(template(cluster), "gateway")
     assert found == own
     cluster.pool = PoolLook(generation=int(BORN_S))
     cluster.deployment = deployment(model={"uri": "pvc://new/c,d"}, generation=2)
     cluster.look()
-    assert read_back(template(cluster), "gateway") == [known_model.wanted(cluster.deployment), own]
+    assert read_back(template(cluster), "gateway") == [current_model.wanted(cluster.deployment), own]
 
 
 def template(cluster: FakeCluster) -> Json:

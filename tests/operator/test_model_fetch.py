@@ -10,11 +10,13 @@ from clusters import BORN, BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.core.fetch_report import Figures
-from orca.operator import fetch_look, names, status
-from orca.operator.actions import Delete
-from orca.operator.observed import Observed, PoolLook
-from orca.operator.plan import Plan
-from orca.operator.resource import Json
+from orca.operator import status
+from orca.operator.cluster.api_server import fetch_probe
+from orca.operator.domain import names
+from orca.operator.domain.actions import Delete
+from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.resource import Json
+from orca.operator.plan.plan import Plan
 
 ON_HUB = {"uri": "hf://org/model", "revision": "v1"}
 NEWER = {"uri": "hf://org/model", "revision": "v2"}
@@ -253,10 +255,10 @@ def test_the_figures_are_those_of_the_pod_that_runs() -> None:
     with HTTPServer(("127.0.0.1", 0), _Progress) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
-        assert fetch_look.look([pod("Failed"), pod("Running")], server.server_port) == Figures(1, 2, None)
+        assert fetch_probe.look([pod("Failed"), pod("Running")], server.server_port) == Figures(1, 2, None)
         thread.join()
 
 
 def test_a_pod_that_does_not_answer_has_no_figures() -> None:
-    assert fetch_look.look([pod("Running")], 9) is None
-    assert fetch_look.look([pod("Succeeded")]) is None
+    assert fetch_probe.look([pod("Running")], 9) is None
+    assert fetch_probe.look([pod("Succeeded")]) is None

@@ -11,10 +11,9 @@ from deployments import deployment
 from grpc import aio
 from handshakes import Files, ask, by_some_ca, issue, secret, shown
 
-from orca.operator import certificates
-from orca.operator.certificates import CA, CERTIFICATE, KEY
-from orca.operator.observed import Observed
-from orca.operator.troubles import Trouble
+from orca.operator.certificates.certificates import CA, CERTIFICATE, KEY, certificates
+from orca.operator.domain.observed import Observed
+from orca.operator.domain.problems import Trouble
 
 DAY_S = 86_400.0
 NAMED = deployment(certificates={"secretName": "team"})

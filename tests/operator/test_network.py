@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from deployments import deployment
 
-from orca.operator import names
+from orca.operator.domain import names
+from orca.operator.domain.resource import Json
 from orca.operator.render import network
-from orca.operator.resource import Json
 
 ROLES = ("gateway", "scheduler", "stage", "pool")
 STRANGER = {"app": "other"}

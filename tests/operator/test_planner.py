@@ -6,12 +6,12 @@ import pytest
 from clusters import BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
-from orca.operator import names
-from orca.operator.actions import Apply, Delete, Nudge
-from orca.operator.children import drift
-from orca.operator.observed import PoolLook
-from orca.operator.plan import Plan
-from orca.operator.resource import Deployment, Json
+from orca.operator.domain import names
+from orca.operator.domain.actions import Apply, Delete, Nudge
+from orca.operator.domain.observed import PoolLook
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.children import drift
+from orca.operator.plan.plan import Plan
 
 
 def settled(wanted: Deployment) -> FakeCluster:

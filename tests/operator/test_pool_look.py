@@ -15,12 +15,12 @@ from paper_api import paper_api
 from pool_hand import PoolHand
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.actions import Promise
-from orca.operator.observed import Observed, PoolLook
-from orca.operator.pool_look import StatedElsewhere, look, set_promise
+from orca.operator.cluster.pool_probe import StatedElsewhere, look, set_promise
+from orca.operator.domain.actions import Promise
+from orca.operator.domain.api_refusals import Refusals
+from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
-from orca.operator.refusals import Refusals
-from orca.operator.resource import Json
 
 LIMIT_S = 30.0
 EXTERNAL = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})

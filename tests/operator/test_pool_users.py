@@ -8,12 +8,12 @@ from clusters import RELEASE
 from deployments import deployment
 from paper_api import PaperApi, paper_api
 
-from orca.operator import credentials, names
-from orca.operator.children import finish
-from orca.operator.cluster import Cluster
+from orca.operator.cluster.api_server import Cluster, credentials
+from orca.operator.domain import names
+from orca.operator.domain.api_refusals import Refusals
+from orca.operator.domain.resource import Json
+from orca.operator.plan.children import finish
 from orca.operator.reconcile import observe, reconcile
-from orca.operator.refusals import Refusals
-from orca.operator.resource import Json
 
 SHOP = deployment()
 SECRET = "/api/v1/namespaces/ns/secrets/shop-pool"

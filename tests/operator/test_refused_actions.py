@@ -5,11 +5,11 @@ from dataclasses import replace
 from clusters import RELEASE, FakeCluster
 from deployments import deployment
 
-from orca.operator import names
-from orca.operator.actions import Action, Apply, Delete, Issue, Nudge
-from orca.operator.plan import plan
-from orca.operator.refusals import WAIT_MAX_S, Refusal, Refusals
-from orca.operator.resource import Deployment
+from orca.operator.domain import names
+from orca.operator.domain.actions import Action, Apply, Delete, Issue, Nudge
+from orca.operator.domain.api_refusals import WAIT_MAX_S, Refusal, Refusals
+from orca.operator.domain.resource import Deployment
+from orca.operator.plan.plan import plan
 
 SHOP = deployment()
 

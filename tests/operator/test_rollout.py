@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orca.operator.rollout import Bounds, Group, Step, step
+from orca.operator.plan.rollout import Bounds, Group, Step, step
 
 
 class World:

@@ -8,10 +8,10 @@ from clusters import BORN, BORN_S, FakeCluster
 from deployments import deployment
 from slots_shop import MEMORY, SlotsShop
 
-from orca.operator.actions import Promise
-from orca.operator.observed import PoolLook
-from orca.operator.plan import Plan
-from orca.operator.slots_change import SlotsChange, slots_that_some_exceed
+from orca.operator.domain.actions import Promise
+from orca.operator.domain.observed import PoolLook
+from orca.operator.plan.plan import Plan
+from orca.operator.plan.slots_change import SlotsChange, slots_that_some_exceed
 from orca.operator.status import status
 
 

@@ -7,12 +7,13 @@ import pytest
 from clusters import RELEASE, FakeCluster
 from deployments import deployment
 
-from orca.operator import status, troubles
-from orca.operator.observed import PoolLook
-from orca.operator.plan import Plan
-from orca.operator.plan import plan as make_plan
-from orca.operator.refusals import Refusal
-from orca.operator.resource import Json
+from orca.operator import status
+from orca.operator.domain import problems
+from orca.operator.domain.api_refusals import Refusal
+from orca.operator.domain.observed import PoolLook
+from orca.operator.domain.resource import Json
+from orca.operator.plan.plan import Plan
+from orca.operator.plan.plan import plan as make_plan
 
 NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
 
@@ -233,7 +234,7 @@ def container(restarts: int = 1, **of: Any) -> Json:
 
 
 def reason(of: Json) -> str | None:
-    trouble = troubles.of_pod(of)
+    trouble = problems.of_pod(of)
     return None if trouble is None else trouble.reason
 
 
@@ -252,7 +253,7 @@ def test_each_trouble_has_its_word() -> None:
 
 def test_a_trouble_names_pod_and_container_and_the_last_words() -> None:
     ended = {"exitCode": 2, "message": "first\nsetting slots: 0 is not 1 or more\n"}
-    trouble = troubles.of_pod(container(lastState={"terminated": ended}))
+    trouble = problems.of_pod(container(lastState={"terminated": ended}))
     assert trouble is not None
     assert trouble.message == "pod p, container c: setting slots: 0 is not 1 or more"
 
@@ -278,7 +279,7 @@ def test_a_pod_that_waits_for_a_volume_on_another_node_says_so() -> None:
 
 def test_what_needs_a_person_is_said_before_what_may_pass() -> None:
     crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
-    found = troubles.worst([container(**crash), container(state={"waiting": {"reason": "ErrImagePull"}}), pod()])
+    found = problems.worst([container(**crash), container(state={"waiting": {"reason": "ErrImagePull"}}), pod()])
     assert found is not None
     assert found.reason == "ImagePull"
 
@@ -287,6 +288,6 @@ def test_the_trouble_of_a_pod_that_goes_is_no_longer_told() -> None:
     ended = {"exitCode": 2, "message": "no such model", "reason": "Error"}
     containers = [{"name": "gateway", "ready": False, "restartCount": 1, "state": {"terminated": ended}}]
     pod: Json = {"metadata": {"name": "p"}, "status": {"containerStatuses": containers}}
-    assert troubles.worst([pod]) is not None
+    assert problems.worst([pod]) is not None
     pod["metadata"]["deletionTimestamp"] = NOW
-    assert troubles.worst([pod]) is None
+    assert problems.worst([pod]) is None

@@ -4,7 +4,7 @@ import asyncio
 
 from waiting import until
 
-from orca.operator.work_queue import WorkQueue
+from orca.operator.cluster.work_queue import WorkQueue
 
 
 class Looks:

@@ -1,7 +1,7 @@
 """One look at one OrcaDeployment: observe, validate, plan, apply, write its status. Nothing is kept between looks.
 
 What an apply is refused (quota, admission, a patch that makes no sense) does not stop the others; it is told in a
-condition, and tried again less and less often (refusals.py).
+condition, and tried again less and less often (api_refusals.py).
 """
 
 import logging
@@ -11,16 +11,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
-from orca.operator import certificates, credentials, fetch_look, names, pool_look, status
-from orca.operator.actions import Action, Apply, Issue, Nudge, Promise
-from orca.operator.children import drift, finish, is_ours
-from orca.operator.cluster import ApiError, Cluster
-from orca.operator.observed import Observed, by_name
-from orca.operator.plan import Plan, Release, keys_secret, plan
-from orca.operator.refusals import Refusal, Refusals
+from orca.operator import status
+from orca.operator.certificates.certificates import certificates
+from orca.operator.cluster.api_server import ApiError, Cluster, credentials, fetch_probe, pool_probe
+from orca.operator.domain import names
+from orca.operator.domain.actions import Action, Apply, Issue, Nudge, Promise
+from orca.operator.domain.api_refusals import Refusal, Refusals
+from orca.operator.domain.observed import Observed, by_name
+from orca.operator.domain.problems import of_secret
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.children import drift, finish, is_ours
+from orca.operator.plan.plan import Plan, Release, keys_secret, plan
 from orca.operator.render.fetch import ROLE
-from orca.operator.resource import Deployment, Json
-from orca.operator.troubles import of_secret
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def observe(cluster: Cluster, deployment: Deployment, lost_nodes: frozenset[str]
         keys_problem=_keys_problem(cluster, deployment),
         lost_nodes=lost_nodes,
     )
-    return replace(observed, fetch=fetch_look.look(observed.pods(ROLE)))
+    return replace(observed, fetch=fetch_probe.look(observed.pods(ROLE)))
 
 
 def reconcile(
@@ -153,7 +155,7 @@ def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: A
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
     elif isinstance(action, Promise):
         log.info("promise", extra={"slots": action.slots, "revision": action.revision, **where})
-        pool_look.set_promise(deployment, observed.pool_secret, action, within_s=lambda: cluster.write_s)
+        pool_probe.set_promise(deployment, observed.pool_secret, action, within_s=lambda: cluster.write_s)
     else:
         log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
         cluster.delete(action.kind, deployment.namespace, action.name, action.uid, is_forced=action.is_forced)

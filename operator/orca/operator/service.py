@@ -20,18 +20,18 @@ from kubernetes.config import ConfigException
 from orca.core.domain.errors import SettingError
 from orca.core.process.internal_port import HEALTH, InternalPort, Page
 from orca.core.process.logs import Format, configure_logging
-from orca.operator.cluster import ApiError, Cluster
-from orca.operator.handlers import make_registry, make_settings
-from orca.operator.leadership import Leadership
-from orca.operator.listing import Key, Listing
+from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.cluster.handlers import make_registry, make_settings
+from orca.operator.cluster.leadership import Leadership
+from orca.operator.cluster.listing import Key, Listing
+from orca.operator.cluster.pool_probe import look
+from orca.operator.cluster.work_queue import WorkQueue
+from orca.operator.domain.api_refusals import Refusals
+from orca.operator.domain.resource import BadSpec, read
 from orca.operator.metrics import Metrics
-from orca.operator.pool_look import look
+from orca.operator.plan.slots_change import slots_that_some_exceed
 from orca.operator.reconcile import SOON_S, observe, reconcile, refuse
-from orca.operator.refusals import Refusals
-from orca.operator.resource import BadSpec, read
 from orca.operator.settings import Settings, parse_settings
-from orca.operator.slots_change import slots_that_some_exceed
-from orca.operator.work_queue import WorkQueue
 
 log = logging.getLogger("orca.operator")
 

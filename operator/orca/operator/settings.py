@@ -14,8 +14,8 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.operator.lease import Terms
-from orca.operator.plan import Release
+from orca.operator.cluster.lease import Terms
+from orca.operator.plan.plan import Release
 
 PREFIX = "ORCA_OPERATOR_"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

@@ -17,16 +17,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator import certificates, model_fetch, names, troubles, volumes
-from orca.operator.actions import Action, Apply, Issue
-from orca.operator.groups import pause_trouble
-from orca.operator.observed import Observed, has_ended, is_pod_ready, is_rolled_out, label_map, seconds, unready_s
-from orca.operator.plan import Plan
-from orca.operator.refusals import Refusal
+from orca.operator.certificates.certificates import certificates
+from orca.operator.domain import names, problems, volumes
+from orca.operator.domain.actions import Action, Apply, Issue
+from orca.operator.domain.api_refusals import Refusal
+from orca.operator.domain.observed import (
+    Observed,
+    has_ended,
+    is_pod_ready,
+    is_rolled_out,
+    label_map,
+    seconds,
+    unready_s,
+)
+from orca.operator.domain.problems import Trouble
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.groups import pause_trouble
+from orca.operator.plan.plan import Plan, model_fetch
+from orca.operator.plan.rollout import Group
 from orca.operator.render import fetch, gateway, group, pool
-from orca.operator.resource import Deployment, Json
-from orca.operator.rollout import Group
-from orca.operator.troubles import Trouble
 
 MESSAGE_MAX = 1024
 
@@ -249,7 +258,7 @@ def _gateways(deployment: Deployment, observed: Observed) -> Condition:
         return Condition(name, False, "Suspended", "the resource is suspended")
     pods = observed.pods(gateway.ROLE)
     ready = sum(map(is_pod_ready, pods))
-    keys = None if observed.keys_problem is None else Trouble(troubles.SECRET_MISSING, observed.keys_problem)
+    keys = None if observed.keys_problem is None else Trouble(problems.SECRET_MISSING, observed.keys_problem)
     if ready == 0:
         return _missing(observed, name, pods, "GatewayStarting", "no gateway is up yet", keys)
     said = f"{ready} of {deployment.spec.gateway.replicas} gateways are up"
@@ -260,11 +269,11 @@ def _gateways(deployment: Deployment, observed: Observed) -> Condition:
 
 def _keeps_pods_waiting(certificate: Trouble | None) -> Trouble | None:
     """A pod that waits for a Secret says so in events only."""
-    return certificate if certificate is not None and certificate.reason == troubles.SECRET_MISSING else None
+    return certificate if certificate is not None and certificate.reason == problems.SECRET_MISSING else None
 
 
 def _keeps_from_forming(certificate: Trouble | None) -> Trouble | None:
-    return certificate if certificate is not None and certificate.reason != troubles.CERTIFICATE_EXPIRING else None
+    return certificate if certificate is not None and certificate.reason != problems.CERTIFICATE_EXPIRING else None
 
 
 def _missing(
@@ -276,7 +285,7 @@ def _missing(
     known: Trouble | None = None,
 ) -> Condition:
     """What is not there, and what a pod says about it. Args: known: trouble of which a pod says nothing."""
-    trouble = known or troubles.worst(pods) or volumes.trouble(observed, pods)
+    trouble = known or problems.worst(pods) or volumes.trouble(observed, pods)
     return Condition(name, False, reason, message) if trouble is None else _of_trouble(name, trouble)
 
 

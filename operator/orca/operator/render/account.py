@@ -1,7 +1,7 @@
 """The account of a deployment's pods. It gives them no token: it is there to be named, by policies and pull secrets."""
 
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render.objects import metadata
-from orca.operator.resource import Deployment, Json
 
 ROLE = "account"
 

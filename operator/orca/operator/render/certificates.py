@@ -1,9 +1,9 @@
 """What scheduler and stages are given to encrypt their links: files of one Secret, and the name in its certificate."""
 
-from orca.operator import names
-from orca.operator.certificates import CA, CERTIFICATE, FILES, KEY, server_name
+from orca.operator.certificates.certificates import CA, CERTIFICATE, FILES, KEY, server_name
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render.pods import secret_volume
-from orca.operator.resource import Deployment, Json
 
 _FOLDER = "/etc/orca/certificates"
 

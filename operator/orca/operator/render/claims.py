@@ -1,7 +1,7 @@
 """Volumes as they are asked for: what the API server would refuse of one that is there is not asked."""
 
-from orca.operator.quantity import is_less
-from orca.operator.resource import Json
+from orca.operator.domain.quantity import is_less
+from orca.operator.domain.resource import Json
 
 
 def claim(metadata: Json, size_gib: int, access_mode: str, storage_class: str | None, there: Json | None) -> Json:

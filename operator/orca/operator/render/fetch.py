@@ -1,12 +1,12 @@
 """The download of a model: a volume, and the Job that fills it. Its pods are the only ones that look outside."""
 
 from orca.core.fetch_report import NEVER_EXIT
-from orca.operator import names
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json, Resources
 from orca.operator.render import claims, model
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
 from orca.operator.render.pods import container, flags, http_probe, template
-from orca.operator.resource import Deployment, Json, Resources
 
 ROLE = "fetch"
 PORT = 9090

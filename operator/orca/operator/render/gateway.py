@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from orca.operator import names
+from orca.operator.domain import names
+from orca.operator.domain.resource import GATEWAY_LEAVE_S, Deployment, Json, SecretKey
 from orca.operator.render import model, pool
+from orca.operator.render.current_model import KnownModel
 from orca.operator.render.group import LOST_NODE
-from orca.operator.render.known_model import KnownModel
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
-from orca.operator.resource import GATEWAY_LEAVE_S, Deployment, Json, SecretKey
 
 PORT = 8000
 METRICS_PORT = 9090

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step_tokens import max_batch_tokens
-from orca.operator import names
-from orca.operator.pauses import Pause
+from orca.operator.domain import names
+from orca.operator.domain.group_pauses import Pause
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import certificates, model, pool
 from orca.operator.render.objects import metadata
 from orca.operator.render.pods import container, flags, flags_of, http_probe, merged, template
-from orca.operator.resource import Deployment, Json
 
 STAGE_PORT = 7000
 HEALTH_PORT = 7001

@@ -3,8 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
-from orca.operator import names
-from orca.operator.resource import Deployment, Json, Model
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json, Model
 
 FOLDER = "/models"
 FETCHED = f"{FOLDER}/model"

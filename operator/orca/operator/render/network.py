@@ -14,10 +14,10 @@ between the nodes that has to be closed.
 
 from collections.abc import Iterable, Sequence
 
-from orca.operator import names
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import fetch, gateway, group, pool
 from orca.operator.render.objects import metadata, selector
-from orca.operator.resource import Deployment, Json
 
 _ANYBODY: Json = {}
 _DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from orca.operator import names
-from orca.operator.resource import Deployment, Json
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json
 
 
 def metadata(deployment: Deployment, name: str, role: str, more: Mapping[str, str] | None = None) -> Json:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca.operator.resource import Images, Json, Resources
+from orca.operator.domain.resource import Images, Json, Resources
 
 USER_ID = 65532
 """Of all images."""

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orca.operator import names
+from orca.operator.domain import names
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import claims
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, secret_volume, template, variable
-from orca.operator.resource import Deployment, Json
 from orca.pool.codec import room_for_requests
 
 PORT = 6379

@@ -12,7 +12,7 @@ The parts are those of Kubernetes' own controllers.
 
 from dataclasses import dataclass
 
-from orca.operator.resource import Json
+from orca.operator.domain.resource import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 from collections.abc import Mapping
 from typing import Any
 
-from orca.operator.resource import GROUP
+from orca.operator.domain.resource import GROUP
 
 MANAGER = "orca-operator"
 """Field manager of every server-side apply."""

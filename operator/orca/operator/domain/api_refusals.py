@@ -8,8 +8,8 @@ no truth: an operator that starts asks once more. A pool that was not told somet
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from orca.operator.actions import Action, Apply, Delete, Issue, Promise
-from orca.operator.resource import Deployment
+from orca.operator.domain.actions import Action, Apply, Delete, Issue, Promise
+from orca.operator.domain.resource import Deployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
 

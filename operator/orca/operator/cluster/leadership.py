@@ -24,9 +24,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-from orca.operator.cluster import ApiError, Cluster
-from orca.operator.lease import Terms, holder, may_take, released, taken
-from orca.operator.resource import Json
+from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.cluster.lease import Terms, holder, may_take, released, taken
+from orca.operator.domain.resource import Json
 
 log = logging.getLogger(__name__)
 

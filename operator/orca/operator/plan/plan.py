@@ -10,18 +10,28 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from orca.operator import certificates, model_change, model_fetch, names, pauses, slots_change
-from orca.operator.actions import Action, Apply, Delete, Issue, Nudge, Promise
-from orca.operator.children import KEPT_KINDS, drift, finish, hash_of
-from orca.operator.groups import find_groups, following_pauses
-from orca.operator.model_change import Change
-from orca.operator.observed import Observed, condition_of, is_going, is_pod_ready, is_rolled_out, label_map, seconds
-from orca.operator.pauses import Pause
+from orca.operator.certificates.certificates import certificates
+from orca.operator.domain import group_pauses, names
+from orca.operator.domain.actions import Action, Apply, Delete, Issue, Nudge, Promise
+from orca.operator.domain.group_pauses import Pause
+from orca.operator.domain.observed import (
+    Observed,
+    condition_of,
+    is_going,
+    is_pod_ready,
+    is_rolled_out,
+    label_map,
+    seconds,
+)
+from orca.operator.domain.resource import Deployment, Json, SecretKey
+from orca.operator.plan.children import KEPT_KINDS, drift, finish, hash_of
+from orca.operator.plan.groups import find_groups, following_pauses
+from orca.operator.plan.model_change import Change
+from orca.operator.plan.plan import model_change, model_fetch, slots_change
+from orca.operator.plan.rollout import Bounds, Group, Step, step
+from orca.operator.plan.slots_change import SlotsChange
 from orca.operator.render import account, gateway, group, model, network, pool
 from orca.operator.render.group import Outputs
-from orca.operator.resource import Deployment, Json, SecretKey
-from orca.operator.rollout import Bounds, Group, Step, step
-from orca.operator.slots_change import SlotsChange
 
 SILENT_S = 60.0
 """Behind the end of its grace a pod that was taken off a lost node is not waited for any longer."""
@@ -329,7 +339,7 @@ def _returns(
         stages = observed.get("StatefulSet", each.name)
         if stages is None or each.revision == revision or each.name in remove or each.is_leaving:
             continue
-        pause = pauses.read(stages)
+        pause = group_pauses.read(stages)
         scheduler = observed.get("StatefulSet", names.scheduler(each.name))
         if pause.is_on and pause.is_over(each.name, now_s):
             for manifest in group.come_back(stages, scheduler, pause.ended):

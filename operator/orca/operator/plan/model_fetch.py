@@ -12,13 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.core.fetch_report import Figures, read_reason
-from orca.operator import names, troubles
-from orca.operator.children import hash_of
-from orca.operator.observed import Observed, condition, condition_of, has_ended, is_going, label_map, seconds, since
+from orca.operator.domain import names, problems
+from orca.operator.domain.observed import (
+    Observed,
+    condition,
+    condition_of,
+    has_ended,
+    is_going,
+    label_map,
+    seconds,
+    since,
+)
+from orca.operator.domain.problems import Trouble
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.volumes import claims_of
+from orca.operator.plan.children import hash_of
 from orca.operator.render import fetch, model
-from orca.operator.resource import Deployment, Json
-from orca.operator.troubles import Trouble
-from orca.operator.volumes import claims_of
 
 RETRY_S = 120.0
 LOADING = "ModelLoading"
@@ -86,12 +95,12 @@ def trouble(deployment: Deployment, observed: Observed) -> Trouble | None:
     newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
     said = None if newest is None else _last_words(newest)
     if job is not None and condition(job, "Failed") == "True":
-        return said or Trouble(troubles.CRASHING, f"the fetch has failed: {_failure(job)}")
+        return said or Trouble(problems.CRASHING, f"the fetch has failed: {_failure(job)}")
     if said is not None:
         return Trouble(said.reason, f"{said.message}; it is tried again")
     if newest is None:
         return Trouble(LOADING, f"the fetch of {deployment.spec.model.uri} begins")
-    return troubles.of_pod(newest) or _progress(deployment, observed.fetch)
+    return problems.of_pod(newest) or _progress(deployment, observed.fetch)
 
 
 def _name(deployment: Deployment) -> str | None:

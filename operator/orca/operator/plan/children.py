@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orca.operator import names
-from orca.operator.observed import controllers
-from orca.operator.quantity import is_same_quantity
-from orca.operator.resource import Deployment, Json
+from orca.operator.domain import names
+from orca.operator.domain.observed import controllers
+from orca.operator.domain.quantity import is_same_quantity
+from orca.operator.domain.resource import Deployment, Json
 
 KEPT_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
 """They may hold what cannot be made again, so they outlive the need of them."""

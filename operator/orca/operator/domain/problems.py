@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator.observed import condition_of, has_ended, is_going
+from orca.operator.domain.observed import condition_of, has_ended, is_going
 
 NO_CAPACITY = "NoCapacity"
 IMAGE_PULL = "ImagePull"

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orca.operator.observed import Observed, is_placed
-from orca.operator.resource import Json
-from orca.operator.troubles import Trouble
+from orca.operator.domain.observed import Observed, is_placed
+from orca.operator.domain.problems import Trouble
+from orca.operator.domain.resource import Json
 
 ELSEWHERE = "VolumeElsewhere"
 

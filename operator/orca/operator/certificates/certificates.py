@@ -18,11 +18,17 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from orca.operator import names
-from orca.operator.actions import Issue
-from orca.operator.observed import Observed, is_going
-from orca.operator.resource import Deployment, Json
-from orca.operator.troubles import CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRING, CERTIFICATE_UNFIT, Trouble, of_secret
+from orca.operator.domain import names
+from orca.operator.domain.actions import Issue
+from orca.operator.domain.observed import Observed, is_going
+from orca.operator.domain.problems import (
+    CERTIFICATE_EXPIRED,
+    CERTIFICATE_EXPIRING,
+    CERTIFICATE_UNFIT,
+    Trouble,
+    of_secret,
+)
+from orca.operator.domain.resource import Deployment, Json
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 FILES = (CA, CERTIFICATE, KEY)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orca.core.other_model import DTYPE, OtherModel
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render.model import FOLDER, place
 from orca.operator.render.pods import flags_of
-from orca.operator.resource import Deployment, Json
 
 OTHERS_FOLDER = "/other-models"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from orca.operator.resource import Json
+from orca.operator.domain.resource import Json
 
 
 @dataclass(frozen=True, slots=True)

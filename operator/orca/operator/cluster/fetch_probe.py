@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from http.client import HTTPConnection, HTTPException
 
 from orca.core.fetch_report import PROGRESS_PAGE, Figures, read_figures
-from orca.operator.observed import is_going
+from orca.operator.domain.observed import is_going
+from orca.operator.domain.resource import Json
 from orca.operator.render.fetch import PORT
-from orca.operator.resource import Json
 
 ANSWER_S = 2.0
 

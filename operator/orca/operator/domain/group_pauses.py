@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from orca.operator import names
-from orca.operator.troubles import CRASHING, NO_CAPACITY
+from orca.operator.domain import names
+from orca.operator.domain.problems import CRASHING, NO_CAPACITY
 
 WAIT_FIRST_S, WAIT_MAX_S = 30, 900
 """Each is lengthened by up to its own length."""
@@ -30,7 +30,7 @@ class Pause:
 
     times: int = 0  # that it has given way, in a row
     begun_s: int | None = None  # seconds since 1970; None when the group is back
-    reason: str | None = None  # of the last time: a word of troubles.py
+    reason: str | None = None  # of the last time: a word of problems.py
     room_s: int | None = None  # seconds since 1970: when room was last being made for it
 
     @property

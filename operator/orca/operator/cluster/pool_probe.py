@@ -11,11 +11,11 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from orca.core.domain.errors import OrcaError, PoolUnavailable, SettingError
-from orca.operator import names
-from orca.operator.actions import Promise
-from orca.operator.observed import PoolLook
+from orca.operator.domain import names
+from orca.operator.domain.actions import Promise
+from orca.operator.domain.observed import PoolLook
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import pool
-from orca.operator.resource import Deployment, Json
 from orca.pool.api import Pool
 from orca.pool.counts import LargerRequests
 from orca.pool.redis.pool import RedisPool

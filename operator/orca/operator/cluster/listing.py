@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orca.operator.cluster import Cluster
-from orca.operator.observed import condition
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.domain.observed import condition
 
 Key = tuple[str, str]
 """Namespace and name of an OrcaDeployment."""

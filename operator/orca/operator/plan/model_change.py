@@ -18,8 +18,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orca.operator import names
-from orca.operator.observed import (
+from orca.operator.domain import names
+from orca.operator.domain.observed import (
     Observed,
     has_ended,
     is_going,
@@ -29,11 +29,11 @@ from orca.operator.observed import (
     seconds,
     since,
 )
-from orca.operator.render import gateway, group, known_model
+from orca.operator.domain.resource import GATEWAY_LEAVE_S, Deployment, Json
+from orca.operator.plan.rollout import Group, Step
+from orca.operator.render import current_model, gateway, group
+from orca.operator.render.current_model import KnownModel
 from orca.operator.render.group import Outputs
-from orca.operator.render.known_model import KnownModel
-from orca.operator.resource import GATEWAY_LEAVE_S, Deployment, Json
-from orca.operator.rollout import Group, Step
 
 MARGIN_S = 60.0
 """The pool's time runs slower than the clock, never faster: so much later than drainSeconds it must be over too."""
@@ -78,7 +78,7 @@ def look(
 
 
 def _others(deployment: Deployment, observed: Observed, outputs: Outputs) -> tuple[KnownModel, ...]:
-    wanted, pool = known_model.wanted(deployment), observed.pool
+    wanted, pool = current_model.wanted(deployment), observed.pool
     of_groups = list(_of_groups(observed))
     if pool.problem is None:
         has_groups = any(each.identity != wanted.identity for each in of_groups)
@@ -95,7 +95,7 @@ def _others(deployment: Deployment, observed: Observed, outputs: Outputs) -> tup
 
 def _of_groups(observed: Observed) -> Iterable[KnownModel]:
     for spec in observed.pod_specs(group.STAGE):
-        yield from known_model.read_back(spec, group.STAGE)
+        yield from current_model.read_back(spec, group.STAGE)
 
 
 def _of_gateways(deployment: Deployment, observed: Observed) -> Iterable[KnownModel]:
@@ -104,11 +104,11 @@ def _of_gateways(deployment: Deployment, observed: Observed) -> Iterable[KnownMo
     Of a template with which none has come up yet, the gateway's own model may not exist, unless groups have it.
     """
     for pod in filter(is_pod_ready, observed.pods(gateway.ROLE)):
-        yield from known_model.read_back(pod["spec"], gateway.ROLE)
+        yield from current_model.read_back(pod["spec"], gateway.ROLE)
     there = observed.get("Deployment", names.gateway(deployment.name))
     if there is None:
         return
-    found = known_model.read_back(there["spec"]["template"]["spec"], gateway.ROLE)
+    found = current_model.read_back(there["spec"]["template"]["spec"], gateway.ROLE)
     of_groups = {each.identity for each in _of_groups(observed)}
     is_proven = is_rolled_out(there) or observed.pool.problem is not None
     for number, each in enumerate(found):
@@ -127,9 +127,9 @@ def _has_to_tell(
         return True
     serving = (pod for pod in observed.pods(gateway.ROLE) if _takes_calls(pod, now_s))
     pods = [there["spec"]["template"], *serving]
-    wanted = known_model.wanted(deployment).identity
+    wanted = current_model.wanted(deployment).identity
     return any(
-        wanted not in {each.identity for each in known_model.read_back(pod["spec"], gateway.ROLE)} for pod in pods
+        wanted not in {each.identity for each in current_model.read_back(pod["spec"], gateway.ROLE)} for pod in pods
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import kopf
 
-from orca.operator import names
-from orca.operator.resource import GROUP, PLURAL, VERSION
+from orca.operator.domain import names
+from orca.operator.domain.resource import GROUP, PLURAL, VERSION
 
 Seen = Callable[[str, str], Awaitable[None]]
 """Gets namespace and name of an OrcaDeployment of which there is news."""

@@ -9,13 +9,13 @@ import hashlib
 import secrets
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
-from orca.operator import authority, names
-from orca.operator.actions import Issue
-from orca.operator.certificates import CA, server_name
-from orca.operator.observed import label_map
+from orca.operator.certificates.certificates import CA, authority, server_name
+from orca.operator.domain import names
+from orca.operator.domain.actions import Issue
+from orca.operator.domain.observed import label_map
+from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import group, pool
 from orca.operator.render.objects import metadata
-from orca.operator.resource import Deployment, Json
 from orca.pool.redis.access import acl_lines
 
 

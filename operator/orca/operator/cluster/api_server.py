@@ -15,9 +15,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from orca.operator import names
-from orca.operator.observed import controllers, label_map
-from orca.operator.resource import GROUP, KIND, PLURAL, VERSION, Deployment, Json
+from orca.operator.domain import names
+from orca.operator.domain.observed import controllers, label_map
+from orca.operator.domain.resource import GROUP, KIND, PLURAL, VERSION, Deployment, Json
 
 CALL_S = 20.0
 """Bound on one call."""

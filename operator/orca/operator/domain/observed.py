@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from orca.core.fetch_report import Figures
-from orca.operator import names
-from orca.operator.resource import Json
+from orca.operator.domain import names
+from orca.operator.domain.resource import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.operator import names, troubles
-from orca.operator.model_change import known_generations
-from orca.operator.observed import (
+from orca.operator.domain import names, problems
+from orca.operator.domain.observed import (
     Observed,
     PoolLook,
     condition_of,
@@ -32,11 +31,12 @@ from orca.operator.observed import (
     seconds,
     since,
 )
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.model_change import known_generations
+from orca.operator.plan.rollout import Group
 from orca.operator.render import group
 from orca.operator.render import pool as render_pool
 from orca.operator.render.group import Outputs
-from orca.operator.resource import Deployment, Json
-from orca.operator.rollout import Group
 
 ANY_NUMBER = 2**31 // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 """More slots than a spec can give."""
@@ -176,10 +176,10 @@ def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
     """Args: late_s: what could have formed since before that has had the time of a start."""
     if is_pod_ready(pod) or is_going(pod):
         return True
-    trouble = troubles.of_pod(pod)
+    trouble = problems.of_pod(pod)
     told = condition_of(pod, "Ready").get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
     is_in_time = max(seconds(told), pool_since_s) >= late_s
-    return is_in_time and (trouble is None or trouble.reason != troubles.BAD_CONFIGURATION)
+    return is_in_time and (trouble is None or trouble.reason != problems.BAD_CONFIGURATION)
 
 
 def _is_another_in_force(

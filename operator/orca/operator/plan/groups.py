@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from orca.operator import names, pauses, troubles
-from orca.operator.observed import (
+from orca.operator.domain import group_pauses, names, problems
+from orca.operator.domain.group_pauses import Pause
+from orca.operator.domain.observed import (
     Observed,
     condition_of,
     is_going,
@@ -13,11 +14,10 @@ from orca.operator.observed import (
     label_map,
     seconds,
 )
-from orca.operator.pauses import Pause
+from orca.operator.domain.problems import Trouble
+from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan.rollout import Group, Step
 from orca.operator.render.group import SCHEDULER, STAGE
-from orca.operator.resource import Deployment, Json
-from orca.operator.rollout import Group, Step
-from orca.operator.troubles import Trouble
 
 
 def find_groups(deployment: Deployment, observed: Observed, now_s: float) -> tuple[Group, ...]:
@@ -33,8 +33,8 @@ def find_groups(deployment: Deployment, observed: Observed, now_s: float) -> tup
 def _group(deployment: Deployment, observed: Observed, name: str, revision: str, now_s: float) -> Group:
     stages = observed.get("StatefulSet", name)
     waits_since_s = None if stages is None else _waits_since_s(observed, stages)
-    pause = Pause() if stages is None else pauses.read(stages)
-    is_away = pause.is_on and pause.reason == troubles.NO_CAPACITY
+    pause = Pause() if stages is None else group_pauses.read(stages)
+    is_away = pause.is_on and pause.reason == problems.NO_CAPACITY
     # Room is only made for one that has had its time.
     is_late = waits_since_s is not None and (
         pause.room_s is not None or now_s - waits_since_s > deployment.spec.startup_seconds
@@ -84,16 +84,16 @@ def following_pauses(
         if stages is None:
             found[name] = Pause()
             continue
-        pause = pauses.read(stages)
+        pause = group_pauses.read(stages)
         is_ready, is_overdue = known[name].is_ready, known[name].is_overdue
         if is_overdue and makes_room:
-            pause = pauses.with_room(pause, startup_s, now_s)
+            pause = group_pauses.with_room(pause, startup_s, now_s)
         trouble = None
-        if is_overdue and not makes_room and pauses.has_had_its_time(pause, startup_s, now_s):
-            trouble = troubles.NO_CAPACITY
+        if is_overdue and not makes_room and group_pauses.has_had_its_time(pause, startup_s, now_s):
+            trouble = problems.NO_CAPACITY
         elif any(map(_ends_again_and_again, _pods(observed, name))):
-            trouble = troubles.CRASHING
-        found[name] = pauses.following(pause, name, is_ready=is_ready, trouble=trouble, now_s=now_s)
+            trouble = problems.CRASHING
+        found[name] = group_pauses.following(pause, name, is_ready=is_ready, trouble=trouble, now_s=now_s)
     return found
 
 
@@ -112,7 +112,7 @@ def _pods(observed: Observed, group: str) -> list[Json]:
 def _ends_again_and_again(pod: Json) -> bool:
     for container in pod.get("status", {}).get("containerStatuses") or []:
         waiting = container.get("state", {}).get("waiting") or {}
-        if waiting.get("reason") == "CrashLoopBackOff" and container["restartCount"] >= pauses.RESTARTS_MAX:
+        if waiting.get("reason") == "CrashLoopBackOff" and container["restartCount"] >= group_pauses.RESTARTS_MAX:
             return True
     return False
 
@@ -123,8 +123,8 @@ def pause_trouble(of: Mapping[str, Pause]) -> Trouble | None:
         if pause.is_on and pause.reason is not None:
             ends = datetime.fromtimestamp(pause.ends_s(name), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             why = {
-                troubles.NO_CAPACITY: "not all of its pods found a node",
-                troubles.CRASHING: "a container of it ended again and again",
+                problems.NO_CAPACITY: "not all of its pods found a node",
+                problems.CRASHING: "a container of it ended again and again",
             }[pause.reason]
             said = f"group {name} has given way for the {pause.times}. time, since {why}; it comes back at {ends}"
             return Trouble(pause.reason, said)
