@@ -38,12 +38,12 @@ def _restored_logging() -> Iterator[None]:
 @pytest.fixture
 def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty folder for what programs keep of their own, compiled kernels and layouts among it."""
-    from orca.kernels import numba_code
+    from orca.kernels.cpu.team import code
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    numba_code.folder.cache_clear()
+    code.folder.cache_clear()
     yield tmp_path
-    numba_code.folder.cache_clear()
+    code.folder.cache_clear()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow, Sight
+from orca.kernels.contract.paged import Places
+from orca.kernels.contract.reference import ContextRow, Sight
 
 BLOCK_TOKENS = 4
 

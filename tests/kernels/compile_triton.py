@@ -19,12 +19,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from orca.kernels import triton_inputs, triton_keep, triton_norms, triton_sampling
-from orca.kernels.activation import Activation
-from orca.kernels.triton_activations import RUN, activate_rows, gate_rows
-from orca.kernels.triton_attention import SPLIT, constants_of, shape_of
-from orca.kernels.triton_attention_item import attend
-from orca.kernels.triton_norms import WIDTH_MAX
+from orca.kernels.contract.activation import Activation
+from orca.kernels.gpu import inputs, keep, norms, sampling
+from orca.kernels.gpu.activations import RUN, activate_rows, gate_rows
+from orca.kernels.gpu.attention import SPLIT, constants_of, shape_of
+from orca.kernels.gpu.attention_item import attend
+from orca.kernels.gpu.norms import WIDTH_MAX
 
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
@@ -60,16 +60,16 @@ def variants() -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             signature = {"qkv": of, "bias": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of}
             signature |= {"block_tokens": "i32", "eps": "fp32"}
-            constants = triton_keep.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
-            yield Variant(f"keep {NAMES[dtype]} {head_dim}", triton_keep.keep_rows, signature, constants, {})
+            constants = keep.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
+            yield Variant(f"keep {NAMES[dtype]} {head_dim}", keep.keep_rows, signature, constants, {})
         for width, has_bias, is_added in product((4096, 8192, WIDTH_MAX), (False, True), (False, True)):
             signature = dict.fromkeys(("x", "added", "added_bias", "weight", "bias", "normed"), of)
             signature |= {"width": "i32", "eps": "fp32"}
             constants = {"has_bias": has_bias, "is_added": is_added, "has_added_bias": is_added, "block": width}
-            options = {"num_warps": triton_norms.warps_of(width)}
+            options = {"num_warps": norms.warps_of(width)}
             kind = f"{'layer' if has_bias else 'rms'}{' of a sum' if is_added else ''}"
             name = f"normalise {NAMES[dtype]} {width} {kind}"
-            yield Variant(name, triton_norms.normalise_rows, signature, constants, options)
+            yield Variant(name, norms.normalise_rows, signature, constants, options)
         signature, constants = (
             {"gate_up": of, "bias": of, "gated": of, "width": "i32"},
             {"has_bias": True, "block": RUN},
@@ -87,12 +87,12 @@ def _inputs() -> Iterator[Variant]:
     """Of recorded steps."""
     signature = {"said": "*i64", "tables": "*i32", "columns": "i32", "fed": "*i64", "prompts": "*i64", "ids": "*i64"}
     signature |= {"positions": "*i64", "slots": "*i64", "lines": "*i32", "indices": "*i64", "rows": "i32"}
-    constants = {"block_tokens": BLOCK_TOKENS, "block": triton_inputs.ROWS_A_PROGRAM}
-    yield Variant("make rows", triton_inputs.lay_out_rows, signature, constants, {})
+    constants = {"block_tokens": BLOCK_TOKENS, "block": inputs.ROWS_A_PROGRAM}
+    yield Variant("make rows", inputs.lay_out_rows, signature, constants, {})
     signature = {"said": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
     shape = shape_of(torch.bfloat16, 128)
-    constants = {"positions": shape.positions, "split": SPLIT, "part_lines": 32, "block": triton_inputs.ROWS_MAX}
-    yield Variant("make items", triton_inputs.lay_out_items, signature, constants, {})
+    constants = {"positions": shape.positions, "split": SPLIT, "part_lines": 32, "block": inputs.ROWS_MAX}
+    yield Variant("make items", inputs.lay_out_items, signature, constants, {})
 
 
 def _sampling() -> Iterator[Variant]:
@@ -102,7 +102,7 @@ def _sampling() -> Iterator[Variant]:
     floors, drawn = {"floors": "*fp32"}, {"tokens": "*i64", "logprobs": "*fp32", "fed": "*i64"}
     more = (("weigh", {}), ("cut", floors), ("draw", floors | drawn))
     for dtype, vocab, (name, own) in product((torch.float32, torch.bfloat16), VOCABS, more):
-        launch = triton_sampling.LAUNCHES[name]
+        launch = sampling.LAUNCHES[name]
         signature = {"logits": f"*{NAMES[dtype]}"} | tables | own | sizes
         yield Variant(
             f"{name} {NAMES[dtype]} {vocab}", launch.kernel, signature, launch.constants(vocab), launch.options

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orca.kernels.activation import Activation
-from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight
-from orca.kernels.triton_kernels import TritonKernels
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import ContextRow, Kept, RowNorm, Sight
+from orca.kernels.gpu.kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

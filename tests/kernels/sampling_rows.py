@@ -8,8 +8,8 @@ from gpu import DEVICE
 from torch import Tensor
 
 from orca.core.domain.request import SamplingParams
-from orca.kernels.sampling_lines import SamplingLines
-from orca.kernels.triton_sampling import sample
+from orca.kernels.contract.sampling_lines import SamplingLines
+from orca.kernels.gpu.sampling import sample
 from orca.worker.stage.sampling import settings_of
 
 CASES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from gpu import GpuKernels
 from pairs import covered
 from torch import Tensor
 
+from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, attend_reference
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels import triton_kernels
 from orca.kernels.bench.__main__ import main
+from orca.kernels.gpu import kernels
 
 
 def test_every_kernel_is_checked_and_timed_beside_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_a_wrong_result_is_told_and_fails(monkeypatch: pytest.MonkeyPatch, capsy
     def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001 - as the kernel
         return gate_up.chunk(2, dim=-1)[0] + 1.0
 
-    monkeypatch.setattr(triton_kernels.TritonKernels, "gated_silu", staticmethod(gated_silu))
+    monkeypatch.setattr(kernels.TritonKernels, "gated_silu", staticmethod(gated_silu))
     assert main(["--device", "cpu", "--part", "kernels", "--runs", "1", "--dtype", "float32"]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
     assert [line.partition(" of ")[0] for line in lines] == ["silu(gate) * up", "biases and silu(gate) * up"]

@@ -12,8 +12,8 @@ from gpu import GpuKernels, rounded
 from test_rows import CPU, DTYPES, PLAIN, assert_alike, some
 from torch import Tensor
 
-from orca.kernels.activation import Activation
-from orca.kernels.reference import Kept, RowNorm
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RowNorm
 
 GPU = GpuKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GPU, "plain": PLAIN}

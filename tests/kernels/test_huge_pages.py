@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 
-from orca.kernels import huge_pages
-from orca.kernels.huge_pages import Weights
+from orca.kernels.cpu import huge_pages
+from orca.kernels.cpu.huge_pages import Weights
 
 
 def test_weights_are_zeros_that_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.kernels.numba_code import folder
+from orca.kernels.cpu.team.code import folder
 
 _HERE = Path(__file__).parent
 _TESTS = [str(_HERE / name) for name in ("test_product.py", "test_attention.py", "test_rows.py")]

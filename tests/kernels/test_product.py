@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_threads import computing_threads
 
-from orca.kernels import numba_amx, numba_intrinsics
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.cpu.product import amx
+from orca.kernels.cpu.product.panel import HEAD_DIM, PANELS, THREADS, panel_of
+from orca.kernels.cpu.product.product import Panels
+from orca.kernels.cpu.product.tile import Tile, tile_of
+from orca.kernels.cpu.team import intrinsics
+from orca.kernels.cpu.team.team import Rows, recorded, vary
 from orca.kernels.device import kernels_of
-from orca.kernels.numba_panel import HEAD_DIM, PANELS, THREADS, panel_of
-from orca.kernels.numba_product import Panels
-from orca.kernels.numba_team import Rows, recorded, vary
-from orca.kernels.numba_tile import Tile, tile_of
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import Kept, RowNorm
 
 TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
 """Vectors that are longer than this processor's are cut up by the compiler."""
@@ -240,7 +241,7 @@ def test_rows_of_the_weight_are_found_in_its_panels(
     assert torch.equal(panels.embed(ids, places, positions), rows + places[positions])
 
 
-@pytest.mark.skipif(not numba_amx.is_there(), reason="this processor has no AMX")
+@pytest.mark.skipif(not amx.is_there(), reason="this processor has no AMX")
 def test_bfloat16_goes_through_amx() -> None:
     assert tile_of(torch.bfloat16).is_amx
     assert not tile_of(torch.float32).is_amx
@@ -249,10 +250,10 @@ def test_bfloat16_goes_through_amx() -> None:
 _ON_HASWELL = """
 import torch
 from orca.kernels.device import kernels_of
-from orca.kernels.numba_product import Panels
-from orca.kernels.numba_team import Rows, recorded, vary
+from orca.kernels.cpu.product.product import Panels
+from orca.kernels.cpu.team.team import Rows, recorded, vary
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import RowNorm
+from orca.kernels.contract.reference import RowNorm
 
 x, weight = torch.randn(20, 30).bfloat16(), torch.randn(50, 30).bfloat16()
 norm = RowNorm(torch.ones(30).bfloat16(), 1e-5)
@@ -273,8 +274,8 @@ def test_a_processor_without_half_precision_rounds_by_itself() -> None:
 def test_only_where_it_was_measured_weights_are_asked_for_as_used_once(
     processor: str, locality: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numba_intrinsics.config, "CPU_NAME", processor)
-    assert numba_intrinsics._locality.__wrapped__() == locality
+    monkeypatch.setattr(intrinsics.config, "CPU_NAME", processor)
+    assert intrinsics._locality.__wrapped__() == locality
 
 
 def test_only_bfloat16_is_paired() -> None:

@@ -11,13 +11,13 @@ from attention_steps import random_step, sight_of
 from gpu import DEVICE
 from torch import Tensor
 
+from orca.kernels.contract.recording import Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.contract.reference import ContextRow, attend_reference
+from orca.kernels.cpu.recording import CpuRecorder
 from orca.kernels.device import kernels_of
-from orca.kernels.numba_recording import CpuRecorder
-from orca.kernels.recording import Lines, Recorder, Said, Size, StepInputs
-from orca.kernels.reference import ContextRow, attend_reference
-from orca.kernels.triton_attention import SPLIT
-from orca.kernels.triton_kernels import TritonKernels
-from orca.kernels.triton_recording import GraphInputs, GraphRecorder
+from orca.kernels.gpu.attention import SPLIT
+from orca.kernels.gpu.kernels import TritonKernels
+from orca.kernels.gpu.recording import GraphInputs, GraphRecorder
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 16

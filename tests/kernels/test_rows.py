@@ -7,10 +7,10 @@ import torch
 from gpu import GpuKernels
 from torch import Tensor
 
+from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.cpu.product.product import Panels
 from orca.kernels.device import Kernels, kernels_of
-from orca.kernels.numba_product import Panels
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import Kept, RowNorm
 
 CPU, PLAIN = kernels_of(torch.device("cpu")), PlainKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GpuKernels()}

@@ -8,8 +8,8 @@ import torch
 from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 from orca.core.domain.request import SamplingParams
-from orca.kernels.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
-from orca.kernels.sampling_reference import Drawn, changed, sample_reference, uniform
+from orca.kernels.contract.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
+from orca.kernels.contract.sampling_reference import Drawn, changed, sample_reference, uniform
 from orca.worker.stage.host_sampler import Draw, SamplingState, sample
 from orca.worker.stage.random_numbers import uniforms
 from orca.worker.stage.sampling import settings_of

@@ -17,9 +17,9 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels import numba_code, numba_team
-from orca.kernels.numba_intrinsics import elements, join, real, take
-from orca.kernels.numba_team import Kernel
+from orca.kernels.cpu.team import code, team
+from orca.kernels.cpu.team.intrinsics import elements, join, real, take
+from orca.kernels.cpu.team.team import Kernel
 
 
 def _sign_tasks(args: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_float_is_given_as_it_is() -> None:
 
 def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> None:
     (kept_kernels / "orca").touch()
-    assert numba_code.folder() is None
+    assert code.folder() is None
     half = torch.zeros(1, dtype=torch.float64)
     Kernel("halve", _halve)(1, half.data_ptr(), 3.0)
     assert half.item() == 1.5
@@ -82,7 +82,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> N
 def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
     Kernel("halve", _halve).compile()
     (folder,) = (kept_kernels / "orca" / "kernels").iterdir()
-    assert numba_code.folder() == folder
+    assert code.folder() == folder
     assert any(folder.rglob("*.nbc"))
 
 
@@ -95,7 +95,7 @@ def test_a_single_task_wakes_no_thread() -> None:
 
 def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    made = numba_team.compiled
+    made = team.compiled
 
     def made_late(name: str, body: Any) -> Any:
         """Long after the other threads came."""
@@ -103,7 +103,7 @@ def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: p
         sleep(0.05)
         return made(name, body)
 
-    numba_team.compile_launches()
+    team.compile_launches()
     monkeypatch.setattr(numba_team, "compiled", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:
@@ -129,7 +129,7 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
     """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
     for name in ("one", "other"):
         Kernel(name, _halve).compile()
-    kept_in = numba_code.folder()
+    kept_in = code.folder()
     assert kept_in is not None
     assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
 
@@ -137,11 +137,11 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
 _COMPILE = """
 from torch import float32
 from orca.kernels import numba_code
-from orca.kernels.numba_tile import Tile
-from orca.kernels.numba_vector_product import kernel
-numba_code.TURN_SECONDS_MAX = 200.0  # however slow this machine is
+from orca.kernels.cpu.product.tile import Tile
+from orca.kernels.cpu.product.vector_product import kernel
+code.TURN_SECONDS_MAX = 200.0  # however slow this machine is
 kernel(float32, float32, Tile(lanes=4, rows=1, pairs=False)).compile()
-print(numba_code.has_compiled())
+print(code.has_compiled())
 """
 
 
@@ -158,7 +158,7 @@ def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
 
 @pytest.mark.usefixtures("kept_kernels")
 def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_in = numba_code.folder()
+    kept_in = code.folder()
     assert kept_in is not None
     place = kept_in / "halve"
     place.mkdir()
@@ -181,7 +181,7 @@ def test_a_file_system_without_locks_keeps_kernels_too(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     Kernel("halve", _halve).compile()
-    kept_in = numba_code.folder()
+    kept_in = code.folder()
     assert kept_in is not None
     assert any((kept_in / "halve").rglob("*.nbc"))
     assert not caplog.records

@@ -15,9 +15,9 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels import numba_team, numba_threads
-from orca.kernels.numba_intrinsics import elements, join, take
-from orca.kernels.numba_team import Kernel, Team
+from orca.kernels.cpu.team import team, threads
+from orca.kernels.cpu.team.intrinsics import elements, join, take
+from orca.kernels.cpu.team.team import Kernel, Team
 
 THREADS = 4
 
@@ -47,17 +47,17 @@ def counted(tasks: int) -> tuple[list[int], list[int]]:
 @pytest.fixture(autouse=True)
 def team() -> Iterator[Team]:
     """A team of this test's own."""
-    numba_team._team.cache_clear()
+    team._team.cache_clear()
     with computing_threads(THREADS):
-        made = numba_team._team()
+        made = team._team()
         assert made is not None
         yield made
     made.end()
-    numba_team._team.cache_clear()
+    team._team.cache_clear()
 
 
 def state(team: Team) -> "ctypes.c_int64":
-    return ctypes.c_int64.from_address(team._at + numba_threads.STATE)
+    return ctypes.c_int64.from_address(team._at + threads.STATE)
 
 
 def assert_each_once(tasks: int) -> None:
@@ -116,8 +116,8 @@ def test_the_threads_of_a_team_end_with_it(team: Team) -> None:
 
 _PROGRAM = """
 import os, sys, torch
-from orca.kernels.numba_rows import normalise
-from orca.kernels.reference import RowNorm
+from orca.kernels.cpu.rows import normalise
+from orca.kernels.contract.reference import RowNorm
 
 torch.set_num_threads(3)
 x = torch.ones(300, 64)

@@ -11,12 +11,12 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels import numba_team, numba_threads
+from orca.kernels.contract.reference import RowNorm
+from orca.kernels.cpu.product.product import Panels
+from orca.kernels.cpu.team import team, threads
+from orca.kernels.cpu.team.intrinsics import elements, take
+from orca.kernels.cpu.team.team import Kernel, Rows, new_empty, recorded, together, vary
 from orca.kernels.device import kernels_of
-from orca.kernels.numba_intrinsics import elements, take
-from orca.kernels.numba_product import Panels
-from orca.kernels.numba_team import Kernel, Rows, new_empty, recorded, together, vary
-from orca.kernels.reference import RowNorm
 
 
 def _append(args: Any) -> None:
@@ -35,7 +35,7 @@ APPEND = Kernel("append", _append)
 def _wait(args: Any) -> None:
     """Until somebody else has written at an address."""
     for _ in range(10_000_000_000):
-        if numba_threads._get(args[2]) != 0:
+        if threads._get(args[2]) != 0:
             break
 
 
@@ -194,7 +194,7 @@ def test_a_recording_does_not_run_by_itself() -> None:
 
 def _join(args: Any) -> None:
     """One more, also while others do the same."""
-    numba_threads._add(args[2], 1)
+    threads._add(args[2], 1)
 
 
 JOIN = Kernel("join", _join)

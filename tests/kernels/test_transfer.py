@@ -7,7 +7,7 @@ import torch
 from gpu import DEVICE
 from torch import Tensor
 
-from orca.kernels.transfer import put, put_on_device
+from orca.kernels.contract.transfer import put, put_on_device
 
 
 @pytest.mark.parametrize("way", [put, put_on_device])

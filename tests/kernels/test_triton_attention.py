@@ -10,12 +10,12 @@ from attention_steps import random_step, sight_of
 from gpu import DEVICE
 from torch import Tensor
 
-from orca.kernels import triton_attention
-from orca.kernels.recording import Lines, Said, Size
-from orca.kernels.reference import ContextRow, attend_reference
-from orca.kernels.triton_attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
-from orca.kernels.triton_attention_item import PARTS_MAX, Item
-from orca.kernels.triton_recording import GraphRecorder
+from orca.kernels.contract.recording import Lines, Said, Size
+from orca.kernels.contract.reference import ContextRow, attend_reference
+from orca.kernels.gpu import attention
+from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
+from orca.kernels.gpu.attention_item import PARTS_MAX, Item
+from orca.kernels.gpu.recording import GraphRecorder
 
 # Contexts of one part and of several, cut and not, and one that ends where a part does; a short chunk of a long one.
 STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1), (WIDE_SPLIT + 77, 19)]

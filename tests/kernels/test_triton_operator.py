@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node
 
-from orca.kernels.activation import Activation
-from orca.kernels.reference import Kept, RowNorm
-from orca.kernels.triton_kernels import TritonKernels
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.gpu.kernels import TritonKernels
 
 KERNELS = TritonKernels()
 WIDTH = 32

@@ -12,9 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from orca.core.domain.request import SamplingParams
-from orca.kernels import triton_sampling
-from orca.kernels.sampling_lines import COUNT_MAX, IN_PROMPT, SamplingLines
-from orca.kernels.sampling_reference import sample_reference
+from orca.kernels.contract.sampling_lines import COUNT_MAX, IN_PROMPT, SamplingLines
+from orca.kernels.contract.sampling_reference import sample_reference
+from orca.kernels.gpu import sampling
 from orca.worker.stage.host_sampler import Draw, SamplingState
 from orca.worker.stage.host_sampler import sample as sample_plain
 from orca.worker.stage.random_numbers import uniforms
@@ -97,7 +97,7 @@ def kept(logits: Tensor, cases: Sequence[SamplingParams]) -> tuple[Tensor, Tenso
     rows, vocab = logits.shape
     lines, indices = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int64)
     given = (each.to(DEVICE) for each in (logits, lines, indices))
-    _, floors = triton_sampling.weighed(*given, lines_of(cases, vocab, DEVICE).tables)
+    _, floors = sampling.weighed(*given, lines_of(cases, vocab, DEVICE).tables)
     exact = sample_reference(logits, lines, indices, lines_of(cases, vocab, CPU))
     expected = torch.stack([one.kept for one in exact if one])
     assert min(one.edge for one in exact if one) > 1e-6  # no share is so near to top_p that rounding decides
@@ -230,7 +230,7 @@ def test_drawn_tokens_follow_the_distribution(case: str, rows: int) -> None:
 @triton.jit  # type: ignore[untyped-decorator]
 def write_uniforms(seeds, indices, numbers):  # type: ignore[no-untyped-def]
     at = tl.program_id(0)
-    tl.store(numbers + at, triton_sampling.uniform(tl.load(seeds + at), tl.load(indices + at)))
+    tl.store(numbers + at, sampling.uniform(tl.load(seeds + at), tl.load(indices + at)))
 
 
 def test_random_numbers_are_those_of_the_stage_bit_for_bit() -> None:

@@ -14,7 +14,7 @@ from checker.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Sampled, Step
-from orca.kernels.paged import Places
+from orca.kernels.contract.paged import Places
 from orca.worker.stage.stage import Plan, Stage
 
 VOCAB, PROMPT_LENGTH, NEW_TOKENS = 1000, 9, 25

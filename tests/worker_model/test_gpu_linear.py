@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RowNorm
 from orca.kernels.device import use_kernels
+from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import Kept, RowNorm
-from orca.kernels.triton_kernels import TritonKernels
 from orca.worker.weights.gpu_linear import GpuLinear
 from orca.worker.weights.linear import Linear
 from orca.worker.weights.norms import Norm

@@ -14,8 +14,8 @@ from tiny_models import tiny_checkpoint
 
 from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
+from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
-from orca.kernels.triton_kernels import TritonKernels
 from orca.worker.stage.sampling import DeviceDrawing
 
 VOCAB = 199

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.kernels.device import Kernels, use_kernels
+from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
-from orca.kernels.triton_kernels import TritonKernels
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.stage.stage import Stage

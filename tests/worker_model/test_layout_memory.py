@@ -10,7 +10,7 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 from torch_threads import computing_threads
 
-from orca.kernels import numba_code
+from orca.kernels.cpu.team import code
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
 from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear
@@ -108,7 +108,7 @@ def test_each_start_times_once_where_nothing_can_be_kept(kept_kernels: Path) -> 
 
 
 def test_a_layout_that_cannot_be_written_serves_this_start(caplog: pytest.LogCaptureFixture) -> None:
-    kept_in = numba_code.folder()
+    kept_in = code.folder()
     assert kept_in is not None
     (kept_in / "layouts").touch()
     assert remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear)) is OneDnnLinear

@@ -12,8 +12,8 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from orca.core.domain.model import load_model_info
-from orca.kernels.numba_kernels import CpuKernels
-from orca.kernels.reference import ModelSizes
+from orca.kernels.contract.reference import ModelSizes
+from orca.kernels.cpu.kernels import CpuKernels
 from orca.worker.models.build import load_stage, prepare_kernels
 from orca.worker.parallel.shard import Shard
 from orca.worker.weights.linear import PanelLinear

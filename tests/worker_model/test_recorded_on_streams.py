@@ -15,10 +15,10 @@ from tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from orca.core.domain.request import SamplingParams
+from orca.kernels.contract.recording import Made
 from orca.kernels.device import use_kernels
-from orca.kernels.recording import Made
-from orca.kernels.triton_kernels import TritonKernels
-from orca.kernels.triton_recording import GraphRecorder
+from orca.kernels.gpu.kernels import TritonKernels
+from orca.kernels.gpu.recording import GraphRecorder
 from orca.worker.streams.assignment import Edge, assign_streams
 from orca.worker.streams.graph import TaskGraph, trace
 from orca.worker.weights.gpu_linear import GpuLinear

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orca.core.domain.step import Step
-from orca.kernels.numba_recording import CpuRecorder
-from orca.kernels.recording import Size
+from orca.kernels.contract.recording import Size
+from orca.kernels.cpu.recording import CpuRecorder
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.stage.recorded_steps import RecordedSteps
 from orca.worker.stage.sampling import Drawn

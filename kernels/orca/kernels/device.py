@@ -2,8 +2,8 @@
 flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
-against. Those of CPUs are in numba_attention.py and numba_rows.py; their matrix products, in numba_product.py, are a
-layout of weights (worker/weights/linear.py). Those of GPUs are listed in triton_kernels.py; they wait for their first run on a
+against. Those of CPUs are in attention.py and rows.py; their matrix products, in product.py, are a
+layout of weights (worker/weights/linear.py). Those of GPUs are listed in kernels.py; they wait for their first run on a
 GPU (`python -m orca.kernels.bench`).
 """
 
@@ -17,11 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.recording import Recorder
+from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RaggedAttention, RowNorm, Sight
+from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.plain import PlainKernels
-from orca.kernels.recording import Recorder
-from orca.kernels.reference import ContextRow, Kept, ModelSizes, RaggedAttention, RowNorm, Sight
-from orca.kernels.sampling_lines import SamplingLines
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ _said: dict[str, Kernels] = {}
 def _fastest(device: torch.device) -> Kernels:
     if device.type == "cpu":
         # Numba takes a quarter of a second to import, which other devices need not wait for.
-        from orca.kernels.numba_kernels import CpuKernels
+        from orca.kernels.cpu.kernels import CpuKernels
 
         return CpuKernels()
     if device.type != "cuda":
@@ -186,7 +186,7 @@ def _fastest(device: torch.device) -> Kernels:
     if reason := reason_against_triton(capability, has_triton=find_spec("triton") is not None):
         log.warning("%s computes with PyTorch's own operations: %s", device, reason)
         return PlainKernels()
-    from orca.kernels.triton_kernels import TritonKernels
+    from orca.kernels.gpu.kernels import TritonKernels
 
     return TritonKernels()
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.activation import Activation
-from orca.kernels.paged import Places
-from orca.kernels.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.paged import Places
+from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
 
 
 class PlainKernels:

@@ -20,7 +20,7 @@ def thread_variables(threads: int) -> dict[str, str]:
     """For a process that computes: what libraries read when they are loaded, before any setting could be told to them.
 
     PyTorch's own threads sleep soon when it has nothing for them. By default they look for work for some milliseconds,
-    while those of our kernels compute (numba_team.py): a third of the engine's speed.
+    while those of our kernels compute (team.py): a third of the engine's speed.
     """
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
 

@@ -110,7 +110,7 @@ def _figures(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def _operations(clock: "Clock", dtype: Any, limits: dict[str, float]) -> list[dict[str, Any]]:
     from orca.kernels.bench.operations import LLAMA_8B, SMALL, operations
-    from orca.kernels.triton_kernels import TritonKernels
+    from orca.kernels.gpu.kernels import TritonKernels
 
     start_s = time.perf_counter()
     sizes = LLAMA_8B if clock.device.type == "cuda" else SMALL

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.paged import Places
+from orca.kernels.contract.reference import ContextRow, Kept, RowNorm, Sight, attend_reference
+from orca.kernels.contract.sampling_lines import LineSettings, SamplingLines
+from orca.kernels.contract.sampling_reference import sample_reference
 from orca.kernels.device import Kernels
-from orca.kernels.paged import Places
+from orca.kernels.gpu.sampling import sample
 from orca.kernels.plain import PlainKernels
-from orca.kernels.reference import ContextRow, Kept, RowNorm, Sight, attend_reference
-from orca.kernels.sampling_lines import LineSettings, SamplingLines
-from orca.kernels.sampling_reference import sample_reference
-from orca.kernels.triton_sampling import sample
 
 BLOCK_TOKENS = 16
 _CHECKED_TOKENS = 32

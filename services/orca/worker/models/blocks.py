@@ -8,9 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RaggedAttention, RowNorm
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import Kept, RaggedAttention, RowNorm
 from orca.worker.models.weights import Weights
 from orca.worker.parallel.shard import SingleRank, TensorGroup
 from orca.worker.weights.linear import Linear, PanelLinear

@@ -10,8 +10,8 @@ import torch
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
+from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import ModelSizes
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, Layer, Part, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config

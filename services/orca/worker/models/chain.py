@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from orca.core.domain.errors import ModelError
+from orca.kernels.contract.reference import Kept
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import Kept
 from orca.worker.models.blocks import StepContext, scaled
 from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
 from orca.worker.models.family import Family

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orca.kernels.reference import RowNorm
+from orca.kernels.contract.reference import RowNorm
 from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.config import LlamaConfig
 from orca.worker.models.family import Family

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from orca.kernels.reference import RowNorm
+from orca.kernels.contract.reference import RowNorm
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.config import OPTConfig
 from orca.worker.models.family import Family

@@ -1,7 +1,7 @@
 """A rank process: one device's part of one stage. Started by its controller only.
 
 Where its kernels were never compiled on this machine it compiles them, and begins again as the same process: then its
-code is that of all later ones (kernels/numba_code.py, `has_compiled`).
+code is that of all later ones (kernels/cpu/team/code.py, `has_compiled`).
 
 Main thread: loads its slice of the weights, then computes. A reader thread takes frames from the controller, so that an
 order to leave an epoch, or the controller's death, is seen while the main thread computes or waits for a peer. A third

@@ -2,7 +2,7 @@
 
 Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys and values in every layer of the stage.
 
-    layer tensor [blocks, 2 x kv heads, block_tokens, head_dim]     (kernels/paged.py)
+    layer tensor [blocks, 2 x kv heads, block_tokens, head_dim]     (kernels/contract/paged.py)
     tables       [lines, blocks of the longest request]             a line for each request, on the device
     slot = block x block_tokens + position % block_tokens
 
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import slots_needed
-from orca.kernels import huge_pages
-from orca.kernels.transfer import to_device
+from orca.kernels.contract.transfer import to_device
+from orca.kernels.cpu import huge_pages
 
 _LINES, _COLUMNS = 16, 64
 """Of the tables, at first; they are doubled when more are needed."""
@@ -131,7 +131,7 @@ class KVCache:
         """Have the device's tables follow.
 
         Args:
-            is_told: it hears of the new blocks in another way (kernels/recording.py).
+            is_told: it hears of the new blocks in another way (kernels/contract/recording.py).
         """
         if self._unpublished and not is_told and self._device.type != "cpu":
             lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T

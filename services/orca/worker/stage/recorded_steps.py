@@ -1,5 +1,5 @@
 """Steps of which all between what is told of the requests and their tokens is recorded, and run again on other numbers
-(kernels/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one token.
+(kernels/contract/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one token.
 
 On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording. On a GPU
 a step may be captured on several streams, as Nimble does (streams/): with fused kernels there is little to run side by
@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orca.kernels.contract.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import Kernels, Sampler, kernels_of
-from orca.kernels.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
-from orca.kernels.transfer import to_device
 from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.parallel.shard import SingleRank

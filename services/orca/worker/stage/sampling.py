@@ -14,9 +14,9 @@ from torch import Tensor
 
 from orca.core.domain.request import Logprob, SamplingParams, Token
 from orca.core.domain.step import NewRequest, Sampled
+from orca.kernels.contract.sampling_lines import LineSettings
+from orca.kernels.contract.transfer import ToHost, to_device
 from orca.kernels.device import Sampler, kernels_of
-from orca.kernels.sampling_lines import LineSettings
-from orca.kernels.transfer import ToHost, to_device
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
 from orca.worker.stage.recorded_steps import Ran
@@ -135,7 +135,7 @@ class DeviceDrawn:
 
 
 class DeviceDrawing:
-    """By kernels, with what is known of a request on the device (kernels/sampling_lines.py)."""
+    """By kernels, with what is known of a request on the device (kernels/contract/sampling_lines.py)."""
 
     def __init__(self, sampler: Sampler, eos_token_ids: Sequence[int]) -> None:
         self.sampler = sampler

@@ -22,10 +22,10 @@ from torch import Tensor
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import NewRequest, Row, Sampled, Step
+from orca.kernels.contract.recording import Lines, Said
+from orca.kernels.contract.reference import ContextRow
+from orca.kernels.contract.transfer import put, to_device, writable
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import Lines, Said
-from orca.kernels.reference import ContextRow
-from orca.kernels.transfer import put, to_device, writable
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
 from orca.worker.parallel.shard import SingleRank

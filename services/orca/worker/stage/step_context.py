@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from orca.kernels.contract.recording import StepInputs
+from orca.kernels.contract.reference import ContextRow, RaggedAttention, Sight
+from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
-from orca.kernels.recording import StepInputs
-from orca.kernels.reference import ContextRow, RaggedAttention, Sight
-from orca.kernels.transfer import to_device
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
 from orca.worker.stage.kv_cache import KVCache

@@ -17,9 +17,9 @@ follows, the bias is the product's.
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import Kept
 from orca.worker.weights.linear import Linear
 from orca.worker.weights.norms import Norm
 

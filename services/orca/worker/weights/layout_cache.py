@@ -53,7 +53,7 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
 
 def _file(shape: str, layouts: Layouts, *, is_together: bool) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
-    from orca.kernels.numba_code import folder
+    from orca.kernels.cpu.team.code import folder
 
     kept_in = folder()
     if kept_in is None:

@@ -1,7 +1,7 @@
 """y = x W^T + b with the weight laid out for the machine it runs on.
 
 At a batch of some dozens of rows a plain matrix product spends much of its time rearranging the weight. Our own kernel
-(numba_product.py), oneDNN and MKL can do that once, while loading; which of the four is fastest depends on processor
+(product.py), oneDNN and MKL can do that once, while loading; which of the four is fastest depends on processor
 and shape, so each distinct shape is timed on the spot (`Packing`) and keeps the winner. A packed weight replaces the
 plain one. Weights that are half precision in the files and float32 in the model stay half in our own kernel, untimed.
 """
@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels import huge_pages
-from orca.kernels.activation import Activation
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.cpu import huge_pages
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import Kept, RowNorm
 from orca.worker.weights.norms import Norm
 from orca.worker.weights.table import PlainTable, Table
 
@@ -122,7 +122,7 @@ class PanelLinear(Linear):
         memory: huge_pages.Weights | None = None,
     ) -> None:
         # Numba takes a quarter of a second to import, which other devices need not wait for.
-        from orca.kernels.numba_product import Panels
+        from orca.kernels.cpu.product.product import Panels
 
         super().__init__(weight)
         stored, scale = self._stored(weight)

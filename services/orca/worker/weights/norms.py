@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from orca.kernels.contract.reference import RowNorm
 from orca.kernels.device import kernels_of
-from orca.kernels.reference import RowNorm
 
 
 class Norm:

@@ -156,7 +156,7 @@ def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
     if not all(isinstance(linear, PanelLinear) for linear, _ in pairs):
         return run
     # The benchmark of GPUs reads this module where Numba is not installed.
-    from orca.kernels.numba_team import recorded
+    from orca.kernels.cpu.team.team import recorded
 
     with recorded() as recording:
         run()

@@ -1,0 +1,156 @@
+"""What kernels are told, and ragged paged attention, request by request in plain PyTorch: the meaning that every faster
+version is tested against.
+
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
+
+over the positions j that token t sees: those of its own request, j <= its position, and with a sliding window only the
+last `window` of them (itself included). g(h) = kv_of_query[h] is the KV head that query head h reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from orca.kernels.contract.activation import Activation
+from orca.kernels.contract.paged import Places
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRow:
+    """A request's tokens in a step: flat rows first .. first + count - 1, the last ones of its context."""
+
+    first: int
+    count: int
+    position: int  # of the first one
+    line: int  # where `Sight.tables` has the request's blocks
+
+    @property
+    def end(self) -> int:
+        """Positions of its context, these tokens included."""
+        return self.position + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """What a norm does to a row, in float32 and rounded once, to x's dtype:
+
+    RMSNorm    x / sqrt(mean(x^2) + eps) * weight
+    LayerNorm  (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+    """
+
+    weight: Tensor  # [inputs]
+    eps: float
+    bias: Tensor | None = None  # [inputs] of a LayerNorm; None is an RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a step's keys and values go, and what is done to keys and queries before (device.Kernels.keep)."""
+
+    cache: Tensor  # [blocks, 2 x kv heads, block_tokens, head_dim]
+    slots: Tensor  # [tokens] int64
+    turns: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
+    head_norm: RowNorm | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
+
+    @property
+    def changes_queries(self) -> bool:
+        return self.turns is not None or self.head_norm is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a rank's attention sees of the keys and values that it keeps, the same for all rows of a step."""
+
+    kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
+    kv_heads: int  # of this rank
+    head_dim: int
+    tables: Tensor  # [lines, blocks] int32: the blocks of each request; positions fill one after the other (paged.py)
+    block_tokens: int
+    window: int | None  # positions a token sees, itself included; None sees all before it
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What of a rank's model decides which kernels its steps call, and for what these are compiled."""
+
+    dtype: torch.dtype  # of activations and cache
+    weight_dtype: torch.dtype  # of matrices that rows are multiplied by
+    table_dtype: torch.dtype  # of embeddings of tokens, of which rows are looked up
+    device: torch.device
+    hidden: int
+    heads: int  # of queries, of this rank
+    kv_heads: int
+    head_dim: int
+    kv_of_query: Sequence[int]  # as Sight's
+    windows: Sequence[int | None]  # of its layers
+    is_turned: bool = False  # RoPE
+    has_head_norm: bool = False
+    is_layer_norm: bool = False
+    intermediate: int = 0  # of this rank; 0 where there is no MLP
+    activation: Activation | None = None
+    is_gated: bool = False
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    has_mlp_bias: bool = False
+    block_tokens: int = 16
+    vocab: int = 0  # of the head; 0 on a rank that draws no tokens
+
+
+class RaggedAttention(Protocol):
+    """The geometry of one step under one sliding window: built once, then applied in each layer."""
+
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """Attention of the step's tokens.
+
+        Args:
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); the step's own keys and values are in it.
+            scale: factor of the scores.
+        Returns: [tokens, query heads x head_dim].
+        """
+        ...
+
+
+def attend_reference(
+    query: Tensor,
+    cache: Tensor,
+    rows: Sequence[ContextRow],
+    tables: Tensor,
+    kv_of_query: Sequence[int],
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of all rows of a step, one request at a time.
+
+    Args:
+        query: [tokens, query heads, head_dim].
+        cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), the step's own keys and values written
+            already.
+        rows: the requests of the step; together they cover each flat token once.
+        tables: [lines, blocks] int32, their blocks.
+        kv_of_query: for each query head the KV head it reads.
+        scale: factor of the scores.
+        window: positions a token sees, itself included; None sees all before it.
+    Returns: [tokens, query heads, head_dim], in the dtype of `query`, accumulated in float32.
+    """
+    output = torch.empty_like(query)
+    head_map = torch.tensor(kv_of_query, device=query.device)
+    for row in rows:
+        context = Places.of_positions(tables[row.line], 0, row.end, cache.shape[2]).read(cache)
+        keys, values = context.float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
+        here = slice(row.first, row.first + row.count)
+        scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale
+        position = torch.arange(row.end, device=query.device)
+        own = position[-row.count :, None]  # position of each of the row's tokens
+        is_hidden = position > own
+        if window is not None:
+            is_hidden |= position <= own - window
+        weights = scores.masked_fill(is_hidden, float("-inf")).softmax(dim=-1)
+        output[here] = torch.einsum("htj,jhd->thd", weights, values[:, head_map]).to(query.dtype)
+    return output

@@ -1,0 +1,314 @@
+"""What a program does with one KV head of an item (attention.py), on the device.
+
+Softmax is in base 2: scores come multiplied by log2(e).
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Item(NamedTuple):
+    """A row of `items`."""
+
+    first: int  # flat row of the first token
+    count: int  # tokens
+    position: int  # of the first token
+    table: int  # where the request's blocks begin in `tables`
+    begin: int  # first position that is read
+    end: int  # behind the last one
+    part: int = -1  # first row in `partials`; -1: the context is not cut
+    first_part: int = 0  # that of the tile's first part: the others follow
+    parts: int = 1
+    tile: int = 0  # place in `arrived`
+
+
+def _column(name: str) -> tl.constexpr:
+    return tl.constexpr(Item._fields.index(name))
+
+
+PARTS_MAX = tl.constexpr(32)
+"""Of a context. A power of two, for what lays them out side by side."""
+_SUMS_AHEAD, _SUMS_SMALL = tl.constexpr(4), tl.constexpr(4096)
+"""Parts whose sums are read at a time, where a tile of them has few enough numbers for a program's registers."""
+COLUMNS = tl.constexpr(len(Item._fields))
+FIRST, COUNT, POSITION, TABLE = _column("first"), _column("count"), _column("position"), _column("table")
+BEGIN, END, PART, FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
+PARTS, TILE = _column("parts"), _column("tile")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(a, b, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of two tiles, summed in float32.
+
+    precision: of float32 tiles; "wide" is for the interpreter, which takes the bits of bfloat16 for whole numbers.
+    """
+    if precision == "wide":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _raised(largest, others):  # type: ignore[no-untyped-def]
+    """The larger ones, and what powers are taken relative to.
+
+    A query that has seen nothing yet keeps minus infinity; subtracting that from itself would be NaN.
+    """
+    raised = tl.maximum(largest, others)
+    return raised, tl.where(raised == float("-inf"), 0.0, raised)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nothing(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of queries that have seen nothing yet: the largest score, the total of weights, the sums of weighted values."""
+    largest = tl.full((block_m,), float("-inf"), tl.float32)
+    return largest, tl.zeros((block_m,), tl.float32), tl.zeros((block_m, block_d), tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _at(partials, line, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a row of `partials` has a query's sums, then its largest score, then its total."""
+    return partials + line * (head_dim + 2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _walk(  # type: ignore[no-untyped-def]
+    state,
+    query,
+    own,
+    cache,
+    table,
+    low,
+    high,
+    end,
+    kv_head,
+    window,
+    scale,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    is_masked: tl.constexpr,
+):
+    """Take positions [low, high) into the running softmax; with a mask where some query does not see all of them."""
+    largest, total, summed = state
+    dim = tl.arange(0, block_d)
+    for start in range(low, high, block_n):
+        seen = start + tl.arange(0, block_n)
+        is_there = seen < end
+        block = tl.load(table + seen // block_tokens, mask=is_there, other=0).to(tl.int64)
+        line = (block * (2 * kv_heads) + kv_head) * block_tokens + seen % block_tokens
+        key_at = cache + line[:, None] * head_dim + dim[None, :]
+        is_stored = is_there[:, None] & (dim < head_dim)[None, :]
+        key = tl.load(key_at, mask=is_stored, other=0.0)
+        scores = _product(query, tl.trans(key), precision) * scale
+        if is_masked:
+            is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_there[None, :]
+            scores = tl.where(is_seen, scores, float("-inf"))
+        raised, base = _raised(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - base[:, None])
+        kept = tl.exp2(largest - base)
+        total = total * kept + tl.sum(weights, axis=1)
+        value = tl.load(key_at + kv_heads * block_tokens * head_dim, mask=is_stored, other=0.0)
+        summed = summed * kept[:, None] + _product(weights.to(value.dtype), value, precision)
+        largest = raised
+    return largest, total, summed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _see(  # type: ignore[no-untyped-def]
+    item,
+    query,
+    own,
+    cache,
+    table,
+    kv_head,
+    window,
+    scale,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """All positions of an item, with a mask only where it needs one."""
+    count = tl.load(item + COUNT)
+    position = tl.load(item + POSITION)
+    begin = tl.load(item + BEGIN)
+    end = tl.load(item + END)
+    state = _nothing(block_m, block_d)
+    # Of the positions below `all_from` the window hides some from some token; those from `all_to` on are ahead of one.
+    hidden = tl.maximum(position + count - window - begin, 0)
+    all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
+    all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
+    state = _walk(
+        state, query, own, cache, table, begin, all_from, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+    state = _walk(
+        state, query, own, cache, table, all_from, all_to, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, False,
+    )  # fmt: skip
+    return _walk(
+        state, query, own, cache, table, all_to, end, end, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a part down. own_row: behind the part's first. Returns: whether all of its tile's are written now."""
+    largest, total, summed = state
+    at = _at(partials, tl.load(item + PART) + own_row, head_dim)
+    tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
+    tl.store(at + head_dim, largest, mask=is_row)
+    tl.store(at + head_dim + 1, total, mask=is_row)
+    # All threads have stored before one of them says so.
+    tl.debug_barrier()
+    return tl.atomic_add(done_at, 1, sem="acq_rel") == tl.load(item + PARTS) - 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_up(  # type: ignore[no-untyped-def]
+    item, partials, own_row, is_row, dim, part_lines: tl.constexpr, head_dim: tl.constexpr, ahead: tl.constexpr
+):
+    """The parts of a tile as one: total [rows] and sums [rows, dims].
+
+    The largest score first: then no part's sums wait for another's. `ahead` of them are read at a time and added in the
+    order of positions. Other programs wrote them during this launch: they are read past the caches that only this one's
+    processor sees.
+
+    part_lines: rows of `partials` from one part to the next.
+    """
+    is_mine = is_row[:, None] & (dim < head_dim)[None, :]
+    first = _at(partials, tl.load(item + FIRST_PART) + own_row, head_dim)
+    parts = tl.load(item + PARTS)
+    largest, total, summed = _nothing(own_row.shape[0], dim.shape[0])
+    for part in tl.range(0, parts, loop_unroll_factor=ahead):
+        at = first + part * part_lines * (head_dim + 2)
+        largest = tl.maximum(largest, tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg"))
+    _, base = _raised(largest, largest)
+    for part in tl.range(0, parts, loop_unroll_factor=ahead):
+        at = first + part * part_lines * (head_dim + 2)
+        its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
+        its_largest = tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg")
+        its_total = tl.load(at + head_dim + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+        weight = tl.exp2(its_largest - base)
+        total += its_total * weight
+        summed += its_sums * weight[:, None]
+    return total, summed
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_item(  # type: ignore[no-untyped-def]
+    item,
+    kv_head,
+    qkv,
+    cache,
+    tables,
+    first_query,
+    out,
+    partials,
+    arrived,
+    window,
+    scale,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    part_rows: tl.constexpr,
+):
+    """One KV head of an item: its queries, or its part of their context."""
+    first = tl.load(item + FIRST).to(tl.int64)
+    count = tl.load(item + COUNT)
+    position = tl.load(item + POSITION)
+    table = tables + tl.load(item + TABLE)
+    head = tl.load(first_query + kv_head)
+    group = tl.load(first_query + kv_head + 1) - head
+
+    row = tl.arange(0, block_m)
+    dim = tl.arange(0, block_d)
+    is_row = row < count * group
+    is_mine = is_row[:, None] & (dim < head_dim)[None, :]
+    token = tl.where(is_row, row // tl.maximum(group, 1), 0)
+    own_head = head + tl.where(is_row, row % tl.maximum(group, 1), 0)
+    own = position + token
+    query_line = (first + token) * (heads + 2 * kv_heads) + own_head
+    query = tl.load(qkv + query_line[:, None] * head_dim + dim[None, :], mask=is_mine, other=0.0)
+
+    state = _see(
+        item, query, own, cache, table, kv_head, window, scale,
+        kv_heads, block_tokens, head_dim, block_m, block_n, block_d, precision,
+    )  # fmt: skip
+    _, total, summed = state
+
+    out_at = out + ((first + token) * heads + own_head)[:, None] * head_dim + dim[None, :]
+    is_last = True
+    if tl.load(item + PART) >= 0:
+        done_at = arrived + tl.load(item + TILE) * kv_heads + kv_head
+        own_row = kv_head * part_rows + row.to(tl.int64)
+        is_last = _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim)
+        if is_last:
+            tl.store(done_at, 0)
+            ahead: tl.constexpr = _SUMS_AHEAD if block_m * block_d <= _SUMS_SMALL else 1
+            total, summed = _add_up(item, partials, own_row, is_row, dim, kv_heads * part_rows, head_dim, ahead)
+    if is_last:
+        # Rows of padding see nothing (inputs.py): zeros.
+        result = summed / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
+
+
+# One for all windows: those that hide nothing are told as a number that has no divisors.
+@triton.jit(do_not_specialize=["window"])  # type: ignore[untyped-decorator]
+def attend(  # type: ignore[no-untyped-def]
+    qkv,
+    cache,
+    items,
+    tables,
+    first_query,
+    out,
+    partials,
+    arrived,
+    window,
+    scale,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
+    head_dim: tl.constexpr,
+    wide: tl.constexpr,
+    narrow: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+    has_wide: tl.constexpr,
+    part_rows: tl.constexpr,
+):
+    """Every program takes items in turn.
+
+    has_wide: whether there may be wide ones; part_rows: queries that narrow parts have room for.
+    """
+    many = tl.load(items)
+    many_wide = tl.load(items + 1)
+    # Addresses that are the same for all items are made anew for each: kept, they would take the products' registers.
+    for task in tl.range(tl.program_id(0), many * kv_heads, tl.num_programs(0), disable_licm=True):
+        number = task // kv_heads
+        item, kv_head = items + (1 + number) * COLUMNS, task % kv_heads
+        if has_wide and number < many_wide:
+            _attend_item(
+                item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
+                heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, wide,
+            )  # fmt: skip
+        else:
+            _attend_item(
+                item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
+                heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, part_rows,
+            )  # fmt: skip
