@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import orjson
 
-from orca.cli.bench.client import Target
+from orca.bench.client import Target
 
 Answer = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from fake_completions import HEAD, chunk, event, serving, token
 
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.peers.model import LlamaShape, make_model
-from orca.cli.bench.simulate import main as simulate
-from orca.cli.bench.sweep import baseline_flags
-from orca.cli.bench.system import SystemFailed, running_system
+from orca.bench.main import main as bench
+from orca.bench.peers.model import LlamaShape, make_model
+from orca.bench.simulate import main as simulate
+from orca.bench.sweep import baseline_flags
+from orca.bench.system import SystemFailed, running_system
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.ports import free_port
 from orca.scheduler.policy.request_level import Habits, RequestLevel

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from orca.cli.bench.report import Report
-from orca.cli.bench.simulate import ENGINES
-from orca.cli.bench.simulated_run import Simulation
-from orca.cli.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
+from orca.bench.report import Report
+from orca.bench.simulate import ENGINES
+from orca.bench.simulated_run import Simulation
+from orca.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.scheduler.engines.simulated_engine import CostModel

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from orca.cli.bench.main import main
+from orca.bench.main import main
 from orca.core.domain.errors import SettingError
 
 TRACE = ["--requests", "6", "--prompt-tokens", "20:40", "--new-tokens", "2:6", "--rounds", "1", "--batch-size", "2"]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orca.cli.bench.curve import Point, best_throughput, comparison, lines, points_json
-from orca.cli.bench.plot import plot_curves
-from orca.cli.bench.report import Outcome, Report, summarise
-from orca.cli.bench.sweep import Sweep, run_sweep
-from orca.cli.bench.trace import Range, Trace, TraceSpec
+from orca.bench.curve import Point, best_throughput, comparison, lines, points_json
+from orca.bench.plot import plot_curves
+from orca.bench.report import Outcome, Report, summarise
+from orca.bench.sweep import Sweep, run_sweep
+from orca.bench.trace import Range, Trace, TraceSpec
 
 
 def figures(requests: int, latency_s: float) -> Report:

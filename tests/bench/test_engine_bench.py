@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca.cli.bench.engine import BatchShape, lines, time_batches, time_simulated, to_json
+from orca.bench.engine import BatchShape, lines, time_batches, time_simulated, to_json
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Step

@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from orca.cli.bench.gpu.host_gap import STEPS, host_gap, profiled, step_gaps
-from orca.cli.bench.gpu.limits import Operation, decode_operations, limit_of, product_rates
-from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.cli.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
-from orca.cli.bench.gpu.steps import BatchSteps
-from orca.kernels.bench.clock import Clock
+from orca.bench.gpu.host_gap import STEPS, host_gap, profiled, step_gaps
+from orca.bench.gpu.limits import Operation, decode_operations, limit_of, product_rates
+from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
+from orca.bench.gpu.steps import BatchSteps
+from orca.bench.kernels.clock import Clock
 
 
 def test_each_operation_is_bound_by_its_bytes_or_by_its_product_and_the_limit_is_their_sum() -> None:

@@ -1,4 +1,4 @@
-"""The engine's rows of `python -m orca.kernels.bench`, on a CPU."""
+"""The engine's rows of `python -m orca.bench.kernels`, on a CPU."""
 
 import subprocess
 import sys
@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.cli.bench.gpu import paper_trace, parts
-from orca.cli.bench.gpu.check import verdict
-from orca.cli.bench.gpu.decode import decode_rows
-from orca.cli.bench.gpu.parts import PARTS
-from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.cli.bench.gpu.shapes import SMALL, llama, made, random_tokens
-from orca.cli.bench.gpu.steps import BatchSteps
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.peers.workload import Answer, Workload
+from orca.bench.gpu import paper_trace, parts
+from orca.bench.gpu.check import verdict
+from orca.bench.gpu.decode import decode_rows
+from orca.bench.gpu.parts import PARTS
+from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.shapes import SMALL, llama, made, random_tokens
+from orca.bench.gpu.steps import BatchSteps
+from orca.bench.kernels.clock import Clock
+from orca.bench.kernels.engine import Asked, EngineRow, engine_figures
+from orca.bench.main import main as bench
+from orca.bench.peers.workload import Answer, Workload
 from orca.core.domain.errors import SettingError
-from orca.kernels.bench.clock import Clock
-from orca.kernels.bench.engine import Asked, EngineRow, engine_figures
 from orca.worker.stage.sampling import HostDrawn
 from orca.worker.stage.stage import Plan, Stage
 
@@ -40,7 +40,7 @@ class Missing:
 NAMES = {"grpc", "google", "orjson", "redis", "fastapi", "uvicorn", "numba", "tokenizers", "jinja2", "uvloop", "httpx",
          "prometheus_client", "huggingface_hub", "transformers", "matplotlib", "psutil"}
 sys.meta_path.insert(0, Missing())
-import orca.kernels.bench.__main__, orca.cli.bench.gpu.parts
+import orca.bench.kernels.__main__, orca.bench.gpu.parts
 assert not NAMES & {name.partition(".")[0] for name in sys.modules}
 """
 
@@ -143,7 +143,7 @@ def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dt
 def test_without_the_engine_its_rows_are_left_out_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "orca.cli.bench.gpu.parts", None)
+    monkeypatch.setitem(sys.modules, "orca.bench.gpu.parts", None)
     assert engine_figures(ASKED, ["decode", "trace"]) == {}
     assert capsys.readouterr().out == "engine rows: left out, services/ is not on PYTHONPATH\n"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orca.cli.bench.gpu.check import verdict
-from orca.cli.bench.gpu.hugging_face import hugging_face_model
-from orca.cli.bench.gpu.plain_llama import PlainLlama
-from orca.cli.bench.gpu.random_weights import RandomTensors
-from orca.cli.bench.gpu.shapes import SMALL, llama, random_tokens
+from orca.bench.gpu.check import verdict
+from orca.bench.gpu.hugging_face import hugging_face_model
+from orca.bench.gpu.plain_llama import PlainLlama
+from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.shapes import SMALL, llama, random_tokens
 
 CPU = torch.device("cpu")
 DEEP = llama(layers=32, hidden=128, intermediate=448, heads=4, kv_heads=1, head_dim=32, vocab=1000)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orca.cli.bench.host.commits import Load
-from orca.cli.bench.host.null_engine import NullEngine, drawn
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.trace import Range
+from orca.bench.host.commits import Load
+from orca.bench.host.null_engine import NullEngine, drawn
+from orca.bench.main import main as bench
+from orca.bench.trace import Range
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import SamplingParams, Token
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step

@@ -5,9 +5,9 @@ import asyncio
 import orjson
 from fake_completions import HEAD, Answer, chunk, event, serving, token, usage
 
-from orca.cli.bench.client import run_trace, served_models
-from orca.cli.bench.report import Outcome
-from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.bench.client import run_trace, served_models
+from orca.bench.report import Outcome
+from orca.bench.trace import Range, TraceSpec, generate
 
 
 async def run(answer: Answer, *, requests: int = 1, new_tokens: int = 3, rate: float | None = None) -> list[Outcome]:

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from fake_completions import HEAD, chunk, event, serving, token, usage
 
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.overload import Figures, Overloading, lines, measure, peak_memory_mib
-from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.bench.main import main as bench
+from orca.bench.overload import Figures, Overloading, lines, measure, peak_memory_mib
+from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.process.ports import free_port
 
 TRACE = generate(TraceSpec(requests=3, prompt_tokens=Range(2, 2), new_tokens=Range(1, 1), rate=None, seed=0))

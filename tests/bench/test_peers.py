@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orca.cli.bench.main import PEER_SHAPES
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.peers import compare, engine_peer, transformers_peer
-from orca.cli.bench.peers.compare import up_options
-from orca.cli.bench.peers.judgement import judge
-from orca.cli.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
-from orca.cli.bench.peers.workload import Answer, Workload
-from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.bench.main import PEER_SHAPES
+from orca.bench.main import main as bench
+from orca.bench.peers import compare, engine_peer, transformers_peer
+from orca.bench.peers.compare import up_options
+from orca.bench.peers.judgement import judge
+from orca.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
+from orca.bench.peers.workload import Answer, Workload
+from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orca.cli.bench.peers import openvino_peer, vllm_peer
-from orca.cli.bench.peers.arrivals import Arrivals, serve
-from orca.cli.bench.peers.workload import Workload
+from orca.bench.peers import openvino_peer, vllm_peer
+from orca.bench.peers.arrivals import Arrivals, serve
+from orca.bench.peers.workload import Workload
 
 STEP_S = 1 / 64
 """With arrivals that are whole numbers of 1/16: sums of both are exact."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from waiting import wait_until
 
-from orca.cli.bench.peers.memory import (
+from orca.bench.peers.memory import (
     MemoryWatch,
     held_by_ranks,
     name_of,
@@ -17,8 +17,8 @@ from orca.cli.bench.peers.memory import (
     sizes_of,
     slots_in_use,
 )
-from orca.cli.bench.peers.model import LlamaShape, make_model
-from orca.cli.bench.report import Outcome
+from orca.bench.peers.model import LlamaShape, make_model
+from orca.bench.report import Outcome
 from orca.core.process.logs import JsonFormatter
 from orca.worker.models.build import load_stage
 from orca.worker.rank.kv_slots import slots_possible
@@ -42,7 +42,7 @@ def test_a_parent_is_found_behind_any_name() -> None:
     [
         (["python", "-m", "orca.cli.main", "gateway", "--port", "1"], "gateway"),
         (["python", "-m", "orca.core.process.gc_freeze", "orca.worker.rank.rank", "7"], "rank"),
-        (["python", "-m", "orca.cli.bench.peers.openvino_peer", "f32"], "openvino_peer"),
+        (["python", "-m", "orca.bench.peers.openvino_peer", "f32"], "openvino_peer"),
         (["/somewhere/redis-server 127.0.0.1:6379"], "redis-server"),
         ([""], ""),
     ],

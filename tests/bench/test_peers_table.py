@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from orca.cli.bench.peers.compare import Contest, systems
-from orca.cli.bench.peers.judgement import Judgement
-from orca.cli.bench.peers.memory import Held, Peak
-from orca.cli.bench.peers.standing import CONTINUOUS, ENGINE, ORCA, STATIC, Latencies, Ran, Standing
-from orca.cli.bench.peers.table import lines, to_json
-from orca.cli.bench.peers.workload import Answer
-from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.bench.peers.compare import Contest, systems
+from orca.bench.peers.judgement import Judgement
+from orca.bench.peers.memory import Held, Peak
+from orca.bench.peers.standing import CONTINUOUS, ENGINE, ORCA, STATIC, Latencies, Ran, Standing
+from orca.bench.peers.table import lines, to_json
+from orca.bench.peers.workload import Answer
+from orca.bench.trace import Range, TraceSpec, generate
 
 MIB = 2**20
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca.cli.bench.report import Outcome, lines, percentile, spread, summarise
+from orca.bench.report import Outcome, lines, percentile, spread, summarise
 
 
 def outcome(index: int, arrival_s: float, *token_s: float, error: str | None = None) -> Outcome:

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from orca.cli.bench.trace import PRESETS, Range, TraceSpec, generate
+from orca.bench.trace import PRESETS, Range, TraceSpec, generate
 
 
 def spec(**changes: object) -> TraceSpec:

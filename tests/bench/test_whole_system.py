@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from orca.cli.bench.main import main as bench
-from orca.cli.bench.peers.model import LlamaShape, make_model
+from orca.bench.main import main as bench
+from orca.bench.peers.model import LlamaShape, make_model
 
 # Longer than the waits of any one test together, so that the wait that failed tells its story.
 pytestmark = pytest.mark.timeout(400)

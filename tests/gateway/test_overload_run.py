@@ -3,9 +3,9 @@
 import pytest
 from gateway_server import served
 
-from orca.cli.bench.client import Target
-from orca.cli.bench.overload import Overloading, lines, measure, quantile_ms
-from orca.cli.bench.trace import Range, TraceSpec, generate
+from orca.bench.client import Target
+from orca.bench.overload import Overloading, lines, measure, quantile_ms
+from orca.bench.trace import Range, TraceSpec, generate
 from orca.gateway.settings import Settings
 from orca.pool.settings import PoolSettings
 

@@ -1,4 +1,4 @@
-"""python -m orca.kernels.bench: checks in the interpreter, and says what is wrong."""
+"""python -m orca.bench.kernels: checks in the interpreter, and says what is wrong."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.bench.__main__ import main
+from orca.bench.kernels.__main__ import main
 from orca.kernels.gpu import kernels
 
 

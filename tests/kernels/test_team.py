@@ -59,7 +59,7 @@ def test_as_many_threads_as_pytorch_has_take_part_and_each_task_is_done_once() -
 
 @pytest.mark.usefixtures("two_threads")
 def test_one_thread_does_it_all_where_threads_cannot_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_team, "_team", lambda: None)
+    monkeypatch.setattr(team, "_team", lambda: None)
     signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     Kernel("sign", _sign_tasks)(10, signed.data_ptr(), joined.data_ptr(), 10, 1)
     assert signed.tolist() == [1] * 10
@@ -104,7 +104,7 @@ def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: p
         return made(name, body)
 
     team.compile_launches()
-    monkeypatch.setattr(numba_team, "compiled", made_late)
+    monkeypatch.setattr(team, "compiled", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda place: kernel(1, halves[place].data_ptr(), 1.0), range(4)))
@@ -136,7 +136,7 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
 
 _COMPILE = """
 from torch import float32
-from orca.kernels import numba_code
+from orca.kernels.cpu.team import code
 from orca.kernels.cpu.product.tile import Tile
 from orca.kernels.cpu.product.vector_product import kernel
 code.TURN_SECONDS_MAX = 200.0  # however slow this machine is
@@ -162,7 +162,7 @@ def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypat
     assert kept_in is not None
     place = kept_in / "halve"
     place.mkdir()
-    monkeypatch.setattr(numba_code, "TURN_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(code, "TURN_SECONDS_MAX", 0.2)
     hung = os.open(place, os.O_RDONLY)
     fcntl.flock(hung, fcntl.LOCK_EX)
     begun = monotonic()

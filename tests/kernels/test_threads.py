@@ -15,7 +15,8 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels.cpu.team import team, threads
+from orca.kernels.cpu.team import team as team_module
+from orca.kernels.cpu.team import threads
 from orca.kernels.cpu.team.intrinsics import elements, join, take
 from orca.kernels.cpu.team.team import Kernel, Team
 
@@ -47,13 +48,13 @@ def counted(tasks: int) -> tuple[list[int], list[int]]:
 @pytest.fixture(autouse=True)
 def team() -> Iterator[Team]:
     """A team of this test's own."""
-    team._team.cache_clear()
+    team_module._team.cache_clear()
     with computing_threads(THREADS):
-        made = team._team()
+        made = team_module._team()
         assert made is not None
         yield made
     made.end()
-    team._team.cache_clear()
+    team_module._team.cache_clear()
 
 
 def state(team: Team) -> "ctypes.c_int64":

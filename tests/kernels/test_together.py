@@ -13,7 +13,8 @@ from torch_threads import computing_threads
 
 from orca.kernels.contract.reference import RowNorm
 from orca.kernels.cpu.product.product import Panels
-from orca.kernels.cpu.team import team, threads
+from orca.kernels.cpu.team import team as team_module
+from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import elements, take
 from orca.kernels.cpu.team.team import Kernel, Rows, new_empty, recorded, together, vary
 from orca.kernels.device import kernels_of
@@ -35,7 +36,7 @@ APPEND = Kernel("append", _append)
 def _wait(args: Any) -> None:
     """Until somebody else has written at an address."""
     for _ in range(10_000_000_000):
-        if threads._get(args[2]) != 0:
+        if thread_kernels._get(args[2]) != 0:
             break
 
 
@@ -68,7 +69,7 @@ def test_calls_run_in_their_order_when_the_block_ends() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_calls_run_without_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_team, "_team", lambda: None)
+    monkeypatch.setattr(team_module, "_team", lambda: None)
     numbers = torch.zeros(100, dtype=torch.int64)
     with together():
         append(numbers, 1)
@@ -194,7 +195,7 @@ def test_a_recording_does_not_run_by_itself() -> None:
 
 def _join(args: Any) -> None:
     """One more, also while others do the same."""
-    threads._add(args[2], 1)
+    thread_kernels._add(args[2], 1)
 
 
 JOIN = Kernel("join", _join)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orca.kernels.contract.recording import Lines, Said, Size
 from orca.kernels.contract.reference import ContextRow, attend_reference
-from orca.kernels.gpu import attention
+from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.gpu.attention_item import PARTS_MAX, Item
 from orca.kernels.gpu.recording import GraphRecorder
@@ -52,7 +52,7 @@ def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(mon
     qkv, cache = qkv.to(DEVICE), cache.to(DEVICE)
     outputs = []
     for programs in (1, 2, 7, 100):
-        monkeypatch.setattr(triton_attention, "programs", lambda _, programs=programs: programs)
+        monkeypatch.setattr(gpu_attention, "programs", lambda _, programs=programs: programs)
         geometry = attention(rows, tables, cache, [0, 0, 1, 1])
         outputs += [geometry(qkv, cache, 0.3), geometry(qkv, cache, 0.3)]
     assert all(torch.equal(output, outputs[0]) for output in outputs)

@@ -26,7 +26,7 @@ MARGIN = 1e-5
 
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_sampling, "SPLIT", 64)
+    monkeypatch.setattr(sampling, "SPLIT", 64)
 
 
 def require_alike(logits: Tensor, lines: Sequence[int], index: int, state: SamplingLines, other: SamplingLines) -> int:

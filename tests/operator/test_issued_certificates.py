@@ -13,7 +13,8 @@ from grpc import aio
 from handshakes import NAME, Files, a_key, ask, issue, secret, shown
 from paper_api import paper_api
 
-from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY, certificates
+from orca.operator.certificates import certificates
+from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.actions import Issue

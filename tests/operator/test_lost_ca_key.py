@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from deployments import deployment
 from handshakes import Files, ask, issue, secret, shown
 
-from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S, certificates
+from orca.operator.certificates import certificates
+from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S
 from orca.operator.cluster.api_server import credentials
 from orca.operator.domain.actions import Issue
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
 from orca.operator import status
-from orca.operator.certificates.certificates import certificates
+from orca.operator.certificates import certificates
 from orca.operator.cluster.api_server import ApiError, Cluster, credentials, fetch_probe, pool_probe
 from orca.operator.domain import names
 from orca.operator.domain.actions import Action, Apply, Issue, Nudge, Promise

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator.certificates.certificates import certificates
+from orca.operator.certificates import certificates
 from orca.operator.domain import names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, Issue
 from orca.operator.domain.api_refusals import Refusal

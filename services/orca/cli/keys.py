@@ -8,9 +8,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 
-from orca.cli.bench.options import Parser
 from orca.core.api_keys import ApiKey, KeyFileError, Limits, digest, is_name, line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
+from orca.core.process.command_line import Parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -32,8 +32,8 @@ COMMANDS: Mapping[str, Command] = {
     "fetch": Command("orca.cli.fetch.main", "bring a model of a hub or an S3 store into a folder, once"),
     "keys": Command("orca.cli.keys", "make API keys"),
     "pool": Command("orca.cli.pool", "ask a pool what is in it, or put a schema number in force"),
-    "bench": Command("orca.cli.bench.main", "measure a server as the paper does"),
-    "simulate": Command("orca.cli.bench.simulate", "run a trace through the real scheduler on simulated stages"),
+    "bench": Command("orca.bench.main", "measure a server as the paper does"),
+    "simulate": Command("orca.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }
 
 

@@ -9,7 +9,8 @@ import hashlib
 import secrets
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
-from orca.operator.certificates.certificates import CA, authority, server_name
+from orca.operator.certificates import authority
+from orca.operator.certificates.certificates import CA, server_name
 from orca.operator.domain import names
 from orca.operator.domain.actions import Issue
 from orca.operator.domain.observed import label_map

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from orca.operator.certificates.certificates import certificates
+from orca.operator.certificates import certificates
 from orca.operator.domain import group_pauses, names
 from orca.operator.domain.actions import Action, Apply, Delete, Issue, Nudge, Promise
 from orca.operator.domain.group_pauses import Pause

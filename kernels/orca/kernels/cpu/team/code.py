@@ -98,9 +98,9 @@ def folder() -> Path | None:
     those that it imports. None where nothing can be kept."""
     kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
     kind.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
-    for pattern in ("numba_*.py", "activation.py"):
-        for path in sorted(Path(__file__).parent.glob(pattern)):
-            kind.update(path.read_bytes())
+    kernels = Path(__file__).parents[2]
+    for path in (*sorted((kernels / "cpu").rglob("*.py")), kernels / "contract" / "activation.py"):
+        kind.update(path.read_bytes())
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         kept_in = home / "orca" / "kernels" / kind.hexdigest()[:16]

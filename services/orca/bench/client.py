@@ -1,0 +1,290 @@
+"""A load client for any server of the OpenAI completions API: sends a trace on time and notes when each token came.
+
+It shares the machine with what it measures, so it does as little as it can: one `asyncio.Protocol` per request that
+cuts HTTP/1.1 and server-sent events out of the bytes as they come, which takes a quarter of the processor time that
+httpx takes for a token. Open loop: a request leaves when the trace says so, whatever became of the earlier ones.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from urllib.parse import urlsplit
+
+import orjson
+
+from orca.bench.report import Outcome
+from orca.bench.trace import Trace, TraceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server under load."""
+
+    url: str  # scheme://host:port, with the API's prefix where it has one; `/v1/completions` is appended
+    model: str
+    vocab_size: int  # prompts are token ids below it
+    api_key: str | None = None
+    timeout_s: float = 600.0  # a request without its end after so long has failed
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "localhost"
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if urlsplit(self.url).scheme == "https" else None
+
+
+async def run_trace(target: Target, trace: Trace) -> list[Outcome]:
+    """Send every request of the trace when it is due and wait for all of them.
+
+    Returns: one outcome per request, in order of arrival; a failed one says why in `error`, nothing is raised for it.
+    """
+    bodies = [request_bytes(target, trace, request) for request in trace.requests]
+    start_s = perf_counter()
+    calls = zip(trace.requests, bodies, strict=True)
+    return await asyncio.gather(*(_call(target, request, body, start_s) for request, body in calls))
+
+
+def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
+    """A call of the trace as it goes over the wire."""
+    return post_bytes(
+        target,
+        {
+            "model": target.model,
+            "prompt": trace.prompt(request.index, target.vocab_size),
+            "max_tokens": request.new_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        },
+    )
+
+
+def post_bytes(target: Target, content: Mapping[str, object]) -> bytes:
+    """Any call of the completions API, for a stream of events on a connection of its own."""
+    body = orjson.dumps(content)
+    path = urlsplit(target.url).path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    head = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {target.host}:{target.port}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Accept: text/event-stream",
+        "Connection: close",
+    ]
+    if target.api_key is not None:
+        head.append(f"Authorization: Bearer {target.api_key}")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def _call(target: Target, request: TraceRequest, body: bytes, start_s: float) -> Outcome:
+    """One request from its arrival to its end."""
+    await asyncio.sleep(start_s + request.arrival_s - perf_counter())
+    sent_s = perf_counter()
+    stream = EventStream(body)
+    try:
+        async with asyncio.timeout(target.timeout_s):
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
+            await stream.ended
+        error = stream.error or wrong_count(stream, request.new_tokens)
+    except TimeoutError:
+        error = f"no end within {target.timeout_s:g} s"
+    except OSError as failure:
+        error = f"connection: {failure}"
+    finally:
+        stream.close()
+    return Outcome(
+        index=request.index,
+        prompt_tokens=request.prompt_tokens,
+        new_tokens=request.new_tokens,
+        arrival_s=request.arrival_s,
+        sent_s=sent_s - start_s,
+        token_s=tuple(time_s - start_s for time_s in stream.token_s),
+        token_ids=tuple(stream.token_ids),
+        end_s=perf_counter() - start_s if stream.end_s is None else stream.end_s - start_s,
+        error=error,
+    )
+
+
+def wrong_count(stream: "EventStream", wanted: int) -> str | None:
+    """Why the answer is not `wanted` tokens; None when it is. Ids are proof, then usage, then the number of events."""
+    if stream.usage_tokens is not None and stream.usage_tokens != wanted:
+        return "usage.completion_tokens is not max_tokens"
+    is_proven_by_usage = stream.usage_tokens is not None and not stream.token_ids and stream.token_s
+    if len(stream.token_s) != wanted and not is_proven_by_usage:
+        return "not as many tokens as max_tokens"
+    return None
+
+
+class EventStream(asyncio.Protocol):
+    """One HTTP call whose answer is a stream of completion events, read as the bytes come.
+
+    A token is an entry of `choices[0].token_ids` where the server sends them (`return_token_ids`), else an event with
+    a choice: most servers send one token per event. Ends with `[DONE]`; a connection that closes before it, an error
+    event or a status other than 200 sets `error`.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.token_s: list[float] = []
+        self.token_ids: list[int] = []
+        self.end_s: float | None = None
+        self.usage_tokens: int | None = None
+        self.error: str | None = None
+        self.status: int | None = None  # None while the head is not there
+        self.retry_after_s: float | None = None  # where the answer has one
+        self._request = request
+        self._transport: asyncio.Transport | None = None
+        self._raw = bytearray()  # bytes of the head, or of chunks not yet whole
+        self._body = bytearray()  # decoded bytes not yet cut into lines
+        self._is_chunked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._raw += data
+        try:
+            self._read()
+        except (ValueError, KeyError, TypeError) as failure:
+            self._finish(f"not a stream of completions: {failure}")
+
+    def _read(self) -> None:
+        if self.status is None and not self._read_head():
+            return
+        if self._is_chunked:
+            self._unchunk()
+        else:
+            self._body += self._raw
+            self._raw.clear()
+        if self.status == 200:
+            self._read_events()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.status is not None and self.status != 200:
+            self._finish(f"HTTP {self.status}: {_message(bytes(self._body))}")
+        else:
+            self._finish(f"connection: {exc}" if exc else "the stream broke off before [DONE]")
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _read_head(self) -> bool:
+        """Take the status line and headers off the front, once they are whole."""
+        head, separator, rest = bytes(self._raw).partition(b"\r\n\r\n")
+        if not separator:
+            return False
+        status_line, *headers = head.split(b"\r\n")
+        self.status = int(status_line.split(b" ", 2)[1])
+        self.retry_after_s = _retry_after_s(headers)
+        self._is_chunked = any(
+            header.lower().startswith(b"transfer-encoding:") and b"chunked" in header.lower() for header in headers
+        )
+        self._raw = bytearray(rest)
+        return True
+
+    def _unchunk(self) -> None:
+        """Move whole chunks (`<hex length>[;...]\\r\\n<bytes>\\r\\n`) from raw to body."""
+        raw, at = self._raw, 0
+        while (line_end := raw.find(b"\r\n", at)) >= 0:
+            length = int(raw[at:line_end].split(b";", 1)[0], 16)
+            chunk_end = line_end + 2 + length
+            if len(raw) < chunk_end + 2:
+                break
+            self._body += raw[line_end + 2 : chunk_end]
+            at = chunk_end + 2
+        del raw[:at]
+
+    def _read_events(self) -> None:
+        now_s = perf_counter()
+        *whole, rest = self._body.split(b"\n")
+        self._body = rest
+        for line in whole:
+            if line.startswith(b"data:"):
+                self._read_event(bytes(line[5:].strip()), now_s)
+
+    def _read_event(self, data: bytes, now_s: float) -> None:
+        if data == b"[DONE]":
+            self.end_s = now_s
+            self._finish(None)
+            return
+        event = orjson.loads(data)
+        if "error" in event:
+            self._finish(f"in the stream: {_message(data)}")
+            return
+        usage = event.get("usage")
+        if usage:
+            self.usage_tokens = usage["completion_tokens"]
+        for choice in event.get("choices", ()):
+            self._read_choice(choice, now_s)
+
+    def _read_choice(self, choice: dict[str, object], now_s: float) -> None:
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self.token_ids += ids
+            self.token_s += [now_s] * len(ids)
+        elif choice.get("text") or choice.get("finish_reason") is None:
+            self.token_s.append(now_s)
+
+    def _finish(self, error: str | None) -> None:
+        """The first end counts; what comes after it changes nothing."""
+        if not self.ended.done():
+            self.error = error
+            self.ended.set_result(None)
+
+
+def _retry_after_s(headers: Sequence[bytes]) -> float | None:
+    """The finer of the two headers goes first, as with the official clients."""
+    named = {name.lower(): value.strip() for name, _, value in (header.partition(b":") for header in headers)}
+    for name, unit in ((b"retry-after-ms", 1000), (b"retry-after", 1)):
+        if named.get(name, b"").isdigit():
+            return int(named[name]) / unit
+    return None
+
+
+def _message(body: bytes) -> str:
+    """The message of an error in the OpenAI shape, or what there is."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+async def get_json(target: Target, path: str) -> object:
+    """A small GET, for `/v1/models` and the like. Raises: OSError, ValueError when the answer is not 200 with JSON."""
+    async with asyncio.timeout(target.timeout_s):
+        reader, writer = await asyncio.open_connection(target.host, target.port, ssl=target.tls)
+        key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key is not None else ""
+        prefix = urlsplit(target.url).path.rstrip("/").removesuffix("/v1")
+        writer.write(f"GET {prefix}{path} HTTP/1.0\r\nHost: {target.host}:{target.port}\r\n{key}\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status_line = head.split(b"\r\n", 1)[0].decode(errors="replace")
+    status = status_line.split(" ", 2)[1:2]
+    if status != ["200"]:
+        hint = "; --api-key gives it a key" if status == ["401"] else ""
+        raise ValueError(f"GET {path}: {status_line}{hint}")
+    return orjson.loads(body)
+
+
+async def served_models(target: Target) -> Sequence[str]:
+    """Ids of the models that the server offers."""
+    listing = await get_json(target, "/v1/models")
+    assert isinstance(listing, dict)
+    return [model["id"] for model in listing["data"]]

@@ -1,0 +1,175 @@
+"""The paper's trace (ORCA, section 6.2) through Orca's engine and policy, and beside it through Hugging Face
+transformers: its static batching and its continuous batching, with the same weights, in the same process.
+
+Prompts U(32,512), outputs U(1,128), all requests there at the start: the load that a Poisson process comes to when its
+rate rises, so each system is as busy as it can be. A model of about a billion parameters: the libraries run one after
+the other with their own copies of the weights, and the slowest of them should end within minutes.
+
+Orca's tokens of some requests are judged, those of the timed run. Another library's are compared with them: in a short
+dtype two sound answers part at their first near-tie, so how long they agree is said.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from orca.bench.gpu.check import Verdict, verdict
+from orca.bench.gpu.device import free
+from orca.bench.gpu.hugging_face import hugging_face_model, without_hub
+from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.shapes import LLAMA_1B, SMALL, made
+from orca.bench.kernels.engine import Asked, EngineRow, said
+from orca.bench.peers.engine_peer import run
+from orca.bench.peers.transformers_peer import continuous_batching, static_batching
+from orca.bench.peers.workload import Answer, Workload
+from orca.bench.trace import PRESETS, Range, TraceSpec, generate
+from orca.worker.models.build import StageModel
+from orca.worker.models.config import LlamaConfig
+
+System = Callable[[Workload], Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSizes:
+    """What is run."""
+
+    name: str
+    config: LlamaConfig
+    spec: TraceSpec
+    batch_size: int  # requests in a batch, of each system
+    judged: int  # requests, the first ones
+    continuous_tokens: tuple[int, ...]  # of a step of the library's continuous batching: its best of these counts
+
+
+ON_GPU = TraceSizes(
+    name="Llama 1B",
+    config=LLAMA_1B,
+    spec=TraceSpec(requests=512, prompt_tokens=PRESETS["paper"][0], new_tokens=PRESETS["paper"][1]),
+    batch_size=64,
+    judged=32,
+    continuous_tokens=(512, 2048),
+)
+ON_CPU = TraceSizes(
+    name="a small Llama",
+    config=SMALL,
+    spec=TraceSpec(requests=9, prompt_tokens=Range(4, 30), new_tokens=Range(1, 12)),
+    batch_size=3,
+    judged=9,
+    continuous_tokens=(64,),
+)
+
+
+def trace_rows(asked: Asked) -> Iterator[EngineRow]:
+    """Orca's row, then those that it is held beside."""
+    sizes = ON_GPU if asked.device.type == "cuda" else ON_CPU
+    contest = _Contest(sizes, RandomTensors(dtype=asked.dtype, device=asked.device))
+    ours = contest.orca()
+    right = contest.judge(ours)
+    yield EngineRow(
+        name=f"trace of {sizes.name}, {sizes.spec.requests} requests: Orca",
+        result=str(right),
+        is_right=right.is_right,
+        seconds=ours.seconds if right.is_right else None,
+        more=_figures(right, ours),
+    )
+    if not right.is_right:
+        return
+    try:
+        with without_hub():
+            yield from _rivals(sizes, contest, ours)
+    except Exception as error:  # another library's: of any kind, if it is there at all
+        yield EngineRow(name="trace: Hugging Face", result=f"left out: {said(error)}")
+
+
+def _rivals(sizes: TraceSizes, contest: "_Contest", ours: Answer) -> list[EngineRow]:
+    model = hugging_face_model(sizes.config, contest.tensors)
+    continuous = [partial(continuous_batching, model, batch_tokens=tokens) for tokens in sizes.continuous_tokens]
+    return [
+        _rival("static", [partial(static_batching, model)], contest, ours),
+        _rival("continuous", continuous, contest, ours),
+    ]
+
+
+class _Contest:
+    """The same requests and weights for all."""
+
+    def __init__(self, sizes: TraceSizes, tensors: RandomTensors) -> None:
+        self.tensors = tensors
+        self._sizes = sizes
+        self._workload = Workload.of(
+            generate(sizes.spec),
+            Path("random"),
+            sizes.config.vocab_size,
+            batch_size=sizes.batch_size,
+            threads=torch.get_num_threads(),
+        )
+
+    def orca(self) -> Answer:
+        ran = self.timed(partial(_engine, made(self._sizes.config, self.tensors)))
+        free(self.tensors.device)
+        return ran
+
+    def timed(self, system: System) -> Answer:
+        """A system's run, behind a short one that sets it up."""
+        system(self._workload.head(2 * self._workload.batch_size))
+        return system(self._workload)
+
+    def judge(self, ran: Answer) -> Verdict:
+        """The first answers, and the lengths of all."""
+        counts, judged = self._workload.new_tokens, self._sizes.judged
+        prompts, answers = self._workload.prompts[:judged], ran.tokens[:judged]
+        found = verdict(self._sizes.config, self.tensors, prompts, answers, counts[:judged])
+        rest = zip(ran.tokens[judged:], counts[judged:], strict=True)
+        wrong = found.judgement.wrong_counts + sum(len(answer) != count for answer, count in rest)
+        return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))
+
+
+def _engine(model: StageModel, workload: Workload) -> Answer:
+    start_s = time.perf_counter()
+    ran = run(model, workload)
+    return Answer(seconds=time.perf_counter() - start_s, tokens=ran.tokens)
+
+
+def _figures(right: Verdict, ran: Answer) -> dict[str, Any]:
+    judged = {"checked": right.judgement.to_json(), "margin": right.margin}
+    return judged | {"tokens_per_s": sum(map(len, ran.tokens)) / ran.seconds if right.is_right else None}
+
+
+def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: Answer) -> EngineRow:
+    """The fastest of some ways to run it. What another library does wrong is said, and is no error of ours."""
+    name = f"trace: Hugging Face {kind} batching"
+    ran: list[Answer] = []
+    failed = ""
+    for way in ways:
+        try:
+            ran.append(contest.timed(way))
+        except Exception as error:  # another library's: of any kind
+            failed = said(error)
+    if not ran:
+        return EngineRow(name=name, result=f"left out: {failed}")
+    best = min(ran, key=lambda each: each.seconds)
+    right = contest.judge(best)
+    if not right.is_right:
+        return EngineRow(name=name, result=f"left out: {right}", more=_figures(right, best))
+    equal = sum(map(list.__eq__, best.tokens, ours.tokens)) / len(ours.tokens)
+    agreed = mean(map(_agreed, best.tokens, ours.tokens))
+    whole = mean(map(len, ours.tokens))
+    return EngineRow(
+        name=name,
+        result=f"{right}; {equal:.0%} of answers as Orca's, agreeing for {agreed:.1f} of {whole:.1f} tokens",
+        seconds=best.seconds,
+        times_faster=best.seconds / ours.seconds,
+        more=_figures(right, best) | {"equal": equal, "agreed_tokens": agreed},
+    )
+
+
+def _agreed(one: list[int], other: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

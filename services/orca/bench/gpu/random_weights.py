@@ -1,0 +1,81 @@
+"""Weights that no file holds: each tensor of a Llama is made on the device, out of its name.
+
+So a stage, any slice of it, a plain reference and a Hugging Face model have the same weights without keeping them
+twice. How large they are and why, random_scales.py says.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from orca.bench.random_scales import EMBEDDING_DEVIATION, GAIN
+from orca.worker.weights.loader import Slice
+
+_NORM_DEVIATION = 0.1
+"""Of norms' weights from one: a norm that is left out shows."""
+
+
+class RandomTensors:
+    """All tensors that anybody asks for (worker.weights.loader.Tensors).
+
+    Args:
+        seed: with a tensor's name it decides its numbers, on devices of one kind.
+    """
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self.bytes_read = 0
+        self.expected_bytes = 0
+        self.dtype = dtype
+        self.device = device
+        self._seed = seed
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        return self.dtype
+
+    def prefix(self, candidates: Sequence[str], name: str) -> str:  # noqa: ARG002 - it has all of them
+        return candidates[0]
+
+    def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, or the part that `slices` name, one for each leading dimension."""
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        mean, deviation = _distribution(name, shape)
+        made.normal_(mean, deviation, generator=self._numbers(name))
+        index = tuple(slice(None) if part is None else slice(*part) for part in slices)
+        return made[index].contiguous() if index else made
+
+    view = read
+
+    def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
+        return torch.full(shape, value, dtype=self.dtype, device=self.device)
+
+    def give_back(self) -> None:
+        """Nothing is mapped."""
+
+    def stored_bytes(self, prefixes: Iterable[str]) -> int:  # noqa: ARG002 - none are stored
+        return 0
+
+    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
+        """There is no other."""
+
+    def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
+        """There is nothing that nobody has asked for."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _numbers(self, name: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation of a tensor's numbers. Matrices are [out, in]."""
+    if len(shape) == 1:
+        return 1.0, _NORM_DEVIATION
+    if name.endswith("embed_tokens.weight"):
+        return 0.0, EMBEDDING_DEVIATION
+    return 0.0, GAIN / math.sqrt(shape[1])

@@ -1,0 +1,184 @@
+"""Redis, scheduler and gateway for the length of a measurement, each in a process of its own, as `orca up` starts them.
+
+What is counted is the processor time of each process: other work on the machine slows a run down and changes it little.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from orca.bench.client import Target, get_json
+from orca.core.domain.errors import OrcaError
+from orca.core.domain.model import ModelInfo
+from orca.core.process.parent_death import leashed
+from orca.core.process.ports import free_port
+from orca.pool.redis.access import LOCAL_USER, LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
+
+DEPLOYMENT = "host"
+READY_WITHIN_S = 60.0
+STOP_WITHIN_S = 15.0
+
+POOL_SETTINGS = {
+    "ORCA_POOL_MAX_QUEUED": str(1 << 30),
+    "ORCA_POOL_MAX_QUEUED_PROMPT_TOKENS": str(1 << 40),
+    "ORCA_POOL_BYTES_MAX": str(1 << 44),
+}
+"""The door's bounds are not what is measured."""
+
+
+class HostFailed(OrcaError):
+    """A process ended or hung, or what came out is not what was drawn: there is no figure."""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolServer:
+    """A Redis of our own, and what a process must be told to use it."""
+
+    redis: EmbeddedRedis
+    access: LocalAccess
+    environment: Mapping[str, str]
+
+    async def until_quiet(self) -> None:
+        """Wait while it writes its append-only file anew, as it does behind many submits: that costs it a fork, and a
+        copy of each page that is changed meanwhile."""
+        client = Redis.from_url(self.redis.url, username=LOCAL_USER, password=self.access.password)
+        try:
+            while (await client.info("persistence"))["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - asked, not told
+                await asyncio.sleep(0.2)
+        finally:
+            await client.aclose()
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[PoolServer]:
+    access = LocalAccess.prepare(folder, DEPLOYMENT)
+    login = {"ORCA_POOL_USER": LOCAL_USER, "ORCA_POOL_PASSWORD_FILE": str(access.password_file)}
+    with EmbeddedRedis(folder / "redis", access=access) as redis:
+        yield PoolServer(redis, access, {**login, **POOL_SETTINGS})
+
+
+class NullScheduler:
+    """The scheduler of a group whose engine answers by itself (scheduler_process.py)."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def until_seated(self) -> None:
+        """Raises: HostFailed."""
+        assert self._process.stdout is not None
+        if await asyncio.to_thread(self._process.stdout.readline) != b"ready\n":
+            raise HostFailed("the scheduler did not start; see its log")
+
+    def go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    def check(self) -> None:
+        """Raises: HostFailed when it has ended."""
+        if self._process.poll() is not None:
+            raise HostFailed(f"the scheduler ended with {self._process.returncode}; see its log")
+
+    def end(self) -> None:
+        """Have it end in order; does not wait for it."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def drained(self) -> tuple[int, int]:
+        """Wait for what `end` asks for. Returns: the steps that its engine ran, and the tokens it drew.
+
+        Raises: HostFailed.
+        """
+        assert self._process.stdout is not None
+        words = self._process.stdout.readline().split()
+        if len(words) != 2:
+            raise HostFailed("the scheduler did not drain; see its log")
+        return int(words[0]), int(words[1])
+
+
+@contextmanager
+def running_scheduler(
+    server: PoolServer, model: ModelInfo, folder: Path, number: int = 0, *, batch_size: int, step_us: int
+) -> Iterator[NullScheduler]:
+    """Args: number: of its group, from 0."""
+    flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
+    # Nobody listens there: the null engine asks no stage.
+    flags += ["--stages", "127.0.0.1:1", "--group", f"g{number}"]
+    flags += ["--max-batch-size", str(batch_size), "--log-format", "json"]
+    command = [sys.executable, "-m", "orca.bench.host.scheduler_process", str(step_us), *flags]
+    with _running(command, server, folder / f"scheduler-{number}.log") as process:
+        yield NullScheduler(process)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcess:
+    pid: int
+    target: Target
+
+
+@contextmanager
+def running_gateway(server: PoolServer, model: ModelInfo, folder: Path, number: int = 0) -> Iterator[GatewayProcess]:
+    """Args: number: its own among several, from 0."""
+    port = free_port()
+    flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
+    flags += ["--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "1", "--log-format", "json"]
+    with _running(
+        [sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, folder / f"gateway-{number}.log"
+    ) as process:
+        url = f"http://127.0.0.1:{port}"
+        yield GatewayProcess(process.pid, Target(url=url, model=model.name, vocab_size=model.vocab_size))
+
+
+async def until_healthy(gateway: GatewayProcess) -> None:
+    """Raises: HostFailed."""
+    clock = asyncio.get_running_loop().time
+    limit_s = clock() + READY_WITHIN_S
+    while clock() < limit_s:
+        try:
+            await get_json(gateway.target, "/health")
+        except (OSError, ValueError):
+            await asyncio.sleep(0.1)
+        else:
+            return
+    raise HostFailed("the gateway did not start; see its log")
+
+
+@contextmanager
+def _running(command: Sequence[str], server: PoolServer, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(
+            leashed(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env={**os.environ, **server.environment},
+            start_new_session=True,
+        )
+        stack.enter_context(process)  # closes its pipes
+        stack.callback(_stop, process)
+        yield process
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,143 @@
+"""The host path in figures: what schedulers commit and what gateways stream, per second of their processors.
+
+    commits   requests wait in the pool, and one scheduler, or several, run them all on null engines
+    events    many streams are open, and tokens come at a given rate, each of which a gateway turns into an event
+
+Each run has a Redis, schedulers and gateways of its own. Seconds of the wall's clock say what this machine did, with
+all processes on its processors; processor time says what a process could do with one for itself.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from orca.bench.host.commits import Committed, Load, measure_commits
+from orca.bench.host.events import Streamed, Streams, measure_events
+from orca.bench.host.parts import HostFailed
+from orca.bench.trace import Range
+from orca.core.domain.model import load_model_info
+
+PROMPT_TOKENS = 32
+NEW_TOKENS = Range(128, 384)
+"""Of a request: ends are spread over the steps, and a stream of the gateway has their mean."""
+
+LIMIT_S = 1200.0
+"""Of one run: a million requests are submitted in minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured; nothing where there are no sizes."""
+
+    batch_sizes: Sequence[int]
+    step_us: int
+    waiting: Sequence[int]
+    tokens: int
+    streams: Sequence[int]
+    tokens_per_s: float
+    schedulers: Sequence[int] = (1,)
+    gateways: Sequence[int] = (1,)
+    waiting_streams: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    commits: Sequence[Committed]
+    events: Sequence[Streamed]
+
+
+def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[str], None]) -> Figures:
+    """All runs of a plan, one after the other.
+
+    Args: model_folder: whose tokenizer and sizes are used; its weights are not.
+    Raises: HostFailed.
+    """
+    model = load_model_info(model_folder)
+
+    def place(name: str) -> Path:
+        progress(name)
+        made = folder / name
+        made.mkdir()
+        return made
+
+    async def run() -> Figures:
+        commits, events = [], []
+        for size, waiting, schedulers in product(plan.batch_sizes, plan.waiting, plan.schedulers):
+            load = Load(
+                schedulers=schedulers,
+                batch_size=size,
+                waiting=waiting,
+                tokens=plan.tokens,
+                new_tokens=NEW_TOKENS,
+                prompt_tokens=PROMPT_TOKENS,
+                step_us=plan.step_us,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                name = f"batch-{size}-waiting-{waiting}-schedulers-{schedulers}"
+                commits.append(await measure_commits(model, load, place(name)))
+        for size, waiting, gateways in product(plan.streams, plan.waiting_streams, plan.gateways):
+            asked = Streams(
+                gateways=gateways,
+                streams=size,
+                waiting=waiting,
+                tokens_per_s=plan.tokens_per_s,
+                new_tokens=(NEW_TOKENS.low + NEW_TOKENS.high) // 2,
+                prompt_tokens=PROMPT_TOKENS,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                name = f"streams-{size}-waiting-{waiting}-gateways-{gateways}"
+                events.append(await measure_events(model, asked, place(name)))
+        return Figures(commits, events)
+
+    try:
+        return asyncio.run(run())
+    except TimeoutError as error:
+        raise HostFailed(f"a run did not end within {LIMIT_S:g} s") from error
+
+
+def lines(figures: Figures) -> list[str]:
+    """The figures as tables for a terminal."""
+    return [*_lines_of_commits(figures.commits), *_lines_of_events(figures.events)]
+
+
+def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
+    if not runs:
+        return []
+    head = f"{'batch':>7}{'waiting':>9}{'schedulers':>12}{'steps/s':>9}{'tokens/s':>10}"
+    head += f"{'scheduler us/token':>20}{'alone/s':>9}{'Redis us/token':>16}{'alone/s':>9}{'bytes waiting':>15}"
+    rows = [
+        f"{run.batch_size:>7}{run.waiting:>9}{run.schedulers:>12}"
+        f"{run.steps / run.seconds:>9.0f}{run.tokens / run.seconds:>10.0f}"
+        f"{1e6 * run.scheduler_s / run.tokens:>20.1f}{run.schedulers * run.tokens / run.scheduler_s:>9.0f}"
+        f"{1e6 * run.redis_s / run.tokens:>16.1f}{run.tokens / run.redis_s:>9.0f}"
+        f"{run.waiting_bytes or '-':>15}"
+        for run in runs
+    ]
+    return [
+        "Committed: every log holds what was drawn, in order, and ended once. alone: a processor for each process.",
+        head,
+        *rows,
+    ]
+
+
+def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
+    if not runs:
+        return []
+    head = f"{'streams':>7}{'waiting':>9}{'gateways':>10}{'asked/s':>9}{'events/s':>10}"
+    head += f"{'gateway us/event':>20}{'alone/s':>9}{'Redis us/event':>16}{'scheduler':>11}{'reads/event':>13}"
+    rows = [
+        f"{run.streams:>7}{run.waiting:>9}{run.gateways:>10}{run.tokens_per_s:>9.0f}{run.events / run.seconds:>10.0f}"
+        f"{1e6 * run.gateway_s / run.events:>20.1f}{run.gateways * run.events / run.gateway_s:>9.0f}"
+        f"{1e6 * run.redis_s / run.events:>16.1f}{1e6 * run.scheduler_s / run.events:>11.1f}"
+        f"{run.pieces / run.events:>13.2f}"
+        for run in runs
+    ]
+    return ["Streamed: every stream has each event once, in order, with the text that was drawn.", head, *rows]
+
+
+def to_json(figures: Figures) -> dict[str, Any]:
+    """The same as plain data."""
+    return asdict(figures)

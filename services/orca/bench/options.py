@@ -1,0 +1,154 @@
+"""Options that several measurements share, and what they mean; bad values end with the name of the flag."""
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import orjson
+
+from orca.bench.trace import PRESETS, Range, TraceSpec
+from orca.core.domain.errors import SettingError
+from orca.core.process.command_line import Parser
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A reader of comma-separated values: `1,2,4`."""
+
+    def read(text: str) -> tuple[T, ...]:
+        return tuple(kind(part) for part in text.split(","))
+
+    read.__name__ = f"list of {kind.__name__}"
+    return read
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A reader of a number above 0."""
+    return _checked(kind, lambda value: value > 0, "is not above 0")
+
+
+def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    """A reader of a number from 0 on."""
+    return _checked(kind, lambda value: value >= 0, "is below 0")
+
+
+def _checked(
+    kind: Callable[[str], Number], is_good: Callable[[Number], bool], complaint: str
+) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
+        value = kind(text)
+        if not is_good(value):
+            raise argparse.ArgumentTypeError(f"{text} {complaint}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def program(text: str) -> Path:
+    """A reader of a program: its path, or its name where that is on the PATH."""
+    if (found := shutil.which(text)) is None:
+        raise argparse.ArgumentTypeError(f"{text} is no program that can be run here")
+    return Path(found)
+
+
+def process(text: str) -> int:
+    """A reader of the id of a process of this machine."""
+    if not Path(f"/proc/{int(text)}").is_dir():
+        raise argparse.ArgumentTypeError(f"there is no process {text}")
+    return int(text)
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Of a server that runs."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("ORCA_API_KEY"), metavar="KEY", help="a bearer token (that in ORCA_API_KEY)"
+    )
+
+
+def add_trace_options(
+    parser: argparse.ArgumentParser, *, preset: str | None, requests: int, lengths: tuple[int, int] | None = None
+) -> None:
+    """How the trace is drawn.
+
+    Args:
+        preset: the default one; None leaves out the choice.
+        lengths: defaults of prompt and new tokens where there is no preset.
+    """
+    add = parser.add_argument_group("trace").add_argument
+    prompt, new = (None, None) if lengths is None else (Range(lengths[0], lengths[0]), Range(lengths[1], lengths[1]))
+    if preset is not None:
+        shown = "; ".join(f"{name}: prompts {p}, new tokens {n}" for name, (p, n) in PRESETS.items())
+        add("--preset", choices=tuple(PRESETS), default=preset, help=f"lengths ({shown}; default %(default)s)")
+    add("--prompt-tokens", type=_length, default=prompt, metavar="N[:M]", help="prompt length, uniform N to M")
+    add("--new-tokens", type=_length, default=new, metavar="N[:M]", help="tokens to generate, uniform N to M")
+    add("--requests", type=int, default=requests, metavar="N", help="how many requests (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="of lengths, arrivals and prompts (%(default)s)")
+
+
+def _length(text: str) -> Range:
+    try:
+        return Range.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
+    """The trace that the options ask for. Raises: SettingError."""
+    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
+    if "preset" in options:
+        preset = PRESETS[options.preset]
+        prompt_tokens, new_tokens = prompt_tokens or preset[0], new_tokens or preset[1]
+    try:
+        return TraceSpec(
+            requests=options.requests,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            rate=rate,
+            seed=options.seed,
+        )
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
+    """Where results go besides the terminal; what cannot be written is refused before a long run, not after."""
+    add = parser.add_argument_group("output").add_argument
+    add("--json", type=_output_file, metavar="FILE", help="write all figures to FILE")
+    if can_plot:
+        shown = ", ".join(PICTURES)
+        add("--plot", type=_picture_file, metavar="FILE", help=f"draw the curves into FILE ({shown}; needs matplotlib)")
+
+
+def _output_file(text: str) -> Path:
+    file = Path(text)
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written to")
+    return file
+
+
+def _picture_file(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("it needs matplotlib: pip install 'orca-serving[bench]'")
+    return _output_file(text)
+
+
+def write_json(file: Path | None, content: object) -> None:
+    """Write figures where `--json` asks for them."""
+    if file is not None:
+        file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,167 @@
+"""Orca's own engine and policy in one process, without pool and HTTP, and the limit of its matrix products:
+
+    python -m orca.bench.peers.engine_peer DTYPE WORKLOAD ANSWER
+
+The limit is what the products of the same steps take when nothing else is done, with the weights as the engine has laid
+them out: as fast as this machine's libraries can be. It is measured right behind the run, in the same process.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from orca.bench.peers.arrivals import Arrivals
+from orca.bench.peers.workload import Answer, Workload
+from orca.bench.trace import GREEDY
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
+from orca.core.domain.step import Claim, Epoch, Step
+from orca.core.process.gc_freeze import leave_all_out
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Limits, next_batch
+from orca.scheduler.policy.state import GroupState
+from orca.worker.models.build import StageModel, load_stage
+from orca.worker.stage.stage import Stage
+from orca.worker.weights.linear import Linear, PanelLinear
+
+_FOR_DRAWN = 4
+"""Linears at the end of a model: attention's output, the two of the MLP, and the head."""
+
+
+def main(arguments: list[str]) -> None:
+    dtype, workload_file, answer_file = arguments
+    workload = Workload.load(Path(workload_file))
+    torch.set_num_threads(workload.threads)
+    torch.set_grad_enabled(False)
+    model = load_stage(workload.model, dtype=dtype)
+    run(model, workload.head(2 * workload.batch_size))
+    steps: list[Step] = []
+    leave_all_out()
+    start_s = perf_counter()
+    ran = run(model, workload, steps.append)
+    seconds = perf_counter() - start_s
+    # With pauses between the requests it would say nothing.
+    limit_seconds = time_products(model, steps) if workload.arrivals_s is None else None
+    Answer(
+        seconds=seconds, tokens=ran.tokens, limit_seconds=limit_seconds, first_s=ran.first_s, last_s=ran.last_s
+    ).save(Path(answer_file))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What became of each request; times are seconds behind its arrival."""
+
+    tokens: list[list[int]]
+    first_s: list[float]
+    last_s: list[float]
+
+
+def run(
+    model: StageModel,
+    workload: Workload,
+    on_step: Callable[[Step], None] = lambda _: None,
+    *,
+    max_batch_tokens: int | None = None,
+) -> Ran:
+    """Algorithm 1 over the whole workload, one step at a time; a request is taken up behind the step in which it comes.
+
+    Args:
+        on_step: called when a step's tokens are drawn.
+        max_batch_tokens: of a step; prompts run in chunks. None runs them whole.
+    """
+    arrivals = Arrivals(workload)
+    longest = workload.longest
+    limits = Limits(
+        stages=1,
+        max_batch_size=workload.batch_size,
+        slots=workload.batch_size * slots_needed(longest, DEFAULT_BLOCK_TOKENS),
+        block_tokens=DEFAULT_BLOCK_TOKENS,
+        max_model_len=longest,
+        max_batch_tokens=max_batch_tokens,
+    )
+    stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
+    state, policy, epoch = GroupState(), Iteration(), Epoch(1, "bench")
+    answers: list[list[int]] = [[] for _ in workload.prompts]
+    while True:
+        for number in arrivals.take():
+            state.add(_request(workload, number), Claim(1, "bench/1"))
+        batch = next_batch(policy, state, limits)
+        if not batch.picks:
+            if not arrivals.has_more:
+                return Ran(tokens=answers, first_s=arrivals.first_s, last_s=arrivals.last_s)
+            arrivals.wait()
+            continue
+        step = state.schedule(batch, epoch)
+        plan = stage.begin(step)
+        sampled = stage.sample(plan, stage.forward(plan))
+        on_step(step)
+        drawing = [pick.request for pick in state.read().picks if pick.sample]
+        for entry, drawn in zip(drawing, sampled, strict=True):
+            state.receive(entry, drawn.token.id)
+            answers[entry.request.choice].append(drawn.token.id)
+        arrivals.note([entry.request.choice for entry in drawing])
+
+
+def _request(workload: Workload, number: int) -> Request:
+    return Request(
+        parent="bench",
+        choice=number,
+        revision="bench",
+        prompt=tuple(workload.prompts[number]),
+        max_new_tokens=workload.new_tokens[number],
+        sampling=GREEDY,
+        arrival=number,
+    )
+
+
+def time_products(model: StageModel, steps: Sequence[Step]) -> float:
+    """Seconds that the matrix products of these steps take alone.
+
+    Behind its keys and values the last layer computes only the tokens that something is drawn from, as the head does.
+    """
+    every, drawn = model.linears[:-_FOR_DRAWN], model.linears[-_FOR_DRAWN:]
+    counts = [(step.tokens, sum(row.sample for row in step.rows)) for step in steps]
+    sizes = {linear.inputs for linear in model.linears}
+    inputs = {
+        (rows, size): torch.randn(rows, size, dtype=model.dtype) for rows in set(chain(*counts)) for size in sizes
+    }
+    runs = {
+        (tokens, draws): _products(
+            [
+                *((linear, inputs[tokens, linear.inputs]) for linear in every),
+                *((linear, inputs[draws, linear.inputs]) for linear in drawn),
+            ]
+        )
+        for tokens, draws in set(counts)
+    }
+    start_s = perf_counter()
+    for count in counts:
+        runs[count]()
+    return perf_counter() - start_s
+
+
+def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
+    """The products of a step, launched as the engine does it: all at once where every weight is in panels. One by one
+    they take some 15 us more each, which would make the limit too low."""
+
+    def run() -> None:
+        for linear, x in pairs:
+            linear(x)
+
+    if not all(isinstance(linear, PanelLinear) for linear, _ in pairs):
+        return run
+    # The benchmark of GPUs reads this module where Numba is not installed.
+    from orca.kernels.cpu.team.team import recorded
+
+    with recorded() as recording:
+        run()
+    return recording.run
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

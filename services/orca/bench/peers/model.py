@@ -1,0 +1,203 @@
+"""A model folder for measuring: llama-type or GPT-2 type, random weights (random_scales.py), the files that a Hugging
+Face folder has."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from orca.bench.random_scales import EMBEDDING_DEVIATION, GAIN
+
+BIAS_DEVIATION = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a llama-type model. The defaults have 63 M parameters."""
+
+    layers: int = 12
+    hidden: int = 512
+    heads: int = 8
+    kv_heads: int = 8
+    intermediate: int = 1408
+    vocab: int = 24_000  # at least 256: the tokens of single bytes
+    positions: int = 2048
+    is_tied: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Shape:
+    """Sizes of a GPT-2 type model. The defaults have 24 M parameters."""
+
+    layers: int = 8
+    hidden: int = 384
+    heads: int = 6
+    vocab: int = 24_000  # at least 256: the tokens of single bytes
+    positions: int = 1024
+
+
+Shape = LlamaShape | GPT2Shape
+
+IN_BFLOAT16 = "-bf16"
+"""How names end of models whose files are in bfloat16; those of others are in float32."""
+
+_SHAPES: Mapping[str, Shape] = {
+    "llama-63m": LlamaShape(),
+    # The same, with grouped queries, as models since Llama 2 have them: four to a head of keys and values.
+    "llama-58m-gqa": LlamaShape(kv_heads=2),
+    "gpt2-8x384": GPT2Shape(),
+    "llama-500m": LlamaShape(
+        layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
+    ),
+    # A vocabulary as small models of today have it; the sizes of Qwen2.5-0.5B.
+    "llama-494m-tied": LlamaShape(
+        layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864, vocab=151_936, positions=2048, is_tied=True
+    ),
+}
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {f"{name}{stored}": shape for stored in ("", IN_BFLOAT16) for name, shape in _SHAPES.items()}
+)
+"""Name -> what is made under it."""
+
+
+def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> int:
+    """Write config.json, generation_config.json, tokenizer.json and model.safetensors into `folder`.
+
+    Returns: the number of parameters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(shape, LlamaShape):
+        weights, config = _llama_weights(shape, generator), _llama_config(shape)
+    else:
+        weights, config = _gpt2_weights(shape, generator), _gpt2_config(shape)
+    save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
+    config |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": str(dtype).split(".")[-1]}
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0})
+    _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
+    return sum(weight.numel() for weight in weights.values())
+
+
+def _matrix(rows: int, columns: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
+    """Of a layer that has so many `inputs`: one of the two sizes."""
+    return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(inputs))
+
+
+def _llama_weights(shape: LlamaShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """All tensors in float32, under the names that `LlamaForCausalLM` gives them, each `[out, in]`."""
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return _matrix(rows, columns, columns, generator)
+
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    weights = {
+        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=generator) * EMBEDDING_DEVIATION,
+        "model.norm.weight": torch.ones(shape.hidden),
+    }
+    if not shape.is_tied:
+        weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}"
+        weights |= {
+            f"{prefix}.input_layernorm.weight": torch.ones(shape.hidden),
+            f"{prefix}.self_attn.q_proj.weight": matrix(query, shape.hidden),
+            f"{prefix}.self_attn.k_proj.weight": matrix(key, shape.hidden),
+            f"{prefix}.self_attn.v_proj.weight": matrix(key, shape.hidden),
+            f"{prefix}.self_attn.o_proj.weight": matrix(shape.hidden, query),
+            f"{prefix}.post_attention_layernorm.weight": torch.ones(shape.hidden),
+            f"{prefix}.mlp.gate_proj.weight": matrix(shape.intermediate, shape.hidden),
+            f"{prefix}.mlp.up_proj.weight": matrix(shape.intermediate, shape.hidden),
+            f"{prefix}.mlp.down_proj.weight": matrix(shape.hidden, shape.intermediate),
+        }
+    return weights
+
+
+def _llama_config(shape: LlamaShape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.positions,
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": shape.is_tied,
+    }
+
+
+def _gpt2_weights(shape: GPT2Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """All tensors in float32, under the names that `GPT2LMHeadModel` gives them, a layer's matrices `[in, out]`."""
+    hidden = shape.hidden
+
+    def small(*size: int, deviation: float = EMBEDDING_DEVIATION) -> torch.Tensor:
+        return torch.randn(*size, generator=generator) * deviation
+
+    def linear(name: str, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
+        weight = _matrix(inputs, outputs, inputs, generator)
+        return {f"{name}.weight": weight, f"{name}.bias": small(outputs, deviation=BIAS_DEVIATION)}
+
+    def norm(name: str) -> dict[str, torch.Tensor]:
+        return {f"{name}.weight": torch.ones(hidden), f"{name}.bias": small(hidden, deviation=BIAS_DEVIATION)}
+
+    # The embedding is the head, too.
+    weights = {
+        "transformer.wte.weight": small(shape.vocab, hidden),
+        "transformer.wpe.weight": small(shape.positions, hidden),
+        **norm("transformer.ln_f"),
+    }
+    for layer in range(shape.layers):
+        prefix = f"transformer.h.{layer}"
+        weights |= norm(f"{prefix}.ln_1") | linear(f"{prefix}.attn.c_attn", hidden, 3 * hidden)
+        weights |= linear(f"{prefix}.attn.c_proj", hidden, hidden) | norm(f"{prefix}.ln_2")
+        weights |= linear(f"{prefix}.mlp.c_fc", hidden, 4 * hidden) | linear(f"{prefix}.mlp.c_proj", 4 * hidden, hidden)
+    return weights
+
+
+def _gpt2_config(shape: GPT2Shape) -> dict[str, object]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": shape.layers,
+        "n_embd": shape.hidden,
+        "n_head": shape.heads,
+        "n_inner": 4 * shape.hidden,
+        "vocab_size": shape.vocab,
+        "n_positions": shape.positions,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    }
+
+
+def _tokenizer(vocab: int) -> Tokenizer:
+    """A byte-level tokenizer: the 256 bytes, then made-up words that only the model ever chooses."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {token: index for index, token in enumerate([*alphabet, *(f"Ġw{n}" for n in range(vocab - len(alphabet)))])}
+    tokenizer = Tokenizer(BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,130 @@
+"""OpenVINO GenAI as a peer: its own continuous batching with a paged cache. Run by the Python of an environment that
+has what openvino.txt lists; of this package it imports only what needs nothing but the standard library.
+
+    python -m orca.bench.peers.openvino_peer convert WORKLOAD CONVERTED
+    python -m orca.bench.peers.openvino_peer f32|default WORKLOAD CONVERTED ANSWER
+
+CONVERTED is a folder: `convert` puts the model there in OpenVINO's format, in a process of its own, so that its memory
+is not taken for that of a run. `f32` computes and caches in float32, `default` as OpenVINO chooses: bfloat16 where the
+processor has it, and a cache of 8 bits.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from orca.bench.peers.arrivals import serve
+from orca.bench.peers.workload import Answer, Workload
+from orca.core.process.gc_freeze import leave_all_out
+
+BATCH_TOKENS = 256
+"""Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
+
+CACHE_BLOCK_TOKENS = 32
+"""On a CPU."""
+
+
+def main(arguments: list[str]) -> None:
+    mode, workload_file, converted, *answer_file = arguments
+    workload, folder = Workload.load(Path(workload_file)), Path(converted)
+    if mode == "convert":
+        _convert(Path(workload.model), folder)
+        return
+    pipeline = _pipeline(folder, mode, workload)
+    _generate(pipeline, _requests(workload.head(2 * workload.batch_size)))
+    leave_all_out()
+    start_s = perf_counter()
+    if workload.arrivals_s is None:
+        answer = _generate(pipeline, _requests(workload))
+    else:
+        answer = serve(workload, Pipeline(pipeline, workload, _requests(workload)))
+    answer["seconds"] = perf_counter() - start_s
+    Answer(**answer).save(Path(answer_file[0]))
+
+
+def _convert(model: Path, folder: Path) -> None:
+    exporters: Any = import_module("optimum.exporters.openvino")
+    intel: Any = import_module("optimum.intel")
+    exporters.main_export(
+        str(model),
+        folder,
+        task="text-generation-with-past",
+        # Weights stay as they are in the checkpoint.
+        ov_config=intel.OVConfig(dtype="fp32"),
+        library_name="transformers",
+    )
+
+
+def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
+    genai: Any = import_module("openvino_genai")
+    scheduling = genai.SchedulerConfig()
+    scheduling.max_num_seqs = workload.batch_size
+    scheduling.max_num_batched_tokens = BATCH_TOKENS
+    scheduling.cache_size = workload.cache_gib(CACHE_BLOCK_TOKENS)
+    scheduling.enable_prefix_caching = False  # random prompts share nothing: looking for it would only cost
+    options: dict[str, object] = {"INFERENCE_NUM_THREADS": workload.threads}
+    if precision == "f32":
+        options |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    return genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", options)
+
+
+def _requests(workload: Workload) -> list[tuple[Any, Any]]:
+    """Of each request its prompt and how it is generated, as the pipeline wants them."""
+    genai, openvino, numpy = (import_module(name) for name in ("openvino_genai", "openvino", "numpy"))
+    requests = []
+    for prompt, count in zip(workload.prompts, workload.new_tokens, strict=True):
+        config = genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = count, True, False
+        requests.append((openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)), config))
+    return requests
+
+
+def _generate(pipeline: Any, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """All requests at once. Returns: fields of an Answer; when tokens came is not told."""
+    results = pipeline.generate([prompt for prompt, _ in requests], [config for _, config in requests])
+    return {"tokens": [list(result.m_generation_ids[0]) for result in results]}
+
+
+class Pipeline:
+    """arrivals.Stepped.
+
+    Args:
+        pipeline: OpenVINO's.
+        requests: prompt and configuration of each.
+    """
+
+    def __init__(self, pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> None:
+        self._pipeline, self._requests = pipeline, requests
+        self._left = list(workload.new_tokens)  # tokens that are still to come, by request
+        self._running: dict[int, Any] = {}  # handles, by request
+
+    def add(self, number: int) -> None:
+        self._running[number] = self._pipeline.add_request(number, *self._requests[number])
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pipeline.has_non_finished_requests())
+
+    def step(self) -> dict[int, list[int]]:
+        self._pipeline.step()
+        came = {number: _read(handle) for number, handle in self._running.items()}
+        for number, new in came.items():
+            self._left[number] -= len(new)
+            if self._left[number] <= 0:
+                del self._running[number]
+        return came
+
+
+def _read(handle: Any) -> list[int]:
+    """What a request has got since the last time."""
+    new: list[int] = []
+    while handle.can_read():
+        for output in handle.read().values():
+            new += output.generated_ids
+    return new
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

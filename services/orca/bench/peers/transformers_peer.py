@@ -1,0 +1,139 @@
+"""Hugging Face transformers as a peer, and as the judge of everybody's tokens. Runs as its own process:
+
+    python -m orca.bench.peers.transformers_peer static|continuous|judge WORKLOAD ANSWER [ANSWER TO JUDGE]
+
+`static` is request-level batching as one writes it with `generate`: batches in order of arrival, padded on the left,
+each until its longest request ends. `continuous` is the library's own continuous batching with its paged cache.
+`transformers` is imported here and nowhere else: it is no dependency of the product.
+"""
+
+import json
+import sys
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from orca.bench.peers.judgement import Judgement, judge
+from orca.bench.peers.workload import Answer, Workload
+from orca.core.process.gc_freeze import leave_all_out
+
+CONTINUOUS_BATCH_TOKENS = 256
+"""Tokens that a step may hold in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to
+7 % in tokens per second of processor time (63 M parameters, batch 16, prompts U(16,128))."""
+
+
+def main(arguments: list[str]) -> None:
+    mode, workload_file, answer_file = arguments[:3]
+    workload = Workload.load(Path(workload_file))
+    torch.set_num_threads(workload.threads)
+    model = _load(workload.model)
+    if mode == "judge":
+        answers = Answer.load(Path(arguments[3])).tokens
+        Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
+        return
+    run = {"static": static_batching, "continuous": continuous_batching}[mode]
+    run(model, workload.head(2 * workload.batch_size))
+    leave_all_out()
+    run(model, workload).save(Path(answer_file))
+
+
+def _load(folder: str) -> Any:
+    transformers = quiet_library()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return endless(model)
+
+
+def quiet_library() -> Any:
+    """`transformers`, untyped in parts."""
+    transformers: Any = import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def endless(model: Any) -> Any:
+    """The model, ready to generate: `generate` fills what a call leaves open from here, and nothing may end a request
+    early."""
+    transformers: Any = import_module("transformers")
+    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
+    return model.eval()
+
+
+@torch.inference_mode()
+def static_batching(model: Any, workload: Workload) -> Answer:
+    """Request-level batching by `generate`."""
+    answers: list[list[int]] = []
+    start_s = perf_counter()
+    for first in range(0, len(workload.prompts), workload.batch_size):
+        prompts = workload.prompts[first : first + workload.batch_size]
+        counts = workload.new_tokens[first : first + workload.batch_size]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
+        )
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts), min_new_tokens=None)
+        answers += [row[width : width + count].tolist() for row, count in zip(out, counts, strict=True)]
+    return Answer(seconds=perf_counter() - start_s, tokens=answers)
+
+
+def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> Answer:
+    """The library's own, without the time in which it starts and stops: that is more than half a second.
+
+    Args: batch_tokens: of a step, at most.
+    Raises: RuntimeError when it fails.
+    """
+    transformers: Any = import_module("transformers")
+    config = _continuous_config(transformers.ContinuousBatchingConfig, workload, batch_tokens)
+    generation = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=-1, max_new_tokens=1)
+    tokens: dict[str, list[int]] = {}
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config
+    ) as manager:
+        requests = enumerate(zip(workload.prompts, workload.new_tokens, strict=True))
+        start_s = perf_counter()
+        for index, (prompt, count) in requests:
+            manager.add_request(prompt, request_id=str(index), max_new_tokens=count)
+        while len(tokens) < len(workload.prompts):
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                if result.error is not None:
+                    raise RuntimeError(f"continuous batching failed: {result.error}")
+                tokens[result.request_id] = result.generated_tokens
+            elif not manager.is_running():
+                raise RuntimeError("continuous batching stopped before all requests ended")
+        seconds = perf_counter() - start_s
+    return Answer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
+
+
+def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
+    page_tokens = 32
+    known = {each.name for each in fields(kind)}
+    return kind(
+        **{"page_size" if "page_size" in known else "block_size": page_tokens},  # its name before transformers 5.17
+        # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
+        num_blocks=2 * workload.batch_size * (workload.longest // page_tokens + 1),
+        max_batch_tokens=batch_tokens,
+        # Older ones have no such bound: their requests are as many as find room.
+        **({"max_requests_per_batch": workload.batch_size} if "max_requests_per_batch" in known else {}),
+        allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost
+    )
+
+
+@torch.inference_mode()
+def _judge(model: Any, workload: Workload, answers: list[list[int]]) -> Judgement:
+    def reference(prompt: list[int], answer: list[int]) -> torch.Tensor:
+        """One pass over one request, without batch, padding or cache."""
+        ids = torch.tensor([prompt + answer[:-1]])
+        logits: torch.Tensor = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits
+        return logits[0]
+
+    return judge(workload.prompts, workload.new_tokens, answers, reference)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""What passes between the comparison and the peers it starts: one file in, one file out, both JSON.
+
+A peer is its own process, so that no system under comparison shares an interpreter, threads or memory with another.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from orca.bench.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The same requests for every system."""
+
+    model: str  # folder
+    prompts: list[list[int]]  # token ids, in order of arrival
+    new_tokens: list[int]  # greedy tokens to generate for each, EOS or not
+    batch_size: int
+    threads: int
+    arrivals_s: list[float] | None = None  # of each, after the start; None: all are there at the start
+
+    @staticmethod
+    def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "Workload":
+        return Workload(
+            model=str(model),
+            prompts=[trace.prompt(request.index, vocab_size) for request in trace.requests],
+            new_tokens=[request.new_tokens for request in trace.requests],
+            batch_size=batch_size,
+            threads=threads,
+            arrivals_s=None if trace.spec.rate is None else [request.arrival_s for request in trace.requests],
+        )
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> "Workload":
+        return Workload(**json.loads(path.read_text()))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return max(len(prompt) + new for prompt, new in zip(self.prompts, self.new_tokens, strict=True))
+
+    def cache_gib(self, block_tokens: int) -> int:
+        """Whole GiB for a full batch of the longest requests in float32, in blocks: so a cache never limits a peer.
+
+        The model must be of llama type or GPT-2 type: its config.json says what a token takes.
+        """
+        config: dict[str, int] = json.loads((Path(self.model) / "config.json").read_text())
+        hidden = config.get("hidden_size") or config["n_embd"]
+        heads = config.get("num_attention_heads") or config["n_head"]
+        key_heads = config.get("num_key_value_heads") or heads
+        layers = config.get("num_hidden_layers") or config["n_layer"]
+        token_bytes = 2 * layers * key_heads * (config.get("head_dim") or hidden // heads) * 4
+        whole_blocks = -(-self.longest // block_tokens) * block_tokens
+        return -(-self.batch_size * whole_blocks * token_bytes // 2**30)
+
+    def head(self, requests: int) -> "Workload":
+        """The first requests only, all at the start, at most four tokens each: it warms caches and allocators up."""
+        return Workload(
+            model=self.model,
+            prompts=self.prompts[:requests],
+            new_tokens=[min(4, count) for count in self.new_tokens[:requests]],
+            batch_size=self.batch_size,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one system did with a workload."""
+
+    seconds: float  # from the first request handed over to the last token
+    tokens: list[list[int]]  # generated ids of each request
+    limit_seconds: float | None = None  # of the engine alone: what its matrix products take by themselves
+    # Of each request, seconds behind its arrival; None where a system does not tell.
+    first_s: list[float] | None = None  # its first token was there
+    last_s: list[float] | None = None  # its last one was
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def load(path: Path) -> "Answer":
+        return Answer(**json.loads(path.read_text()))

@@ -1,0 +1,162 @@
+"""`orca simulate`: the real scheduler on simulated stages and virtual time, minutes of a trace in seconds.
+
+Policy, pool and loop are those of the product; only the stages are a cost model. What the cost model does not know
+(HTTP, tokenizing, the network) is not in the figures.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from orca.bench import curve, report
+from orca.bench.curve import Point
+from orca.bench.options import add_output_options, add_trace_options, listed, trace_spec, write_json
+from orca.bench.plot import plot_curves
+from orca.bench.simulated_run import Simulation
+from orca.bench.sweep import Sweep, run_sweep
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.process.command_line import Parser
+from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.settings import POLICIES
+
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Requests/s: from an almost idle 175B model to a saturated one."""
+
+ENGINES = MappingProxyType(
+    {
+        # The paper's 175B model on 2 x 8 A100: a token takes its 95 ms through both stages (Figure 9c); 350 GFLOP a
+        # token at half of the peak; 4.7 MB of KV a token, 290 GB left for it, read at 12 TB/s by the 8 GPUs of a stage.
+        "175b": Simulation(
+            shape=EngineShape(stages=2, slots=60_000, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=2048),
+            cost=CostModel(step_us=45_000, token_us=150, context_ns=200),
+        ),
+        # A llama-type model of 63 M parameters in float32 with packed weights on two cores of a server processor.
+        "63m": Simulation(
+            shape=EngineShape(stages=1, slots=32_768, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=2048),
+            cost=CostModel(step_us=5_000, token_us=230, context_ns=1_500),
+        ),
+    }
+)
+"""Simulated engines by name; their costs are estimates from sizes and published figures, to be overridden by yours."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one simulation or a sweep of them. Raises: SettingError for bad options."""
+    options = _parser().parse_args(list(argv))
+    sweep = Sweep(
+        spec=trace_spec(options, None),
+        policies=known_policies(options.policies),
+        baseline=baseline(options),
+        max_batch_sizes=options.max_batch_sizes,
+        rates=options.rates,
+    )
+    simulated = replace(simulation(options), baseline=sweep.baseline)
+    points = run_sweep(sweep, simulated.measure, lambda text: print(text, file=sys.stderr))
+    show(points, options, is_normalised=True)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
+    add("--max-batch-sizes", type=listed(int), default=(8,), metavar="N,M", help="requests in a batch (8)")
+    add("--rates", type=listed(float), default=(2.0,), metavar="X,Y", help="arrival rates in requests/s (2)")
+    add_engine_options(parser)
+    add_baseline_options(parser)
+    add_trace_options(parser, preset="paper", requests=400)
+    add_output_options(parser, can_plot=True)
+    return parser
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """What the simulated stages are."""
+    add = parser.add_argument_group("simulated engine").add_argument
+    add("--simulate", choices=tuple(ENGINES), help="sizes and costs to start from (175b)")
+    add("--stages", type=int, metavar="N", help="inter-layer partitions")
+    add("--slots", type=int, metavar="N", help="KV slots, in tokens")
+    add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
+    add("--step-us", type=int, metavar="N", help="time of a stage for a step: weights read once")
+    add("--token-us", type=int, metavar="N", help="the same per row of the flat tensor")
+    add("--context-ns", type=int, metavar="N", help="the same per token that attention reads, in nanoseconds")
+    add("--prefetch", type=int, choices=(0, 1), help="0 is Algorithm 1 (0)")
+
+
+def refuse_engine_options(options: argparse.Namespace, *, but: Sequence[str] = ()) -> None:
+    """Raises: SettingError for an option of the simulated engine where a real one is measured."""
+    names = ("simulate", "stages", "slots", "max_model_len", "step_us", "token_us", "context_ns", "prefetch")
+    for name in names:
+        if name not in but and getattr(options, name) is not None:
+            raise SettingError(f"--{name.replace('_', '-')} is of the simulated engine, and a real one is measured")
+
+
+def add_baseline_options(parser: argparse.ArgumentParser) -> None:
+    """What the policy request_level stands for, on whatever engine."""
+    add = parser.add_argument_group("request_level").add_argument
+    add("--microbatch-size", type=int, metavar="N", help="requests in a microbatch (the whole batch)")
+    add("--without-habits", type=listed(str), default=(), metavar="A,B", help=f"switch off, of {', '.join(HABITS)}")
+
+
+def baseline(options: argparse.Namespace) -> RequestLevel:
+    """The baseline that the options ask for. Raises: SettingError."""
+    if unknown := sorted(set(options.without_habits) - set(HABITS)):
+        raise SettingError(f"--without-habits knows {', '.join(HABITS)}, not {', '.join(unknown)}")
+    if options.microbatch_size is not None and options.microbatch_size < 1:
+        raise SettingError(f"--microbatch-size cannot be {options.microbatch_size}")
+    return RequestLevel(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
+
+
+def simulation(options: argparse.Namespace) -> Simulation:
+    """The simulated engine that the options ask for. Raises: SettingError."""
+    base = ENGINES[options.simulate or "175b"]
+
+    def chosen(name: str, default: int) -> int:
+        value = getattr(options, name)
+        if value is None:
+            return default
+        if value < (1 if name in ("stages", "slots", "max_model_len") else 0):
+            raise SettingError(f"--{name.replace('_', '-')} cannot be {value}")
+        return int(value)
+
+    slots = chosen("slots", base.shape.slots)
+    return Simulation(
+        shape=EngineShape(
+            stages=chosen("stages", base.shape.stages),
+            slots=slots - slots % base.shape.block_tokens,
+            block_tokens=base.shape.block_tokens,
+            max_model_len=chosen("max_model_len", base.shape.max_model_len),
+        ),
+        cost=CostModel(
+            step_us=chosen("step_us", base.cost.step_us),
+            token_us=chosen("token_us", base.cost.token_us),
+            context_ns=chosen("context_ns", base.cost.context_ns),
+        ),
+        prefetch=options.prefetch or 0,
+    )
+
+
+def known_policies(names: Sequence[str]) -> Sequence[str]:
+    """The names, if all of them are policies. Raises: SettingError."""
+    for name in names:
+        if name not in POLICIES:
+            raise SettingError(f"--policies knows {' and '.join(POLICIES)}, not {name}")
+    return names
+
+
+def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool) -> None:
+    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep."""
+    for point in points if len(points) <= 2 else ():
+        print(f"{point.curve} at {point.rate:g} requests/s")
+        print("\n".join(report.lines(point.report)), end="\n\n")
+    for scheduling in dict.fromkeys(point.scheduling for point in points):
+        print(scheduling)
+    print("\n".join(curve.lines(points, is_normalised=is_normalised)))
+    print("\n".join(curve.comparison(points, is_normalised=is_normalised)))
+    write_json(options.json, curve.points_json(points))
+    if options.plot is not None:
+        plot_curves(points, options.plot, is_normalised=is_normalised)

@@ -1,0 +1,164 @@
+"""A trace through the real scheduler: its loop, its policies and the in-memory pool, on simulated stages.
+
+Everything runs on virtual time in this process. A client's place is taken by the pool: a token counts as seen when the
+commit that holds it is done, which is the moment from which a gateway may read it.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from orca.bench.report import Outcome, Report, summarise
+from orca.bench.trace import GREEDY, Trace, TraceRequest
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import SettingError
+from orca.core.domain.request import End, FinishReason, Request
+from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
+from orca.pool.memory.pool import MemoryPool
+from orca.scheduler.dependencies import Seams
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
+from orca.scheduler.loop import Choices, Scheduler
+from orca.scheduler.observer import Observer
+from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.request_level import RequestLevel
+
+CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A simulated engine and how the scheduler in front of it is set."""
+
+    shape: EngineShape
+    cost: CostModel
+    prefetch: int = 0
+    baseline: RequestLevel = field(default_factory=RequestLevel)  # what `request_level` stands for
+
+    def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[Report]:
+        """A report of each trace (see `sweep.Measure`). Raises: SettingError when the policy cannot run here."""
+        for trace in traces:
+            yield summarise(self.run(policy, max_batch_size, trace))
+
+    def run(self, policy: str, max_batch_size: int, trace: Trace, observer: Observer | None = None) -> list[Outcome]:
+        """Run one trace to its end. Returns: an outcome per request, in order of arrival."""
+        if trace.max_total_tokens > min(self.shape.slots, self.shape.max_model_len):
+            raise SettingError(
+                f"the trace has a request of {trace.max_total_tokens} tokens; the simulated engine has "
+                f"{self.shape.slots} slots and a length of {self.shape.max_model_len}"
+            )
+        chosen = self._policy(policy)
+        choices = Choices(max_batch_size=max_batch_size, prefetch=self.prefetch)
+        if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
+            raise SettingError(f"{policy}: {refusal}")
+        return virtual_time.run(self._run(chosen, choices, trace, observer or Observer()))
+
+    def _policy(self, name: str) -> Policy:
+        if name == "iteration":
+            return Iteration()
+        assert name == "request_level", name
+        return self.baseline
+
+    async def _run(self, policy: Policy, choices: Choices, trace: Trace, observer: Observer) -> list[Outcome]:
+        pool = WatchedPool(len(trace.requests))
+        seams = Seams(
+            pool=pool,
+            engine=SimulatedEngine(self.shape, cost=self.cost),
+            policy=policy,
+            caller=CALLER,
+            calls=count(1),
+            clock_ns=virtual_time.VirtualClock().monotonic_ns,
+            wall_ms=virtual_time.VirtualClock().wall_ms,
+            observer=observer,
+        )
+        scheduler = Scheduler(seams, choices)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(scheduler.run())
+            await pool.is_served.wait()
+            start_s = asyncio.get_running_loop().time()
+            for request in trace.requests:
+                tasks.create_task(_arrive(pool, request, start_s))
+            await pool.is_done.wait()
+            scheduler.stop()
+        return [_outcome(request, pool.sightings[_parent(request)], start_s) for request in trace.requests]
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What has become readable of one request; times of the loop's clock."""
+
+    token_s: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    end: End | None = None
+    end_s: float = 0.0
+
+
+class WatchedPool(MemoryPool):
+    """The in-memory pool, on the running loop's clock, noting when each token became readable."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__(virtual_time.VirtualClock())
+        self.sightings: dict[str, Sighting] = {}
+        self.is_served = asyncio.Event()  # a formed group has set the revision
+        self.is_done = asyncio.Event()  # all of `requests` have ended
+        self._left = requests
+
+    async def set_revision(self, revision: str, generation: int) -> str:
+        current = await super().set_revision(revision, generation)
+        self.is_served.set()
+        return current
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        answers = await super().commit(entries)
+        now_s = asyncio.get_running_loop().time()
+        for entry, answer in zip(entries, answers, strict=True):
+            if answer is CommitAnswer.APPLIED:
+                self._see(entry, now_s)
+        return answers
+
+    def _see(self, entry: CommitEntry, now_s: float) -> None:
+        sighting = self.sightings.setdefault(entry.request_id.rpartition(".")[0], Sighting())
+        sighting.token_s += [now_s] * len(entry.tokens)
+        sighting.token_ids += [token.id for token in entry.tokens]
+        if entry.end is not None:
+            sighting.end, sighting.end_s = entry.end, now_s
+            self._left -= 1
+            if not self._left:
+                self.is_done.set()
+
+
+async def _arrive(pool: WatchedPool, trace_request: TraceRequest, start_s: float) -> None:
+    """Submit a request when it is due, as a gateway does."""
+    await asyncio.sleep(start_s + trace_request.arrival_s - asyncio.get_running_loop().time())
+    request = Request(
+        parent=_parent(trace_request),
+        choice=0,
+        revision=CALLER.revision,
+        prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
+        max_new_tokens=trace_request.new_tokens,
+        sampling=GREEDY,
+    )
+    await pool.submit(
+        Submission(parent=request.parent, requests=(request,), reader="client", on_disconnect=OnDisconnect.KEEP)
+    )
+
+
+def _parent(request: TraceRequest) -> str:
+    return f"r{request.index}"
+
+
+def _outcome(request: TraceRequest, seen: Sighting, start_s: float) -> Outcome:
+    is_whole = seen.end == End(FinishReason.LENGTH, request.new_tokens) and len(seen.token_s) == request.new_tokens
+    return Outcome(
+        index=request.index,
+        prompt_tokens=request.prompt_tokens,
+        new_tokens=request.new_tokens,
+        arrival_s=request.arrival_s,
+        sent_s=request.arrival_s,
+        token_s=tuple(token_s - start_s for token_s in seen.token_s),
+        token_ids=tuple(seen.token_ids),
+        end_s=seen.end_s - start_s,
+        error=None if is_whole else f"ended with {seen.end}",
+    )

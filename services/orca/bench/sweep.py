@@ -1,0 +1,100 @@
+"""Runs behind a curve: every policy and max batch size over rising arrival rates (ORCA, section 6.2).
+
+What is measured is a `Measure`: a whole system of processes over HTTP (`measure_real`), or the real scheduler on
+simulated stages (`simulated_run.Simulation`). The sweep cannot tell them apart.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orca.bench.client import run_trace
+from orca.bench.curve import Point
+from orca.bench.report import Report, summarise
+from orca.bench.system import running_system
+from orca.bench.trace import Range, Trace, TraceSpec, generate
+from orca.scheduler.policy.request_level import HABITS, RequestLevel
+
+Measure = Callable[[str, int, Sequence[Trace]], Iterable[Report]]
+"""(policy, max batch size, traces) -> a report of each trace, each from an idle system."""
+
+ANY_VOCAB = 256
+"""Token ids that every model has, for prompts to a server whose model is not known here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Which runs."""
+
+    spec: TraceSpec  # its rate is replaced by each of `rates`
+    policies: Sequence[str]
+    baseline: RequestLevel = field(default_factory=RequestLevel)  # what `request_level` stands for
+    max_batch_sizes: Sequence[int]
+    rates: Sequence[float]  # requests/s
+
+    def scheduling(self, policy: str) -> str:
+        """A policy in full."""
+        return self.baseline.describe() if policy == "request_level" else policy
+
+
+def run_sweep(sweep: Sweep, measure: Measure, say: Callable[[str], None]) -> list[Point]:
+    """Run all of it.
+
+    Returns: the points of one curve after the other, in the order of the rates.
+    """
+    points = []
+    for policy in sweep.policies:
+        for size in sweep.max_batch_sizes:
+            say(f"{policy}, max batch size {size}: {len(sweep.rates)} arrival rates")
+            traces = [generate(_at_rate(sweep.spec, rate)) for rate in sweep.rates]
+            for rate, report in zip(sweep.rates, measure(policy, size, traces), strict=True):
+                points.append(
+                    Point(
+                        policy=policy,
+                        scheduling=sweep.scheduling(policy),
+                        max_batch_size=size,
+                        rate=rate,
+                        report=report,
+                    )
+                )
+    return points
+
+
+def _at_rate(spec: TraceSpec, rate: float) -> TraceSpec:
+    return TraceSpec(
+        requests=spec.requests,
+        prompt_tokens=spec.prompt_tokens,
+        new_tokens=spec.new_tokens,
+        rate=rate,
+        seed=spec.seed,
+    )
+
+
+def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevel, *, vocab_size: int) -> Measure:
+    """Measures `orca up` on this machine: one system per policy and max batch size, one trace after the other."""
+
+    async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[Report]:
+        options = ["--policy", policy, "--max-batch-size", str(max_batch_size), *up_options]
+        options += baseline_flags(baseline) if policy == "request_level" else []
+        async with running_system(model, options, folder, vocab_size=vocab_size) as target:
+            await run_trace(target, _warm_up(traces[0].spec))
+            return [summarise(await run_trace(target, trace)) for trace in traces]
+
+    def measure(policy: str, max_batch_size: int, traces: Sequence[Trace]) -> list[Report]:
+        with TemporaryDirectory(prefix="orca-bench-") as folder:
+            return asyncio.run(run(policy, max_batch_size, traces, Path(folder)))
+
+    return measure
+
+
+def baseline_flags(baseline: RequestLevel) -> list[str]:
+    """The baseline as `orca up` is told."""
+    flags = [] if baseline.microbatch_size is None else ["--microbatch-size", str(baseline.microbatch_size)]
+    off = [name for name in HABITS if name not in baseline.habits.in_force()]
+    return [*flags, "--without-habits", ",".join(off)] if off else flags
+
+
+def _warm_up(spec: TraceSpec) -> Trace:
+    return generate(TraceSpec(requests=4, prompt_tokens=spec.prompt_tokens, new_tokens=Range(4, 4), seed=1_000_003))

@@ -1,0 +1,16 @@
+"""The argument parser of `orca` commands that have no settings record of their own (settings.py)."""
+
+import argparse
+from typing import Any, NoReturn
+
+from orca.core.domain.errors import SettingError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises SettingError for a bad command line, as every `orca` command does."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **arguments})
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message)
