@@ -89,7 +89,8 @@ def _ingress(layout: Layout) -> list[Json]:
         ],
         "readinessProbe": _probe("/ping", INGRESS_PORT),
         "securityContext": {"runAsUser": UNPRIVILEGED_USER},
-        # One that asks for none gets what others leave, and cuts answers off when it is late (gateway/http/behind_proxy.py).
+        # One that asks for none gets what others leave, and cuts answers off when it is late
+        # (gateway/http/behind_proxy.py).
         "resources": {"requests": {"cpu": "200m"}},
     }
     ports = [{"name": "web", "port": 80, "targetPort": INGRESS_PORT}]

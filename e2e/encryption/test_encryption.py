@@ -17,7 +17,7 @@ from load import Load
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
 from orca.core.transport.certificates import Certificates
-from orca.operator.certificates import authority
+from orca.operator.cluster import authority
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
 

@@ -64,7 +64,8 @@ def test_a_part_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
 def test_a_module_that_is_there_already_freezes_nothing() -> None:
     # Python 3.12 begins with some hundred objects that are left out.
     code = (
-        "import gc, json; from orca.core.process.gc_freeze import imported; before = gc.get_freeze_count(); imported('json'); "
+        "import gc, json; from orca.core.process.gc_freeze import imported; "
+        "before = gc.get_freeze_count(); imported('json'); "
         "print(gc.get_freeze_count() - before, gc.isenabled())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

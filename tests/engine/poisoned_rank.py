@@ -1,14 +1,15 @@
 """A real rank that a segmentation fault ends, on the last stage, when it draws a certain token of a poisoned request.
 
-Run by a controller in the place of worker.rank.rank: its model, links and frames are the real ones, and its death is too.
+Run by a controller in the place of worker.rank.rank: its model, links and frames are the real ones, and its death is
+too.
 """
 
 import os
 import signal
 import sys
 
+from orca.worker.rank import rank
 from orca.worker.rank.executor import Executor, Ordered, Task
-from orca.worker.rank.rank import rank
 
 POISON = 77
 """First prompt token of a poisoned request."""

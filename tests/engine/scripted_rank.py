@@ -27,11 +27,11 @@ import orjson
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
-from orca.worker import frames
-from orca.worker.frames import Beat, Kind, Loaded
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Beat, Kind, Loaded
+from orca.worker.messages.inbox import Inbox
+from orca.worker.messages.master_link import MasterLink
 from orca.worker.parallel.progress import Progress
-from orca.worker.rank.inbox import Inbox
-from orca.worker.rank.master_link import MasterLink
 
 _BEAT_S = 0.05
 

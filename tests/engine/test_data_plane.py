@@ -1,4 +1,5 @@
-"""worker.parallel.process_groups and scheduler.engines.rendezvous: ranks meet through the scheduler's store, and tensors arrive as sent."""
+"""worker.parallel.process_groups and scheduler.engines.rendezvous: ranks meet through the scheduler's store, and
+tensors arrive as sent."""
 
 import asyncio
 import functools

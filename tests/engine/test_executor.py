@@ -1,4 +1,5 @@
-"""worker.rank.executor: fed tokens come in order and when needed, a long step moves its mark, its line tells when it ran."""
+"""worker.rank.executor: fed tokens come in order and when needed, a long step moves its mark, its line tells when it
+ran."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""worker.frames: both ends of the socket between a controller and a rank."""
+"""worker.messages.frames: both ends of the socket between a controller and a rank."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ import pytest
 
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import FrameStream, encode
-from orca.worker.frames import Frame, Kind
+from orca.worker.messages.frames import Frame, Kind
 
 REFUSED = encode(Kind.REFUSED, b"config.json says so")
 STOP = encode(Kind.STOP, b"")

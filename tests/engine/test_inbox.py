@@ -1,4 +1,5 @@
-"""worker.rank.inbox and epoch_steps: receives are posted before an earlier step computes, and orders keep their place."""
+"""worker.messages.inbox and epoch_steps: receives are posted before an earlier step computes, and orders keep their
+place."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -12,13 +13,13 @@ from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
-from orca.worker import frames
-from orca.worker.frames import Kind
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Kind
+from orca.worker.messages.inbox import Inbox
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
-from orca.worker.rank.inbox import Inbox
 from orca.worker.stage.sampling import HostDrawn
 
 

@@ -1,4 +1,4 @@
-"""worker.rank.master_link: what a rank that is a whole stage hears from its master, and how either of them goes."""
+"""worker.messages.master_link: what a rank that is a whole stage hears from its master, and how either of them goes."""
 
 import socket
 import threading
@@ -10,10 +10,10 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind as LinkKind
-from orca.worker import frames
-from orca.worker.frames import Kind
-from orca.worker.rank.inbox import Inbox
-from orca.worker.rank.master_link import MasterLink
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Kind
+from orca.worker.messages.inbox import Inbox
+from orca.worker.messages.master_link import MasterLink
 
 STEP = pb.StepMessage(epoch=pb.Epoch(number=1, holder="test"), number=1).SerializeToString()
 

@@ -19,9 +19,9 @@ from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import Kind as LinkKind
-from orca.worker import frames
 from orca.worker.controller.rank_process import RANK_COMMAND
-from orca.worker.frames import JoinOrder, Kind
+from orca.worker.messages import frames
+from orca.worker.messages.frames import JoinOrder, Kind
 from orca.worker.settings import WorkerSettings
 
 BLOCK_TOKENS = 4

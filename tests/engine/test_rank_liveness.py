@@ -1,4 +1,5 @@
-"""worker.controller.controller and ranks that freeze, hang or take long: noticed within a bound, and never by a step's age."""
+"""worker.controller.controller and ranks that freeze, hang or take long: noticed within a bound, and never by a step's
+age."""
 
 import asyncio
 import logging

@@ -16,7 +16,7 @@ from orca.cli.small_model import small_model_folder
 from orca.core.domain.errors import NotInForce
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import Request, SamplingParams
-from orca.operator.certificates import authority
+from orca.operator.cluster import authority
 from orca.pool.api import OnDisconnect, Pool, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import open_redis_pool

@@ -1,4 +1,5 @@
-"""worker.controller.step_order: steps run in the order of their numbers, results are read in it, whatever the calls do."""
+"""worker.controller.step_order: steps run in the order of their numbers, results are read in it, whatever the calls
+do."""
 
 import asyncio
 import random

@@ -12,9 +12,9 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing
 from orca.gateway.answer.log_watcher import Follower, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
-from orca.gateway.answer.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
 from orca.gateway.limits.drain import Drain
 from orca.gateway.metrics import Metrics
+from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
 

@@ -11,10 +11,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from test_overload import observed
 
 from orca.core.domain.request import End, FinishReason
-from orca.gateway.answer.render import Rendering
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
 from orca.gateway.metrics import Metrics
+from orca.gateway.render.render import Rendering
 from orca.gateway.settings import Settings
 from orca.pool.api import RequestState, RequestStatus
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, Token
-from orca.gateway.answer.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer, whole_choice
+from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer, whole_choice
 
 READING = Reading(tokenizer(), frozenset({0}))
 

@@ -13,9 +13,9 @@ from gateway_server import LIMIT_SECONDS, served
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Token
-from orca.gateway.answer.cursor import ResumedChoice, parse_cursor
-from orca.gateway.answer.render import ChoiceStream, Kind, Reading, Rendering
 from orca.gateway.errors import ApiError
+from orca.gateway.render.cursor import ResumedChoice, parse_cursor
+from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering
 from orca.pool.memory.pool import MemoryPool
 
 EVENT_STREAM = {"accept": "text/event-stream"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from orca.operator.cluster.api_server import credentials
+from orca.operator.cluster import credentials
 from orca.operator.domain import names
 from orca.operator.domain.actions import Apply, Delete, Issue, Nudge, Promise
 from orca.operator.domain.observed import Observed, PoolLook

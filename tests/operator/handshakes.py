@@ -15,8 +15,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from orca.core.transport import grpc_links
 from orca.core.transport.certificates import Certificates
-from orca.operator.certificates import authority
-from orca.operator.certificates.certificates import CA, CERTIFICATE, FILES, KEY
+from orca.operator.cluster import authority
+from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY
 from orca.operator.domain.resource import Json
 
 NAME = "shop.ns.svc"

@@ -7,8 +7,8 @@ from typing import Any
 
 from orca.operator.cluster.api_server import ApiError, Cluster
 from orca.operator.cluster.leadership import Leadership
-from orca.operator.cluster.lease import Terms
 from orca.operator.domain.resource import Json
+from orca.operator.plan.lease import Terms
 
 OPERATORS = ("a", "b", "c")
 DURATION_S = 15

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from shop import WITHIN_S, OperatorProcess, Shop
 from waiting import wait_until
 
-from orca.operator.certificates import authority
+from orca.operator.cluster import authority
 from orca.operator.domain.resource import Json
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]

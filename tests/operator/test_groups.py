@@ -6,9 +6,9 @@ import pytest
 from clusters import BORN_S, FakeCluster
 from deployments import deployment
 
-from orca.operator import status
 from orca.operator.domain import group_pauses, names
 from orca.operator.domain.group_pauses import Pause
+from orca.operator.plan import status
 
 NOW = "2026-01-01T00:00:10Z"
 

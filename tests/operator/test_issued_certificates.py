@@ -13,17 +13,16 @@ from grpc import aio
 from handshakes import NAME, Files, a_key, ask, issue, secret, shown
 from paper_api import paper_api
 
-from orca.operator.certificates import certificates
-from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY
 from orca.operator.cluster.api_server import Cluster
-from orca.operator.domain import names
+from orca.operator.domain import certificates, names
 from orca.operator.domain.actions import Issue
 from orca.operator.domain.api_refusals import Refusal, Refusals
+from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY
 from orca.operator.domain.observed import Observed
 from orca.operator.domain.resource import Deployment, Json
 from orca.operator.plan.plan import plan
+from orca.operator.plan.status import status
 from orca.operator.reconcile import observe, reconcile
-from orca.operator.status import status
 
 DAY_S = 86_400.0
 NOW_S = BORN_S

@@ -12,7 +12,7 @@ from paper_api import paper_api
 from orca.core.domain.errors import SettingError
 from orca.operator.cluster.api_server import ApiError
 from orca.operator.cluster.leadership import Leadership
-from orca.operator.cluster.lease import holder, may_take, released, taken
+from orca.operator.plan.lease import holder, may_take, released, taken
 from orca.operator.settings import Settings, parse_settings
 
 ME = terms("me")

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from deployments import deployment
 from handshakes import Files, ask, issue, secret, shown
 
-from orca.operator.certificates import certificates
-from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S
-from orca.operator.cluster.api_server import credentials
+from orca.operator.cluster import credentials
+from orca.operator.domain import certificates
 from orca.operator.domain.actions import Issue
+from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S
 
 DAY_S = 86_400.0
 NOW_S = BORN_S

@@ -13,9 +13,9 @@ from orca.operator.domain.observed import PoolLook
 from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
 from orca.operator.plan.model_change import MARGIN_S
 from orca.operator.plan.plan import Plan
+from orca.operator.plan.status import status
 from orca.operator.render import current_model
 from orca.operator.render.current_model import KnownModel, read_back
-from orca.operator.status import status
 
 A = {"uri": "pvc://models/a"}
 B = {"uri": "pvc://models/b", "dtype": "bfloat16", "quantization": "int8", "servedName": "b, the newer"}

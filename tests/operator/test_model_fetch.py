@@ -10,12 +10,12 @@ from clusters import BORN, BORN_S, RELEASE, FakeCluster
 from deployments import deployment
 
 from orca.core.fetch_report import Figures
-from orca.operator import status
-from orca.operator.cluster.api_server import fetch_probe
+from orca.operator.cluster import fetch_probe
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
 from orca.operator.domain.observed import Observed, PoolLook
 from orca.operator.domain.resource import Json
+from orca.operator.plan import status
 from orca.operator.plan.plan import Plan
 
 ON_HUB = {"uri": "hf://org/model", "revision": "v1"}

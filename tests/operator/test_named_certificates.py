@@ -11,8 +11,8 @@ from deployments import deployment
 from grpc import aio
 from handshakes import Files, ask, by_some_ca, issue, secret, shown
 
-from orca.operator.certificates import certificates
-from orca.operator.certificates.certificates import CA, CERTIFICATE, KEY
+from orca.operator.domain import certificates
+from orca.operator.domain.certificates import CA, CERTIFICATE, KEY
 from orca.operator.domain.observed import Observed
 from orca.operator.domain.problems import Trouble
 

@@ -8,7 +8,8 @@ from clusters import RELEASE
 from deployments import deployment
 from paper_api import PaperApi, paper_api
 
-from orca.operator.cluster.api_server import Cluster, credentials
+from orca.operator.cluster import credentials
+from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import Json

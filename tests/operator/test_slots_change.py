@@ -12,7 +12,7 @@ from orca.operator.domain.actions import Promise
 from orca.operator.domain.observed import PoolLook
 from orca.operator.plan.plan import Plan
 from orca.operator.plan.slots_change import SlotsChange, slots_that_some_exceed
-from orca.operator.status import status
+from orca.operator.plan.status import status
 
 
 def given(slots: int | None, **spec: Any) -> dict[str, Any]:

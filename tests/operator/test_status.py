@@ -7,11 +7,11 @@ import pytest
 from clusters import RELEASE, FakeCluster
 from deployments import deployment
 
-from orca.operator import status
 from orca.operator.domain import problems
 from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observed import PoolLook
 from orca.operator.domain.resource import Json
+from orca.operator.plan import status
 from orca.operator.plan.plan import Plan
 from orca.operator.plan.plan import plan as make_plan
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import Interpreter, Node
 
-from orca.worker.streams.graph import _ALLOCATIONS, Edge, TaskGraph
+from orca.worker.stage.task_graph import _ALLOCATIONS, Edge, TaskGraph
 
 SIZE = 4
 Program = Callable[..., object]

@@ -12,8 +12,8 @@ from torch import Tensor
 from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.worker.models.blocks import Layer, StepContext
+from orca.worker.stage.task_graph import TaskGraph, trace
 from orca.worker.streams.assignment import Edge
-from orca.worker.streams.graph import TaskGraph, trace
 
 
 @pytest.fixture(autouse=True)

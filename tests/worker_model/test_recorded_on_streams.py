@@ -19,8 +19,8 @@ from orca.kernels.contract.recording import Made
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphRecorder
+from orca.worker.stage.task_graph import TaskGraph, trace
 from orca.worker.streams.assignment import Edge, assign_streams
-from orca.worker.streams.graph import TaskGraph, trace
 from orca.worker.weights.gpu_linear import GpuLinear
 from orca.worker.weights.linear import PanelLinear
 

@@ -11,9 +11,9 @@ from stream_programs import Program, TinyLayer, are_equal, layer_inputs, program
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from orca.worker.stage.stream_capture import CudaStreams, run_on_streams
+from orca.worker.stage.task_graph import TaskGraph, trace
 from orca.worker.streams.assignment import StreamAssignment, assign_streams, one_stream
-from orca.worker.streams.capture import CudaStreams, run_on_streams
-from orca.worker.streams.graph import TaskGraph, trace
 
 BEGINNING = -1
 """Stands for what was given to the current stream before."""

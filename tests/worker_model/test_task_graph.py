@@ -24,7 +24,7 @@ from stream_programs import (
 )
 from torch import Tensor
 
-from orca.worker.streams.graph import Access, Edge, TaskGraph, hazards, trace
+from orca.worker.stage.task_graph import Access, Edge, TaskGraph, hazards, trace
 
 ORDERS = 20
 

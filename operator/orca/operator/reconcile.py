@@ -11,15 +11,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
-from orca.operator import status
-from orca.operator.certificates import certificates
-from orca.operator.cluster.api_server import ApiError, Cluster, credentials, fetch_probe, pool_probe
-from orca.operator.domain import names
+from orca.operator.cluster import credentials, fetch_probe, pool_probe
+from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.domain import certificates, names
 from orca.operator.domain.actions import Action, Apply, Issue, Nudge, Promise
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.observed import Observed, by_name
 from orca.operator.domain.problems import of_secret
 from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan import status
 from orca.operator.plan.children import drift, finish, is_ours
 from orca.operator.plan.plan import Plan, Release, keys_secret, plan
 from orca.operator.render.fetch import ROLE

@@ -1,4 +1,5 @@
-"""The settings of the operator: `--resync-seconds 60` or `ORCA_OPERATOR_RESYNC_SECONDS=60` (see core.process.settings)."""
+"""The settings of the operator: `--resync-seconds 60` or `ORCA_OPERATOR_RESYNC_SECONDS=60` (see
+core.process.settings)."""
 
 import dataclasses
 import re
@@ -14,7 +15,7 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.operator.cluster.lease import Terms
+from orca.operator.plan.lease import Terms
 from orca.operator.plan.plan import Release
 
 PREFIX = "ORCA_OPERATOR_"

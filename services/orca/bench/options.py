@@ -6,13 +6,12 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import orjson
 
 from orca.bench.trace import PRESETS, Range, TraceSpec
 from orca.core.domain.errors import SettingError
-from orca.core.process.command_line import Parser
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)

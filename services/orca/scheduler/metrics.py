@@ -71,8 +71,8 @@ class Metrics(Observer):
         unformed_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Show at each scrape the load, for how long the group has not been formed (see formation_watch.py), and with a loop
-        how many tasks it has."""
+        """Show at each scrape the load, for how long the group has not been formed (see formation_watch.py), and with a
+        loop how many tasks it has."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, ["group"], registry=self.registry).labels(self._group).set_function(value)

@@ -60,7 +60,8 @@ class Integer(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSettings:
-    """How a request is sampled; meaning, ranges and order of effects are those of SamplingParams (core/domain/request.py)."""
+    """How a request is sampled; meaning, ranges and order of effects are those of SamplingParams
+    (core/domain/request.py)."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -9,10 +9,10 @@ import hashlib
 import secrets
 
 from orca.core.api_keys import ApiKey, digest, line, make_key
-from orca.operator.certificates import authority
-from orca.operator.certificates.certificates import CA, server_name
+from orca.operator.cluster import authority
 from orca.operator.domain import names
 from orca.operator.domain.actions import Issue
+from orca.operator.domain.certificates import CA, server_name
 from orca.operator.domain.observed import label_map
 from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import group, pool

@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from orca.operator.cluster.api_server import ApiError, Cluster
-from orca.operator.cluster.lease import Terms, holder, may_take, released, taken
 from orca.operator.domain.resource import Json
+from orca.operator.plan.lease import Terms, holder, may_take, released, taken
 
 log = logging.getLogger(__name__)
 

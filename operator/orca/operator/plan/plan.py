@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from orca.operator.certificates import certificates
-from orca.operator.domain import group_pauses, names
+from orca.operator.domain import certificates, group_pauses, names
 from orca.operator.domain.actions import Action, Apply, Delete, Issue, Nudge, Promise
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.observed import (
@@ -24,10 +23,10 @@ from orca.operator.domain.observed import (
     seconds,
 )
 from orca.operator.domain.resource import Deployment, Json, SecretKey
+from orca.operator.plan import model_change, model_fetch, slots_change
 from orca.operator.plan.children import KEPT_KINDS, drift, finish, hash_of
 from orca.operator.plan.groups import find_groups, following_pauses
 from orca.operator.plan.model_change import Change
-from orca.operator.plan.plan import model_change, model_fetch, slots_change
 from orca.operator.plan.rollout import Bounds, Group, Step, step
 from orca.operator.plan.slots_change import SlotsChange
 from orca.operator.render import account, gateway, group, model, network, pool

@@ -4,7 +4,8 @@
     ceiling = replicas + maxSurge           groups that exist, those that leave not counted
 
 1. Groups come one at a time, and the next one only when all pods of the last have found a node: two groups that are
-   half placed would wait for each other's GPUs for ever. (Groups of two resources give way to each other: group_pauses.py.)
+   half placed would wait for each other's GPUs for ever. (Groups of two resources give way to each other:
+   group_pauses.py.)
 2. A group goes if those that serve stay at the floor without it. An old one that does not serve goes also when it is
    in the way of a new one.
 3. If the new group finds no node and nothing may be missing, one may (`is_squeezed`): there is no room for the surge.

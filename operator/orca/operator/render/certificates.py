@@ -1,7 +1,7 @@
 """What scheduler and stages are given to encrypt their links: files of one Secret, and the name in its certificate."""
 
-from orca.operator.certificates.certificates import CA, CERTIFICATE, FILES, KEY, server_name
 from orca.operator.domain import names
+from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY, server_name
 from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render.pods import secret_volume
 

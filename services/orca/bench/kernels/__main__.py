@@ -22,12 +22,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from orca.bench.kernels.table import HEAD, line
 
 if TYPE_CHECKING:
     from orca.bench.kernels.clock import Clock
+    from orca.kernels.device import Kernels
 
 _ROUNDINGS_MAX = 8.0
 """Of a right result: sums in another order, and probabilities that are rounded before they meet the values."""
@@ -115,7 +116,7 @@ def _operations(clock: "Clock", dtype: Any, limits: dict[str, float]) -> list[di
     start_s = time.perf_counter()
     sizes = LLAMA_8B if clock.device.type == "cuda" else SMALL
     rows = []
-    for operation in operations(TritonKernels(), sizes, dtype, clock.device):
+    for operation in operations(cast("Kernels", TritonKernels()), sizes, dtype, clock.device):
         rows.append(_measured(operation, clock, limits))
         _print(rows[-1])
     print(f"kernels took {time.perf_counter() - start_s:.0f} s")

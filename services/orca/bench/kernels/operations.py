@@ -176,9 +176,9 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
         norm = RowNorm(some(sizes.hidden), 1e-5, bias)
         yield Operation(
             name=f"{name} of {sizes.tokens} x {sizes.hidden}",
-            call=lambda norm=norm: kernels.normalise(x, norm),
+            call=partial(kernels.normalise, x, norm),
             bytes=2 * x.numel() * size,
-            check=lambda norm=norm: _roundings(kernels.normalise(x, norm), plain.normalise(x, norm)),
+            check=partial(_norm_roundings, kernels, x, norm),
         )
     yield Operation(
         name=f"silu(gate) * up of {sizes.tokens} x {sizes.intermediate}",
@@ -223,6 +223,14 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
     )
 
 
+def _norm_roundings(kernels: Kernels, x: Tensor, norm: RowNorm) -> float:
+    return _roundings(kernels.normalise(x, norm), PlainKernels().normalise(x, norm))
+
+
+def _activation_roundings(kernels: Kernels, x: Tensor, activation: Activation, bias: Tensor) -> float:
+    return _roundings(kernels.activated(x, activation, bias), activation(x.double() + bias).to(x.dtype))
+
+
 def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
     """What takes in a bias or the sum behind a product, beside PyTorch's operations one by one."""
     plain, size = PlainKernels(), dtype.itemsize
@@ -250,12 +258,10 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
     for activation in Activation:
         yield Operation(
             name=f"bias and {activation.name} of {sizes.tokens} x {sizes.intermediate}",
-            call=lambda activation=activation: kernels.activated(wide, activation, wide_bias),
+            call=partial(kernels.activated, wide, activation, wide_bias),
             bytes=2 * wide.numel() * size,
-            check=lambda activation=activation: _roundings(
-                kernels.activated(wide, activation, wide_bias), activation(wide.double() + wide_bias).to(dtype)
-            ),
-            rival=lambda activation=activation: plain.activated(wide, activation, wide_bias),
+            check=partial(_activation_roundings, kernels, wide, activation, wide_bias),
+            rival=partial(plain.activated, wide, activation, wide_bias),
         )
     gate_up, gate_bias = some(sizes.tokens, 2 * sizes.intermediate), some(2 * sizes.intermediate)
     yield Operation(

@@ -1,7 +1,8 @@
 """Keeps the processes of a system running: starts them, restarts what dies, and ends them in order.
 
 Each process leads a session of its own, so Ctrl-C reaches the supervisor only and a stop reaches a process together
-with all its children. None outlives the supervisor (see core.process.parent_death). Output goes to one log file per process.
+with all its children. None outlives the supervisor (see core.process.parent_death). Output goes to one log file per
+process.
 """
 
 import asyncio

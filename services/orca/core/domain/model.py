@@ -2,8 +2,8 @@
 
 Reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) with the standard library
 only, so gateway and scheduler need no torch. What the layers look like is worker.models.config's, the weights are
-worker.weights.loader's. A folder that cannot be served is refused here as early as its files tell, with a ModelError that says
-what and where: pickled weights and code that comes with a model are never touched.
+worker.weights.loader's. A folder that cannot be served is refused here as early as its files tell, with a ModelError
+that says what and where: pickled weights and code that comes with a model are never touched.
 """
 
 import hashlib

@@ -1,9 +1,10 @@
 """Child processes that die with their parent:  subprocess.Popen(leashed(["redis-server", ...])).
 
-The command that `leashed` gives runs this file first:  python parent_death.py PARENT_PID SIGNAL COMMAND...  The kernel then
-sends the signal to the process when the thread that started it ends, whatever ended it (PR_SET_PDEATHSIG), and keeps
-that order through exec. It is done before the command and not between fork and exec, where Python code may deadlock on
-locks that another thread of the parent held. Run as a file it imports nothing of Orca: it starts in some milliseconds.
+The command that `leashed` gives runs this file first:  python parent_death.py PARENT_PID SIGNAL COMMAND...  The kernel
+then sends the signal to the process when the thread that started it ends, whatever ended it (PR_SET_PDEATHSIG), and
+keeps that order through exec. It is done before the command and not between fork and exec, where Python code may
+deadlock on locks that another thread of the parent held. Run as a file it imports nothing of Orca: it starts in some
+milliseconds.
 """
 
 import ctypes

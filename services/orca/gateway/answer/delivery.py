@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.answer.cursor import Cursor, ResumedChoice
 from orca.gateway.answer.log_watcher import Follower
 from orca.gateway.answer.offload import in_thread, is_long, write_answer
-from orca.gateway.answer.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.limits.drain import Drain, draining
 from orca.gateway.metrics import Metrics
+from orca.gateway.render.cursor import Cursor, ResumedChoice
+from orca.gateway.render.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
 from orca.pool.log_slice import LogSlice
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.answer.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
+from orca.gateway.render.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.answer.render import Kind, Rendering
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
 from orca.gateway.errors import ApiError
 from orca.gateway.latency_goals import NO_GOALS, Goals
 from orca.gateway.models.models import Served
+from orca.gateway.render.render import Kind, Rendering
 from orca.gateway.settings import Settings
 from orca.pool.api import OnDisconnect, Submission
 

@@ -1,7 +1,7 @@
 """The JSON bodies of the API: names, types and ranges of fields, as the OpenAPI document shows them.
 
-null means the default everywhere. Unknown fields are ignored; those in `unsupported_fields.py` are refused. What a field's value
-means beside the others (prompt length, model, token ids) is checked in `accept.py`.
+null means the default everywhere. Unknown fields are ignored; those in `unsupported_fields.py` are refused. What a
+field's value means beside the others (prompt length, model, token ids) is checked in `accept.py`.
 """
 
 from typing import Annotated, Any, Literal

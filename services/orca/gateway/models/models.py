@@ -14,10 +14,10 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.answer.render import Reading
 from orca.gateway.errors import ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
+from orca.gateway.render.render import Reading
 from orca.gateway.settings import Settings
 from orca.pool.counts import PoolStats
 

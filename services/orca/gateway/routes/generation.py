@@ -16,7 +16,6 @@ from starlette.responses import Response
 from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull, UnknownRequest
 from orca.core.domain.request import Request as OrcaRequest
 from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
-from orca.gateway.answer.render import Reading, Rendering
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.calls.accept import SEEDS, Call, chat_prompt, completion_prompts, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
@@ -27,6 +26,7 @@ from orca.gateway.http.receive import Held, receive_body
 from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, TTFT_HEADER, Goals, read_goals
 from orca.gateway.limits.auth import key_of, owner_of
 from orca.gateway.models.models import Served
+from orca.gateway.render.render import Reading, Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.api import Parent, Pool, Submission

@@ -11,9 +11,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from orca.gateway.answer.cursor import HEADER, QUERY
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from orca.gateway.latency_goals import header_parameters
+from orca.gateway.render.cursor import HEADER, QUERY
 from orca.gateway.routes import answer_schemas
 
 REFUSED_BEFORE = (

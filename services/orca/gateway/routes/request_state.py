@@ -11,8 +11,8 @@ from starlette.responses import Response
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
-from orca.gateway.answer.render import Reading, Rendering
 from orca.gateway.latency_goals import Goals, judge, latency_of
+from orca.gateway.render.render import Reading, Rendering
 from orca.pool.api import Parent, Pool, RequestState, RequestStatus
 from orca.pool.log_slice import LogSlice
 

@@ -13,13 +13,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from orca.core.domain.errors import UnknownRequest
-from orca.gateway.answer.cursor import ALL_READ, HEADER, QUERY, check_written, parse_cursor
 from orca.gateway.answer.delivery import Accepted, Timing
 from orca.gateway.answer.offload import write_answer
-from orca.gateway.answer.render import Rendering
 from orca.gateway.errors import answer_to_end
 from orca.gateway.gateway import Gateway
 from orca.gateway.limits.auth import owner_of
+from orca.gateway.render.cursor import ALL_READ, HEADER, QUERY, check_written, parse_cursor
+from orca.gateway.render.render import Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.generation import model_of, stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer

@@ -4,11 +4,11 @@ It may be configured anew under us, or replaced by another at the same address (
 demoted need not say so: it may keep its connections, and answers what only reads. New work is refused until it is fit
 again. What was accepted before goes on meanwhile: it would be no better off standing still.
 
-Its disk may hang as well. Nothing that was answered is lost by that (durability.py), but a new call would be stored, wait
-in vain for Redis to write it, and be cancelled: seconds for its client, and work for a pool that is behind already. So
-an fsync that is seen at looks over FSYNC_HANGS_S closes the door until a look sees none. With looks twice a second that
-is within 1.5 s of the moment at which the disk began to hang. Under `appendfsync always` Redis itself waits for the
-disk, and answers nobody.
+Its disk may hang as well. Nothing that was answered is lost by that (durability.py), but a new call would be stored,
+wait in vain for Redis to write it, and be cancelled: seconds for its client, and work for a pool that is behind
+already. So an fsync that is seen at looks over FSYNC_HANGS_S closes the door until a look sees none. With looks twice a
+second that is within 1.5 s of the moment at which the disk began to hang. Under `appendfsync always` Redis itself waits
+for the disk, and answers nobody.
 """
 
 import logging

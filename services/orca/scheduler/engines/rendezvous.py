@@ -1,8 +1,8 @@
 """Where the ranks of an epoch meet: a small key-value store in the scheduler process, one life per epoch.
 
 It lives outside the ranks so that survivors of a dead one can meet again, and needs no torch: the ranks come through
-worker.parallel.process_groups.RendezvousStore, a torch.distributed store whose calls end here. Keys begin with the epoch's prefix, so a
-rank of an old epoch that comes late writes nowhere.
+worker.parallel.process_groups.RendezvousStore, a torch.distributed store whose calls end here. Keys begin with the
+epoch's prefix, so a rank of an old epoch that comes late writes nowhere.
 """
 
 import asyncio

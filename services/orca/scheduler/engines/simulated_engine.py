@@ -1,8 +1,8 @@
 """A simulated engine: a cost model on the running loop's clock, a seeded source of tokens, and faults.
 
 It stands behind the Engine seam, so the loop, the policies and `orca bench` cannot tell it from real stages. It is
-strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an assertion, so every
-simulated run also checks what the scheduler sends. Real time passes on a normal event loop, virtual time on
+strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an assertion, so
+every simulated run also checks what the scheduler sends. Real time passes on a normal event loop, virtual time on
 `virtual_time.VirtualTimeLoop`.
 """
 

@@ -22,14 +22,14 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
 from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink
-from orca.worker import frames
 from orca.worker.controller.failure_cause import Cause
 from orca.worker.controller.liveness import AwakeClock, overdue, stage_still_s
 from orca.worker.controller.local_masters import LocalMasters
 from orca.worker.controller.rank_process import RANK_COMMAND, RankProcess
 from orca.worker.controller.stage_epoch import StageEpoch
 from orca.worker.controller.step_order import ResultLog, Verdict
-from orca.worker.frames import JoinOrder, Loaded
+from orca.worker.messages import frames
+from orca.worker.messages.frames import JoinOrder, Loaded
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

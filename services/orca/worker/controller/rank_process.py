@@ -17,10 +17,10 @@ from orca.core.process.cpu_time import processor_time_s
 from orca.core.process.parent_death import leashed
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
-from orca.worker import frames
 from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.controller.liveness import Signs
-from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
 

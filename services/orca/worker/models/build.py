@@ -100,7 +100,8 @@ def load_stage(
         quantization: what the matrices of a folder are rounded to; an info has its own.
         group: how the ranks of the stage exchange tensors; needed for more than one.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
-        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.weights.linear); or not; or all in
+        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.weights.linear); or not; or
+        all in
             one layout. Weights of 8 bits have layouts of their own.
     Raises: ModelError naming the file, and the option or tensor, that stands in the way.
     """

@@ -33,8 +33,8 @@ _PIPE_TAG, _FEED_TAG = 1, 2
 _WAIT_S = 86_400.0
 """Bound on one wait for a peer, above any step: how long a step takes is nobody's business here, and the back ends know
 no wait without a bound. A dead peer ends a wait at once. A wait that is lost, as between two parts of a network, ends
-with the epoch: the master sees that no stage moves (scheduler.engines.step_timeout), and the rank, which does not leave its group
-for the next epoch, is killed by its controller."""
+with the epoch: the master sees that no stage moves (scheduler.engines.step_timeout), and the rank, which does not leave
+its group for the next epoch, is killed by its controller."""
 _SENDS_HELD = 16
 """Sends that may be under way before the oldest is waited for. More than the steps that a master keeps in flight, so
 in practice a send is waited for when it has long arrived."""
@@ -122,7 +122,8 @@ class RendezvousStore(Store):
 
 
 class TensorLink:
-    """A rank's TensorGroup (worker.parallel.shard) over a process group: it outlives epochs, the process group does not."""
+    """A rank's TensorGroup (worker.parallel.shard) over a process group: it outlives epochs, the process group does
+    not."""
 
     def __init__(self, size: int, progress: Progress) -> None:
         self.size = size

@@ -1,5 +1,5 @@
-"""Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it, worker.controller.liveness
-judges it.
+"""Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it,
+worker.controller.liveness judges it.
 
 The mark rises with every piece of work: a tensor read while loading, a layer of a step, a part of what the head does, a
 wait that ended. So a long step moves and a hang stands still; and a rank that waits for another one or for orders may

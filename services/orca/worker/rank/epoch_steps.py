@@ -7,9 +7,9 @@ from orca.core.domain.errors import EngineError
 from orca.core.domain.step import StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
-from orca.worker import frames
+from orca.worker.messages import frames
+from orca.worker.messages.inbox import Inbox
 from orca.worker.rank.executor import Executor, Ordered, Task
-from orca.worker.rank.inbox import Inbox
 
 _LOOK_S = 0.0002
 """How long a step is waited for before a device is asked whether it is done."""

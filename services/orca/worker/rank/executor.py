@@ -1,13 +1,13 @@
 """What one rank does with the steps of one epoch: take inputs, compute, pass on, sample.
 
 Order of a step: its receive is posted before an earlier step computes, if its control message is here by then
-(worker.rank.inbox), so that its activations arrive meanwhile; then state differences, fed tokens, activations, computation;
-then the output is put on the link and the next step begins without waiting for it to arrive. One thread does all of
-this, between computations and never during one: NCCL wants the calls on a link one at a time and in their order, and
-control messages are a whole step ahead while the pipeline is full. No rank ever waits for a rank behind it, and the
-only way back, from the last stage to the first, is read by the first stage before it runs a step that needs it, never
-by the last one: so the waits form no circle. Where a device draws the tokens, the host orders a step and comes back
-before it has run; its tokens are read when the next one has been ordered.
+(worker.messages.inbox), so that its activations arrive meanwhile; then state differences, fed tokens, activations,
+computation; then the output is put on the link and the next step begins without waiting for it to arrive. One thread
+does all of this, between computations and never during one: NCCL wants the calls on a link one at a time and in their
+order, and control messages are a whole step ahead while the pipeline is full. No rank ever waits for a rank behind it,
+and the only way back, from the last stage to the first, is read by the first stage before it runs a step that needs it,
+never by the last one: so the waits form no circle. Where a device draws the tokens, the host orders a step and comes
+back before it has run; its tokens are read when the next one has been ordered.
 """
 
 import time

@@ -1,7 +1,7 @@
 """An engine in one process: the stages of a group chained in one thread, without sockets or ranks.
 
-For tests and for measuring the model's own speed. It keeps the contract of core.domain.engine.Engine, prefetch included, but
-runs one step at a time: what it computes is what real stages compute, when it computes is not.
+For tests and for measuring the model's own speed. It keeps the contract of core.domain.engine.Engine, prefetch
+included, but runs one step at a time: what it computes is what real stages compute, when it computes is not.
 """
 
 import asyncio

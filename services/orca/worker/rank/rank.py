@@ -29,18 +29,18 @@ from orca.core.transport import wire
 from orca.core.transport.certificates import Certificates
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
-from orca.worker import frames
-from orca.worker.frames import Beat, JoinOrder, Kind, Loaded
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
+from orca.worker.messages.inbox import Inbox
+from orca.worker.messages.master_link import MasterLink
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor, IterationLog
-from orca.worker.rank.inbox import Inbox
 from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.rank.marked_layers import mark_parts
-from orca.worker.rank.master_link import MasterLink
 from orca.worker.settings import WorkerSettings
 from orca.worker.stage.stage import Stage
 

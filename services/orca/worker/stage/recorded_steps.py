@@ -1,5 +1,6 @@
 """Steps of which all between what is told of the requests and their tokens is recorded, and run again on other numbers
-(kernels/contract/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one token.
+(kernels/contract/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one
+token.
 
 On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording. On a GPU
 a step may be captured on several streams, as Nimble does (streams/): with fused kernels there is little to run side by
@@ -208,9 +209,9 @@ def on_streams(compute: Callable[[], _Made]) -> Callable[[], _Made]:
     Nothing is computed here.
     """
     # What traces takes a second to import, which other stages need not wait for.
+    from orca.worker.stage.stream_capture import CudaStreams, run_on_streams
+    from orca.worker.stage.task_graph import trace
     from orca.worker.streams.assignment import assign_streams
-    from orca.worker.streams.capture import CudaStreams, run_on_streams
-    from orca.worker.streams.graph import trace
 
     names: list[str] = []
 

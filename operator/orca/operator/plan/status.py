@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.operator.certificates import certificates
-from orca.operator.domain import names, problems, volumes
+from orca.operator.domain import certificates, names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, Issue
 from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observed import (
@@ -32,8 +31,9 @@ from orca.operator.domain.observed import (
 )
 from orca.operator.domain.problems import Trouble
 from orca.operator.domain.resource import Deployment, Json
+from orca.operator.plan import model_fetch
 from orca.operator.plan.groups import pause_trouble
-from orca.operator.plan.plan import Plan, model_fetch
+from orca.operator.plan.plan import Plan
 from orca.operator.plan.rollout import Group
 from orca.operator.render import fetch, gateway, group, pool
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from orca.core.domain.request import End, Token
-from orca.gateway.answer.render import ChoiceStream
 from orca.gateway.errors import ApiError
+from orca.gateway.render.render import ChoiceStream
 from orca.pool.api import RequestStatus
 
 Cursor = Mapping[int, str]

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orca.operator.certificates.certificates import CA, CA_KEY, CERTIFICATE, KEY, SKEW_S
+from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, KEY, SKEW_S
 
 LIFE = timedelta(days=90)
 CA_LIFE = timedelta(days=3650)

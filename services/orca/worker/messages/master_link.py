@@ -16,9 +16,9 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import FRAME_BYTES_MAX, encode
 from orca.core.transport.local_link import Kind as LinkKind
 from orca.core.transport.local_link import read_step
-from orca.worker import frames
-from orca.worker.frames import Kind
-from orca.worker.rank.inbox import Inbox
+from orca.worker.messages import frames
+from orca.worker.messages.frames import Kind
+from orca.worker.messages.inbox import Inbox
 
 log = logging.getLogger(__name__)
 

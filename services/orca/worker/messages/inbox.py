@@ -7,7 +7,7 @@ taken up before it runs (epoch_steps.py), for taking one up posts its receive.
 import queue
 from collections.abc import Iterator
 
-from orca.worker.frames import Frame, Kind
+from orca.worker.messages.frames import Frame, Kind
 
 
 class Inbox:

@@ -1,7 +1,7 @@
 """Frames between a controller and its rank processes, over one local socket pair per rank.
 
-The layout is core.transport.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so neither
-side converts them twice.
+The layout is core.transport.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so
+neither side converts them twice.
 """
 
 import dataclasses

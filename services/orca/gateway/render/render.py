@@ -28,9 +28,9 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.gateway.answer.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 from orca.gateway.errors import answer_to_end
 from orca.gateway.latency_goals import NO_GOALS, Goals
+from orca.gateway.render.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 
 
 class Kind(StrEnum):

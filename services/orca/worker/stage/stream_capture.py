@@ -20,8 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.fx import Interpreter, Node
 
+from orca.worker.stage.task_graph import TaskGraph
 from orca.worker.streams.assignment import StreamAssignment
-from orca.worker.streams.graph import TaskGraph
 
 Stream = TypeVar("Stream")
 Event = TypeVar("Event")
