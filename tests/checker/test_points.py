@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from checker.faults import PlannedFault
-from checker.freezes import NewClaims, standby_command, standing_by
-from checker.partitions import plan_partitions
+from checker.faults.freezes import NewClaims, standby_command, standing_by
+from checker.faults.injector import PlannedFault
+from checker.faults.partitions import plan_partitions
+from checker.faults.walk import plan_walk
 from checker.points.fault_points import HeldCommits, LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.mutants import MUTANTS
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE, LATE_POINTS, POINTS
-from checker.spread import Cut
-from checker.walk import plan_walk
+from checker.systems.spread import Cut
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
 from orca.pool.api import CommitEntry
