@@ -33,12 +33,12 @@ E2E = Path(__file__).parents[2] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool import redis_link
+from orca.pool.redis.link import RedisLink
 said = []
 async def commit():
-    link = object.__new__(redis_link.RedisLink)
+    link = object.__new__(RedisLink)
     try:
-        await redis_link.RedisLink.run(link, "commit")
+        await RedisLink.run(link, "commit")
     except PoolUnavailable as error:
         print(error)
     except AttributeError:
