@@ -1,11 +1,11 @@
-"""Commands of this machine that run to their end; those that stay are components.py's."""
+"""Commands of this machine that run to their end; those that stay are kubernetes/components.py's."""
 
 import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster.machine.errors import ClusterError
 
 _SAID_CHARACTERS = 3000
 

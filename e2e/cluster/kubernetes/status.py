@@ -1,7 +1,7 @@
 """What runs of a cluster: `python -m cluster status`."""
 
-from cluster.components import Component, container_runtime, control_plane, is_running, node_components
-from cluster.layout import Layout
+from cluster.kubernetes.components import Component, container_runtime, control_plane, is_running, node_components
+from cluster.machine.layout import Layout
 
 
 def status_lines(layout: Layout) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.commands import run
-from cluster.errors import ClusterError
+from cluster.machine.commands import run
+from cluster.machine.errors import ClusterError
 
 COMMANDS = {
     "containerd": "containerd",

@@ -6,9 +6,9 @@ All of it runs on the first node, so that tests may lose the others.
 import json
 from typing import Any
 
-from cluster.images import TOOLBOX, UNPRIVILEGED_USER, image_name
-from cluster.layout import DNS_ADDRESS, DNS_DOMAIN, INGRESS_ADDRESS, Layout
-from cluster.programs import COREDNS, LOCAL_PATH, TRAEFIK
+from cluster.images.scratch import TOOLBOX, UNPRIVILEGED_USER, image_name
+from cluster.machine.layout import DNS_ADDRESS, DNS_DOMAIN, INGRESS_ADDRESS, Layout
+from cluster.programs.go_programs import COREDNS, LOCAL_PATH, TRAEFIK
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.cgroups import enter_cgroup, make_cgroup, members
-from cluster.errors import ClusterError
-from cluster.layout import API_PORT, POD_RANGE, SERVICE_RANGE, Layout, Node
-from cluster.programs import ETCD, KUBERNETES
+from cluster.machine.cgroups import enter_cgroup, make_cgroup, members
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import API_PORT, POD_RANGE, SERVICE_RANGE, Layout, Node
+from cluster.programs.go_programs import ETCD, KUBERNETES
 
 _TAIL_CHARACTERS = 2000
 _PAUSE_S = 0.05

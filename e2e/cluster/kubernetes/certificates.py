@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.commands import run
-from cluster.layout import API_SERVICE_ADDRESS, DNS_DOMAIN, Layout
+from cluster.machine.commands import run
+from cluster.machine.layout import API_SERVICE_ADDRESS, DNS_DOMAIN, Layout
 
 _EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")
 _DAYS = "365"

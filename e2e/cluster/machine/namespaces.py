@@ -9,10 +9,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from cluster.cgroups import enter_cgroup, make_cgroup, members
-from cluster.commands import run
-from cluster.errors import ClusterError
-from cluster.layout import BRIDGE, OWN_FOLDERS, SERVICE_RANGE, Layout, Node
+from cluster.machine.cgroups import enter_cgroup, make_cgroup, members
+from cluster.machine.commands import run
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import BRIDGE, OWN_FOLDERS, SERVICE_RANGE, Layout, Node
 
 _HOLDER = "namespaces"
 _HELD_WITHIN_S = 10.0

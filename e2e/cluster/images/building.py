@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.cache import cache_folder, check_space
-from cluster.commands import run
-from cluster.debian import IMAGE_COMMANDS, install, missing_packages
-from cluster.errors import ClusterError
+from cluster.machine.cache import cache_folder, check_space
+from cluster.machine.commands import run
+from cluster.machine.debian import IMAGE_COMMANDS, install, missing_packages
+from cluster.machine.errors import ClusterError
 
 TAG = "dev"
 """Of images that nobody publishes."""
 ROLES = ("gateway", "scheduler", "operator", "fetch", "pool", "worker")
 """Targets of the Containerfile, the quick ones first."""
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 CONTAINERFILE = "services/Containerfile"
 
 _BASE = "localhost/orca-base:bookworm"

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from cluster.images import TOOLBOX
-from cluster.layout import CLUSTER_NAME, DNS_ADDRESS, DNS_DOMAIN, POD_RANGE, Layout, Node
+from cluster.images.scratch import TOOLBOX
+from cluster.machine.layout import CLUSTER_NAME, DNS_ADDRESS, DNS_DOMAIN, POD_RANGE, Layout, Node
 
 Json = dict[str, Any]
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
-from cluster.building import builder_here
-from cluster.commands import run
-from cluster.errors import ClusterError
-from cluster.layout import Node
-from cluster.namespaces import entering
+from cluster.images.building import builder_here
+from cluster.machine.commands import run
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Node
+from cluster.machine.namespaces import entering
 
 _IMPORT_WITHIN_S = 900.0
 _PART_BYTES = 1 << 20

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.cache import cache_folder, cached, key_of
-from cluster.commands import run
-from cluster.programs import GO_FOLDER, go_caches, go_environment
+from cluster.machine.cache import cache_folder, cached, key_of
+from cluster.machine.commands import run
+from cluster.programs.go_programs import GO_FOLDER, go_caches, go_environment
 
 _SOURCE = GO_FOLDER / "gateway-api"
 _MODULE = "sigs.k8s.io/gateway-api"

@@ -4,11 +4,11 @@ import json
 from abc import ABC, abstractmethod
 from typing import Any
 
-from cluster.commands import run
-from cluster.errors import ClusterError
-from cluster.layout import Layout
-from cluster.namespaces import entering
-from cluster.programs import KUBERNETES
+from cluster.machine.commands import run
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Layout
+from cluster.machine.namespaces import entering
+from cluster.programs.go_programs import KUBERNETES
 
 
 class Kubectl(ABC):

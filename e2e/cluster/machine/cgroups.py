@@ -9,8 +9,8 @@ import os
 import signal
 from pathlib import Path
 
-from cluster.errors import ClusterError
-from cluster.layout import CLUSTER_NAME
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import CLUSTER_NAME
 
 _HIERARCHIES = Path("/sys/fs/cgroup")
 _MEMBERS = "pids"

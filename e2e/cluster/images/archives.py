@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Collection, Sequence
 from typing import IO
 
-from cluster.images import add_bytes, as_json, descriptor
+from cluster.images.scratch import add_bytes, as_json, descriptor
 
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG = "application/vnd.oci.image.config.v1+json"

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster.machine.errors import ClusterError
 
 CLUSTER_NAME = "orca-cluster"
 NODE_RANGE = "10.240.0.0/24"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from cluster.machine.errors import ClusterError
 
 
 def cache_folder() -> Path:

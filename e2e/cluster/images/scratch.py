@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.cache import cache_folder, cached, key_of
-from cluster.commands import run
-from cluster.programs import COREDNS, FETCH, LOCAL_PATH, TRAEFIK, Program
+from cluster.machine.cache import cache_folder, cached, key_of
+from cluster.machine.commands import run
+from cluster.programs.go_programs import COREDNS, FETCH, LOCAL_PATH, TRAEFIK, Program
 
 TOOLBOX = "localhost/orca/toolbox:1"
 """busybox and `fetch` for pods of tests. It sleeps when told nothing, so it is also what holds a pod's namespaces."""

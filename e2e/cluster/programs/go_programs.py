@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cluster.cache import cache_folder, cached, check_space, key_of, one_at_a_time
-from cluster.commands import run
-from cluster.errors import ClusterError
+from cluster.machine.cache import cache_folder, cached, check_space, key_of, one_at_a_time
+from cluster.machine.commands import run
+from cluster.machine.errors import ClusterError
 
 GO_FOLDER = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "1.34.4"

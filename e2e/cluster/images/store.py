@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from cluster.archives import chain_ids, without_layers
-from cluster.building import Builder, builder_here
-from cluster.cache import cache_folder, check_space, one_at_a_time
-from cluster.commands import run
-from cluster.debian import COMMANDS, install, missing_packages
-from cluster.errors import ClusterError
-from cluster.layout import Node
-from cluster.loading import ctr, import_command, prune_command, stream
+from cluster.images.archives import chain_ids, without_layers
+from cluster.images.building import Builder, builder_here
+from cluster.images.loading import ctr, import_command, prune_command, stream
+from cluster.machine.cache import cache_folder, check_space, one_at_a_time
+from cluster.machine.commands import run
+from cluster.machine.debian import COMMANDS, install, missing_packages
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Node
 
 _SPACE_GB = 14.0
 """A worker's layers, and their archives while they are unpacked."""
