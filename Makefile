@@ -72,7 +72,7 @@ types: .venv/.installed-dev  ## mypy, strict
 	.venv/bin/mypy
 
 imports: .venv/.installed-dev  ## arrows between rooms go one way (import-linter)
-	.venv/bin/lint-imports
+	PYTHONPATH=e2e .venv/bin/lint-imports
 
 PROTO = cd services && ../.venv/bin/python -m grpc_tools.protoc -I . orca/core/transport/engine.proto
 proto: .venv/.installed-dev  ## regenerate the gRPC code from engine.proto

@@ -17,7 +17,7 @@ from api_server import ApiServer, api_server
 from kubernetes import client
 from rendering import CHART, HELM, Refused, needs_helm
 
-from cluster.programs import ETCD, KUBERNETES
+from cluster.programs.go_programs import ETCD, KUBERNETES
 
 pytestmark = [needs_helm, pytest.mark.timeout(400)]
 

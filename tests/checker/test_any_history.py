@@ -8,9 +8,9 @@ from history_builders import Break, decode, good_call, good_history
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checker.answers import DONE
-from checker.history import Event, Record
-from checker.verdict import judge
+from checker.history.answers import DONE
+from checker.history.records import Event, Record
+from checker.rules.verdict import judge
 
 # Different tokens, so that two events never have equal data by chance.
 OUTPUTS = st.lists(st.integers(100, 999), min_size=2, max_size=24, unique=True).flatmap(

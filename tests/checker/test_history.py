@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from history_builders import Break, decode, good_call, good_history
 
-from checker.history import Fault, GroupNews, HistoryWriter, Left, Refused, Resources, from_line, read_history
-from checker.verdict import judge
+from checker.history.records import Fault, GroupNews, HistoryWriter, Left, Refused, Resources, from_line, read_history
+from checker.rules.verdict import judge
 
 OTHERS = [
     Fault(at=1.0, number=0, kind="kill", targets=("redis",), pids=(12,), in_flight=("c0",)),

@@ -14,13 +14,13 @@ import pytest
 import redis.asyncio
 from waiting import wait_until
 
-from checker.faults import Injector, PlannedFault
-from checker.history import Claimed, Fault, GroupNews, HistoryWriter, Opening, Ran
-from checker.pool_log import LASTING, PREFIX, count_keys, read_log
-from checker.processes import find_parts, is_running, open_files, role_of
-from checker.sse import EventCutter, RawEvent
-from checker.system import System, wait_for
-from checker.system_logs import read_deaths, read_iterations, read_logs
+from checker.clients.sse import EventCutter, RawEvent
+from checker.faults.injector import Injector, PlannedFault
+from checker.history.records import Claimed, Fault, GroupNews, HistoryWriter, Opening, Ran
+from checker.history.system_logs import read_deaths, read_iterations, read_logs
+from checker.systems.pool_reader import LASTING, PREFIX, count_keys, read_log
+from checker.systems.processes import find_parts, is_running, open_files, role_of
+from checker.systems.system import System, wait_for
 from orca.pool.redis import keys
 
 PARENT = """

@@ -14,15 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from checker.faults import PlannedFault
-from checker.freezes import NewClaims, standby_command, standing_by
-from checker.partitions import plan_partitions
+from checker.faults.freezes import NewClaims, standby_command, standing_by
+from checker.faults.injector import PlannedFault
+from checker.faults.partitions import plan_partitions
+from checker.faults.walk import plan_walk
 from checker.points.fault_points import HeldCommits, LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.mutants import MUTANTS
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE, LATE_POINTS, POINTS
-from checker.spread import Cut
-from checker.walk import plan_walk
+from checker.systems.spread import Cut
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
 from orca.pool.api import CommitEntry
@@ -33,12 +33,12 @@ E2E = Path(__file__).parents[2] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool import redis_link
+from orca.pool.redis.link import RedisLink
 said = []
 async def commit():
-    link = object.__new__(redis_link.RedisLink)
+    link = object.__new__(RedisLink)
     try:
-        await redis_link.RedisLink.run(link, "commit")
+        await RedisLink.run(link, "commit")
     except PoolUnavailable as error:
         print(error)
     except AttributeError:
@@ -79,6 +79,30 @@ def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == status, ran.stderr
     assert (tmp_path / "fired").exists()
+
+
+# Patches name modules, classes and methods of the product in text: importing each module runs its patches.
+IMPORT_ALL = """
+import importlib, sys
+from pathlib import Path
+from checker.points import fault_points, patching, recorder
+fault_points.install(Path(sys.argv[1]), sys.argv[2])
+recorder.install(Path(sys.argv[1]), sys.argv[2])
+for name in patching.patched_modules():
+    importlib.import_module(name)
+served = [getattr(sys.modules[name], kind) for name, kind in fault_points.SERVED.items()]
+print(*[name for kind in served for name in fault_points.METHODS if hasattr(kind, name)])
+"""
+
+
+@pytest.mark.parametrize("part", sorted({point.part for point in POINTS}))
+def test_all_that_is_patched_by_name_is_there(part: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path), part]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    served = {point.call.removeprefix("serve.") for point in POINTS if point.call.startswith("serve.")}
+    assert served <= set(ran.stdout.split())
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

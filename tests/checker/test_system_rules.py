@@ -2,8 +2,8 @@
 
 from history_builders import decode, good_call, good_history
 
-from checker.history import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
-from checker.verdict import judge, table
+from checker.history.records import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
+from checker.rules.verdict import judge, table
 
 
 def rules(history: list[Record]) -> list[str]:

@@ -19,7 +19,7 @@ from cli_processes import is_running, wait_until_gone
 from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
-from checker.processes import find_parts
+from checker.systems.processes import find_parts
 from orca.cli.small_model import small_model_folder
 
 # Longer than the waits of any one test together, so that the wait that failed tells its story.

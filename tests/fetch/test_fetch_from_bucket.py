@@ -16,7 +16,7 @@ from fetching import WEIGHTS_BYTES, FetchProcess, contents, model_files
 from line import line_to
 from waiting import wait_until
 
-from cluster.programs import VERSITYGW
+from cluster.programs.go_programs import VERSITYGW
 
 KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something"}
 PART_BYTES = 5 << 20

@@ -10,7 +10,7 @@ import pytest
 from gateway_rig import until
 from gateway_server import Served, served
 
-from checker.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
+from checker.faults.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
 from orca.gateway.settings import Settings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings

@@ -8,7 +8,7 @@ import pytest
 from api_server import ApiServer, api_server, install_crd
 from shop import POOL_SECRET, OperatorProcess, Shop
 
-from cluster.programs import ETCD, KUBERNETES
+from cluster.programs.go_programs import ETCD, KUBERNETES
 from orca.pool.redis.access import LOCAL_USER, LocalAccess
 from orca.pool.redis.embedded import EmbeddedRedis
 

@@ -16,7 +16,7 @@ from fields import Field, fields, invalid, records, valid
 from kubernetes import client
 from parts import complaint
 
-from cluster import gateway_api
+from cluster.programs import gateway_api
 from orca.operator.domain.resource import Deployment, Json, read
 
 NAMESPACE = "fields"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from stage_driver import Ask, Chain, serve
 
-from checker.chain_model import ChainModel, load_chain_model, make_chain_model
-from checker.oracle import expected_tokens
+from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
+from checker.oracles.chain_oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Sampled, Step
 from orca.kernels.contract.paged import Places
