@@ -15,7 +15,7 @@ from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
-from orca.gateway.http.receive import Intake, receive_body
+from orca.gateway.http.receive import Intake, UnreadBody, receive_body
 from orca.gateway.settings import Settings
 
 THREADS: list[threading.Thread] = []
@@ -37,7 +37,8 @@ async def received(content: bytes, **settings: Any) -> Noting:
 
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     with Intake(1 << 30).call() as held:
-        return await receive_body(Request(scope, receive), Noting, Settings(model="tiny", **settings), held)
+        unread = UnreadBody.of(Request(scope, receive))
+        return await receive_body(unread, Noting, Settings(model="tiny", **settings), held)
 
 
 @pytest.mark.parametrize(("size", "is_inline"), [(1_000, True), (4_000_000, False)])

@@ -8,8 +8,8 @@ from gateway_rig import MODEL, error_of, rig, until
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
+from orca.gateway.calls import submit
 from orca.gateway.models.models import Models
-from orca.gateway.routes import generation
 from orca.pool.api import Submission
 from orca.pool.settings import PoolSettings
 
@@ -99,7 +99,7 @@ async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_bec
 
 
 async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "TAKE_BACK_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(submit, "TAKE_BACK_SECONDS", (0.01, 0.01))
     async with rig(schedules=False) as one:
         store = one.pool.submit
 

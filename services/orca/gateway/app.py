@@ -23,10 +23,11 @@ from orca.core.process.wall_clock import wall_clock_ms
 from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
+from orca.gateway.calls.opened_call import open_call, open_generation
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.behind_proxy import BehindProxy
-from orca.gateway.http.receive import Intake
+from orca.gateway.http.receive import Intake, UnreadBody
 from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.middleware import CountHttp, HeadAsGet, TellLimits
@@ -40,6 +41,9 @@ from orca.gateway.settings import Settings
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
+
+METRICS_PORT = "is_metrics_port"
+"""Key in the state of calls that came in by the port that metrics have for themselves."""
 
 SETTLE_SECONDS = 1.0
 """For the pool to take out the readers of a gateway that ends."""
@@ -109,22 +113,26 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
 
     async def completions(request: Request) -> Response:
         await check(request)
-        return await generation.complete(_gateway(request), request)
+        gateway = _gateway(request)
+        call = await open_generation(gateway, request)
+        return await generation.complete(gateway, call, UnreadBody.of(request))
 
     async def chat_completions(request: Request) -> Response:
         await check(request)
-        return await generation.chat(_gateway(request), request)
+        gateway = _gateway(request)
+        call = await open_generation(gateway, request)
+        return await generation.chat(gateway, call, UnreadBody.of(request))
 
     add_direct(generation.COMPLETIONS, completions, **openapi.COMPLETIONS)
     add_direct(generation.CHAT, chat_completions, **openapi.CHAT_COMPLETIONS)
 
     @post("/tokenize", **openapi.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
-        return await about.tokenize(_gateway(request), request)
+        return await about.tokenize(_gateway(request), UnreadBody.of(request))
 
     @post("/detokenize", **openapi.DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
-        return await about.detokenize(_gateway(request), request)
+        return await about.detokenize(_gateway(request), UnreadBody.of(request))
 
 
 def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
@@ -135,17 +143,17 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     @get("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
         """Where a call stands, its text so far, and where its answer is to be had."""
-        return await requests.state(_gateway(request), request, request_id)
+        return await requests.state(_gateway(request), open_call(request), request_id)
 
     @delete("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
         """End a call that has not ended; one that has stays as it is. Answers its state."""
-        return await requests.cancel(_gateway(request), request, request_id)
+        return await requests.cancel(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/result", **openapi.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
         """The whole answer of a call that has ended; 202 and its state until then."""
-        return await requests.result(_gateway(request), request, request_id)
+        return await requests.result(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/events", **openapi.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
@@ -153,7 +161,7 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
 
         `Last-Event-ID`, or `starting_after` in the query, names the last event of each choice: `0.12,1.end`.
         """
-        return await requests.events(_gateway(request), request, request_id)
+        return await requests.events(_gateway(request), open_call(request), request_id)
 
     @get("/v1/models", **openapi.MODELS)
     async def models(request: Request) -> dict[str, Any]:
@@ -183,7 +191,8 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/metrics", **openapi.METRICS)
     async def metrics(request: Request) -> Response:
-        return await about.metrics(_gateway(request), request)
+        is_metrics_port = bool(request.scope.get("state", {}).get(METRICS_PORT))
+        return await about.metrics(_gateway(request), is_metrics_port=is_metrics_port)
 
 
 def _gateway(request: Request) -> Gateway:

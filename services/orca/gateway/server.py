@@ -12,10 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from orca.core.domain.errors import SettingError
+from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.bounds import Door
 from orca.gateway.http.connection import connections
-from orca.gateway.routes import about
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Server(uvicorn.Server):
             connections(Door(self._settings, self._metrics.count_refused_connection)),
             config=self.config,
             server_state=self.server_state,
-            app_state={**self.lifespan.state, about.FOR_METRICS: True},
+            app_state={**self.lifespan.state, METRICS_PORT: True},
         )
         loop = asyncio.get_running_loop()
         self._metrics_server = await loop.create_server(factory, self.config.host, port)

@@ -51,11 +51,9 @@ class Tracing:
 
         return cls(OTLPSpanExporter())
 
-    def start(self, name: str, headers: Mapping[str, str]) -> CallSpan:
-        """Begin a call's span under the caller's, if its headers name one."""
-        given = headers.get("traceparent")
-        if given is not None and not TRACEPARENT.fullmatch(given):
-            given = None
+    def start(self, name: str, traceparent: str | None) -> CallSpan:
+        """Begin a call's span under the span that its `traceparent` header names. A malformed one is ignored."""
+        given = None if traceparent is None or not TRACEPARENT.fullmatch(traceparent) else traceparent
         if self._provider is None:
             return CallSpan(None, given)
         context = TraceContextTextMapPropagator().extract({"traceparent": given} if given else {})

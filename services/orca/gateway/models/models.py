@@ -14,7 +14,7 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
 from orca.gateway.render.render import Reading
@@ -88,6 +88,10 @@ def _load(model: OtherModel, settings: Settings) -> Served:
     return Served.of(info, Tokenizer.from_folder(model.folder), settings)
 
 
+def not_served(message: str) -> ApiError:
+    return ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
+
+
 class Models:
     """All models of a gateway, and what the pool has said of them."""
 
@@ -115,6 +119,16 @@ class Models:
     def of(self, revision: str) -> Served | None:
         """The model of a request; None for one that this gateway was not given."""
         return self._by_revision.get(revision)
+
+    def require(self, revision: str) -> Served:
+        """Return the model of a request. Another model's tokenizer would write other bytes.
+
+        Raises: ApiError 503: another gateway may have this one.
+        """
+        served = self.of(revision)
+        if served is None:
+            raise not_served(f"the request is of revision {revision}, which this gateway does not serve")
+        return served
 
     def note(self, stats: PoolStats) -> None:
         """Take over what the pool says is in force, and what it promises for it."""

@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.requests import Request
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
@@ -14,10 +13,7 @@ from orca.gateway.calls.accept import chat_prompt
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import receive_body
-
-FOR_METRICS = "is_for_metrics"
-"""In the state of calls that came in by the metrics' own port."""
+from orca.gateway.http.receive import UnreadBody, receive_body
 
 STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
 
@@ -48,9 +44,13 @@ async def ready(gateway: Gateway) -> Response:
     return Response(orjson.dumps(answer), 200 if is_ready else 503, media_type="application/json")
 
 
-async def metrics(gateway: Gateway, http: Request) -> Response:
-    """Raises: ApiError 404 on the API's port where metrics have their own."""
-    if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
+async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
+    """Write the metrics for a scraper.
+
+    Args: is_metrics_port: the call came in by the port that metrics have for themselves.
+    Raises: ApiError 404 on the API's port if metrics have their own.
+    """
+    if gateway.settings.metrics_port is not None and not is_metrics_port:
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
     gateway.metrics.set_pool(await gateway.overload.counts(STATS_SECONDS))
@@ -84,10 +84,10 @@ def _model(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
     with gateway.intake.call() as held:
-        body = await receive_body(http, TokenizeBody, gateway.settings, held)
+        body = await receive_body(unread, TokenizeBody, gateway.settings, held)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
@@ -103,10 +103,10 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     return answer
 
 
-async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
     with gateway.intake.call() as held:
-        body = await receive_body(http, DetokenizeBody, gateway.settings, held)
+        body = await receive_body(unread, DetokenizeBody, gateway.settings, held)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     limit, most = served.info.vocab_size, served.info.max_model_len
