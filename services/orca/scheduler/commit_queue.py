@@ -23,7 +23,7 @@ class _Written:
     is_urgent: bool = False
 
 
-class Outbox:
+class CommitQueue:
     """Tokens and ends on their way to the pool.
 
     Args:
