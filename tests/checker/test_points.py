@@ -33,7 +33,7 @@ E2E = Path(__file__).parents[2] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool import redis_link
+from orca.pool.redis import link as redis_link
 said = []
 async def commit():
     link = object.__new__(redis_link.RedisLink)
