@@ -15,7 +15,7 @@ from orca.operator.cluster.listing import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import SchedulerMetrics as OperatorMetrics
 from orca.operator.render import gateway, group
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.scheduler.metrics import SchedulerMetrics as SchedulerMetrics
 from orca.scheduler.observer import SchedulerLoad
 

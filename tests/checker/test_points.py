@@ -25,7 +25,7 @@ from checker.spread import Cut
 from checker.walk import plan_walk
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitEntry
+from orca.pool.records import CommitEntry
 
 E2E = Path(__file__).parents[2] / "e2e"
 

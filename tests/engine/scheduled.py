@@ -12,9 +12,8 @@ from engine_builders import generate, new_request, until
 from orca.core.domain.engine import Engine
 from orca.core.domain.request import End, Request, SamplingParams
 from orca.core.domain.step import Epoch
-from orca.pool.api import Caller, OnDisconnect, Submission
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, LogSlice, OnDisconnect, Submission
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions

@@ -14,10 +14,9 @@ from engine_builders import engine_for
 from poisoned_rank import FATAL_TOKENS, POISON
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
+from orca.pool.records import Caller, LogSlice, OnDisconnect, RequestState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory

@@ -25,8 +25,9 @@ from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models.models import Models, Served
 from orca.gateway.settings import Settings
-from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
+from orca.pool.api import Pool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
 from orca.scheduler.policy.finish import FinishDetector
 

@@ -12,8 +12,8 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Step
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import (

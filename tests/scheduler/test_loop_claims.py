@@ -17,7 +17,7 @@ from scheduler_world import (
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
-from orca.pool.api import Caller, ClaimAnswer, Heartbeat, RequestState
+from orca.pool.records import Caller, ClaimAnswer, Heartbeat, RequestState
 from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import SchedulingOptions
 

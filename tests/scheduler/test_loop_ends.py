@@ -13,7 +13,7 @@ from scheduler_world import (
 )
 
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.pool.api import Caller, CommitEntry
+from orca.pool.records import Caller, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import SchedulingOptions

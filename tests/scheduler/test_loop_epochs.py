@@ -18,7 +18,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
-from orca.pool.api import Caller, Entered, RequestState
+from orca.pool.records import Caller, Entered, RequestState
 from orca.scheduler.engines.simulated_engine import CostModel, StepFault
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy

@@ -22,7 +22,7 @@ from scheduler_world import (
     virtually,
 )
 
-from orca.pool.api import CommitAnswer, CommitEntry
+from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import CostModel

@@ -5,7 +5,7 @@ import asyncio
 from scheduler_world import World, a_request, by_index
 
 from orca.core.domain.engine import EngineShape
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import Observers, SchedulerLoad

@@ -12,7 +12,7 @@ from waiting import PATIENT_POOL, until
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request, Token
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from orca.scheduler.dependencies import Dependencies

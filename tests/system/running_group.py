@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions

@@ -14,8 +14,8 @@ from orca.bench.trace import GREEDY, Trace, TraceRequest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
-from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine

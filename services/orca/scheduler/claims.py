@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from orca.pool.api import ClaimAnswer, Claimed, StaleCall
+from orca.pool.api import StaleCall
+from orca.pool.records import ClaimAnswer, Claimed
 from orca.scheduler.dependencies import Dependencies, call_until_answered
 from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import GroupState

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import End, Token
-from orca.pool.api import CommitEntry
+from orca.pool.records import CommitEntry
 from orca.scheduler.policy.state import GroupRequest
 
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from orca.pool.api import CommitAnswer, CommitEntry
+from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.commit_queue import CommitQueue
 from orca.scheduler.dependencies import Dependencies, call_until_answered
 from orca.scheduler.policy.state import GroupRequest

@@ -9,7 +9,8 @@ from typing import TypeVar
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.pool.api import Caller, Pool
+from orca.pool.api import Pool
+from orca.pool.records import Caller
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.finish import MakeStopStringMatcher
 from orca.scheduler.policy.policy import Policy

@@ -19,7 +19,7 @@ from dataclasses import replace
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.request import End
 from orca.core.domain.step import Claim, Epoch, Sampled, StepResult
-from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
+from orca.pool.records import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.claims import RequestClaimer
 from orca.scheduler.commit_queue import CommitQueue
 from orca.scheduler.commits import Committer

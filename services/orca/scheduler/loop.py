@@ -16,7 +16,8 @@ from typing import TypeVar
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import Entered, SeatLost, StaleCall
+from orca.pool.api import SeatLost, StaleCall
+from orca.pool.records import Entered
 from orca.scheduler.dependencies import Dependencies, call_until_answered
 from orca.scheduler.epoch import EpochRun
 from orca.scheduler.observer import SchedulerLoad

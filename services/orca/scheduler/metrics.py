@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.core.process.internal_port import Page
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Observer, SchedulerLoad
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)

@@ -10,7 +10,7 @@ import orjson
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.core.process.line_file import LineFile
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.scheduler.policy.state import Batch, BatchRow, Phase
 
 

@@ -25,7 +25,8 @@ from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.core.transport.certificates import Certificates
-from orca.pool.api import Caller, Pool, ProcessClosed
+from orca.pool.api import Pool, ProcessClosed
+from orca.pool.records import Caller
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.bounds_file import BoundsFile

@@ -29,7 +29,8 @@ from orca.gateway.models.models import Served
 from orca.gateway.render.render import Reading, Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
-from orca.pool.api import Parent, Pool, Submission
+from orca.pool.api import Pool
+from orca.pool.records import Parent, Submission
 
 log = logging.getLogger(__name__)
 
