@@ -25,7 +25,7 @@ from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, KILL_BEFORE,
 from checker.systems.spread import Cut
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitEntry
+from orca.pool.records import CommitEntry
 
 E2E = Path(__file__).parents[2] / "e2e"
 
@@ -33,7 +33,11 @@ E2E = Path(__file__).parents[2] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
+<<<<<<< HEAD
 from orca.pool.redis.link import RedisLink
+=======
+from orca.pool.redis import link as redis_link
+>>>>>>> refs/heads/pool
 said = []
 async def commit():
     link = object.__new__(RedisLink)

@@ -20,8 +20,8 @@ from engine_builders import BLOCK_TOKENS, Stages, engine_for
 from priority import ahead_of_others, waited_s
 from scheduled import Scheduled, a_request, alone
 
-from orca.pool.api import CommitAnswer, CommitEntry
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.observer import IterationRecord
 from orca.worker.models.build import load_stage

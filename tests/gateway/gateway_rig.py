@@ -25,10 +25,11 @@ from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models.models import Models, Served
 from orca.gateway.settings import Settings
-from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
+from orca.pool.api import Pool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
-from orca.scheduler.policy.finish import Ending
+from orca.scheduler.policy.finish import FinishDetector
 
 TEMPLATE = (
     "{% for message in messages %}<|user|>{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -172,7 +173,7 @@ def scripted(request: Request, answer: Sequence[int]) -> tuple[list[Token], End]
     def output_text(one: Request) -> OutputText:
         return OutputText(tokenizer(), one.sampling.stop, one.sampling.min_tokens)
 
-    ending, tokens = Ending(request, (eos(),), output_text), []
+    ending, tokens = FinishDetector(request, (eos(),), output_text), []
     for index, token_id in enumerate(answer):
         tokens.append(_token(request, index, token_id))
         if (end := ending.push(token_id)) is not None:

@@ -15,8 +15,8 @@ from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import LogSlice
 
 READING = Reading(tokenizer(), frozenset({eos()}))
 RENDERING = Rendering(kind=Kind.COMPLETION, model="tiny", created=1)

@@ -13,7 +13,7 @@ from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.core.domain.request import Request
 from orca.gateway.limits.overload import ASK_SECONDS, LAG_MOST_SECONDS
 from orca.gateway.settings import Settings
-from orca.pool.api import Parent, Submission
+from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 
 COMPLETIONS = "/v1/completions"

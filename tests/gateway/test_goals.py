@@ -16,7 +16,7 @@ from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outc
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.render import Rendering
 from orca.gateway.settings import Settings
-from orca.pool.api import RequestState, RequestStatus
+from orca.pool.records import RequestState, RequestStatus
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}

@@ -10,7 +10,7 @@ from gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
 from orca.core.domain.errors import QueueFull
 from orca.core.domain.request import Request
 from orca.gateway.settings import Settings
-from orca.pool.api import OnDisconnect
+from orca.pool.records import OnDisconnect
 from orca.pool.settings import PoolSettings
 
 BODY = {"prompt": "the fox", "max_tokens": 50}

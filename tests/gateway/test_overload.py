@@ -11,8 +11,8 @@ from told_pool import ToldPool, stats
 
 from orca.core.domain.errors import PoolUnavailable, QueueFull
 from orca.gateway.limits.overload import EndRate, Overload, retry_after_seconds
-from orca.pool.counts import PoolStats
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import PoolStats
 
 COMPLETIONS = "/v1/completions"
 RATES = st.none() | st.floats(0.01, 1000)

@@ -10,7 +10,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
 from orca.gateway.calls import submit
 from orca.gateway.models.models import Models
-from orca.pool.api import Submission
+from orca.pool.records import Submission
 from orca.pool.settings import PoolSettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

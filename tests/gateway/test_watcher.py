@@ -14,7 +14,7 @@ from orca.core.domain.errors import PoolUnavailable, UnknownRequest
 from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.answer.log_watcher import READ_MAX, UNTAKEN_MAX, Follower, LogWatcher
 from orca.pool.hints import Hints, LogNews
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 LIMIT_S = 60.0
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from waiting import PATIENT_POOL
 
 from orca.core.domain.request import Request, SamplingParams
-from orca.pool.api import Caller, OnDisconnect, Pool, Submission
-from orca.pool.counts import PoolStats
+from orca.pool.api import Pool
+from orca.pool.records import Caller, OnDisconnect, PoolStats, Submission
 from orca.pool.redis.pool import RedisPool
 
 T = TypeVar("T")

@@ -14,7 +14,9 @@ from waiting import PATIENT_POOL, until
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import (
+from orca.pool.api import Pool
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import (
     Caller,
     ClaimAnswer,
     Claimed,
@@ -22,11 +24,9 @@ from orca.pool.api import (
     CommitEntry,
     Entered,
     OnDisconnect,
-    Pool,
     RequestState,
     Submission,
 )
-from orca.pool.memory.pool import MemoryPool
 from orca.pool.redis.access import acl_words
 from orca.pool.redis.keys import Keys
 from orca.pool.redis.link import RedisLink

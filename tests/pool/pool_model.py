@@ -27,8 +27,9 @@ from pool_model_weather import Weather, draw_weather
 from orca.core.domain.errors import NeverFits, Overloaded, UnknownRequest
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Claim
-from orca.pool.api import OnDisconnect, ProcessClosed, SeatLost, StaleCall, Submission
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
 
 EVENTS = 500

@@ -15,19 +15,10 @@ from pool_model_stages import Violation
 
 from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim
-from orca.pool.api import (
-    Caller,
-    ClaimAnswer,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
-    RequestState,
-    StaleCall,
-    Wait,
-)
+from orca.pool.api import StaleCall
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.memory.state import Record
+from orca.pool.records import Caller, ClaimAnswer, CommitAnswer, CommitEntry, Entered, Heartbeat, RequestState, Wait
 
 if TYPE_CHECKING:
     from pool_model import World

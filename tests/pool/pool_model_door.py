@@ -7,8 +7,7 @@ from pool_model_schedulers import now
 from pool_model_stages import Violation
 
 from orca.core.domain.errors import NeverFits, Overloaded
-from orca.pool.api import Submission
-from orca.pool.counts import LargerRequests
+from orca.pool.records import LargerRequests, Submission
 
 if TYPE_CHECKING:
     from pool_model import World

@@ -8,8 +8,8 @@ from pool_model_stages import Violation
 
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Claim
-from orca.pool.api import RequestState
 from orca.pool.memory.state import Record
+from orca.pool.records import RequestState
 
 if TYPE_CHECKING:
     from pool_model import World

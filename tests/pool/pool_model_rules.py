@@ -19,20 +19,20 @@ from typing import Any
 
 from orca.core.domain.request import End, FinishReason, Request
 from orca.core.domain.step import Claim
-from orca.pool.api import (
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import ParentRecord, Record, Seat
+from orca.pool.records import (
     Caller,
     ClaimAnswer,
     CommitAnswer,
     CommitEntry,
     Entered,
     Heartbeat,
+    LargerRequests,
     RequestState,
     Submission,
     Wait,
 )
-from orca.pool.counts import LargerRequests
-from orca.pool.memory.pool import MemoryPool
-from orca.pool.memory.state import ParentRecord, Record, Seat
 
 
 class IndexOnly(MemoryPool):

@@ -12,16 +12,8 @@ from pool_model_stages import Stage, Step
 
 from orca.core.domain.request import End, FinishReason, Request, Token, slots_needed
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import (
-    Caller,
-    ClaimAnswer,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
-    ProcessClosed,
-    SeatLost,
-)
+from orca.pool.api import ProcessClosed, SeatLost
+from orca.pool.records import Caller, ClaimAnswer, CommitAnswer, CommitEntry, Entered, Heartbeat
 
 if TYPE_CHECKING:
     from pool_model import World

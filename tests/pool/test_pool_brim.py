@@ -12,7 +12,7 @@ from pool_kinds import KINDS, redis_binary
 from orca.core.domain.errors import PoolFull
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.pool import codec
-from orca.pool.api import Claimed, CommitAnswer, CommitEntry, OnDisconnect
+from orca.pool.records import Claimed, CommitAnswer, CommitEntry, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 
 MAXMEMORY = 40 << 20

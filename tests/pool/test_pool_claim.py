@@ -4,7 +4,8 @@ import pytest
 from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 from orca.core.domain.errors import UnknownRequest
-from orca.pool.api import RequestState, StaleCall
+from orca.pool.api import StaleCall
+from orca.pool.records import RequestState
 
 
 async def seated(bed: Bed, *names: str) -> list[Scheduler]:

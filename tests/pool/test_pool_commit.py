@@ -5,8 +5,7 @@ from pool_beds import Bed, entry, started, submission
 
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, RequestState
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import CommitAnswer, CommitEntry, LogSlice, RequestState
 
 
 async def test_tokens_and_end_enter_the_log_in_order(bed: Bed) -> None:

@@ -12,7 +12,7 @@ from pool_kinds import KINDS, redis_binary
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
-from orca.pool.api import CommitAnswer, OnDisconnect
+from orca.pool.records import CommitAnswer, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 
 LIMIT_S = 20.0

@@ -13,7 +13,7 @@ from waiting import until
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.ports import free_port
-from orca.pool.api import Claimed
+from orca.pool.records import Claimed
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 

@@ -27,7 +27,7 @@ from waiting import until
 
 from orca.core.domain.request import End, FinishReason, Token
 from orca.pool.hints import Hints, LogNews
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.link import _Script
 from orca.pool.redis.subscription import Subscription

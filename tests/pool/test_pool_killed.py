@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from waiting import until
 
 from orca.core.domain.errors import PoolUnavailable, UnknownRequest
-from orca.pool.api import CommitAnswer, OnDisconnect
+from orca.pool.records import CommitAnswer, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 

@@ -25,7 +25,7 @@ from waiting import until
 
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import NAMED, SINGLE, lua_key_builders
 from orca.pool.redis.pool import RedisPool, open_redis_pool

@@ -4,8 +4,8 @@ import pytest
 from pool_beds import SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import Claimed, CommitAnswer, Entered, OnDisconnect, RequestState
 from orca.pool.poison import FAILURES_IN_COMPANY, FAILURES_MAX
+from orca.pool.records import Claimed, CommitAnswer, Entered, OnDisconnect, RequestState
 
 
 async def fails(scheduler: Scheduler, times: int) -> Entered:

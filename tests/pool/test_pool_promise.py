@@ -5,8 +5,7 @@ from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, start
 
 from orca.core.domain.errors import NeverFits
 from orca.core.domain.request import FinishReason
-from orca.pool.api import OnDisconnect, RequestState
-from orca.pool.counts import LargerRequests
+from orca.pool.records import LargerRequests, OnDisconnect, RequestState
 
 LARGE, SMALL = 60, 12
 """New tokens behind a prompt of 4."""

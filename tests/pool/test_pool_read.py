@@ -5,9 +5,8 @@ from pool_beds import Bed, started
 from pool_kinds import KINDS
 
 from orca.core.domain.request import End, FinishReason, Logprob, Token
-from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_BYTES_MAX, READ_TOKENS_MAX
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import CommitEntry, LogSlice
 
 pytestmark = pytest.mark.parametrize("make_bed", KINDS, indirect=True)
 LONG = 1_500

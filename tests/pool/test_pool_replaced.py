@@ -3,8 +3,7 @@
 from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 from orca.core.domain.request import FinishReason
-from orca.pool.api import OnDisconnect
-from orca.pool.counts import PoolStats
+from orca.pool.records import OnDisconnect, PoolStats
 
 
 async def replace(bed: Bed, revision: str = "r2", generation: int = 2) -> None:

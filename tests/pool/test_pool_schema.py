@@ -7,7 +7,7 @@ from pool_beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, start
 
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
 

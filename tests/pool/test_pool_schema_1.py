@@ -6,7 +6,7 @@ from schema_1 import write_schema_1
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, RequestState
+from orca.pool.records import CommitAnswer, CommitEntry, RequestState
 
 OLD = Request(
     parent="old",

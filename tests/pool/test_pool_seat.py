@@ -3,8 +3,9 @@
 import pytest
 from pool_beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
-from orca.pool.api import Entered, ProcessClosed, RequestState, SeatLost, StaleCall, Wait
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.contract import CLOSED_FOR_MS
+from orca.pool.records import Entered, RequestState, Wait
 
 
 async def test_epochs_rise_above_the_pools_own_and_the_stages(bed: Bed) -> None:

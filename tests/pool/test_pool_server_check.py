@@ -8,7 +8,7 @@ import pytest
 from pool_beds import REVISION, SETTINGS, RedisBed, add_user, entry, started, submission, with_settings
 
 from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import Keys
 from orca.pool.redis.link import Purpose, RedisLink

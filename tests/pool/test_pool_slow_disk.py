@@ -14,7 +14,7 @@ from pool_kinds import KINDS
 from waiting import until
 
 from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
-from orca.pool.api import Claimed, OnDisconnect
+from orca.pool.records import Claimed, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 

@@ -9,7 +9,7 @@ from pool_beds import REVISION, SETTINGS, Bed, Scheduler, request, started, subm
 
 from orca.core.domain.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 
 
 async def test_a_parent_is_stored_with_all_its_requests_in_order_of_arrival(bed: Bed) -> None:

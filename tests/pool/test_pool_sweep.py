@@ -8,7 +8,7 @@ from pool_beds import REVISION, SETTINGS, UNREAD_MS, Bed, Scheduler, entry, star
 
 from orca.core.domain.errors import PoolFull, UnknownRequest
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import CommitAnswer, OnDisconnect, RequestState
+from orca.pool.records import CommitAnswer, OnDisconnect, RequestState
 
 
 async def test_the_requests_of_a_dead_group_go_to_another(bed: Bed) -> None:

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 from waiting import until
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool.api import Caller
+from orca.pool.records import Caller
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import Keys
 from orca.pool.redis.link import Lane, Purpose, RedisLink, read_info

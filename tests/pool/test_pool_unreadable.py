@@ -7,8 +7,8 @@ from pool_beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import OnDisconnect, RequestState
 from orca.pool.contract import PASSED_FOR_MS
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.schemas import SCHEMAS
 
 UNREADABLE = 9  # a schema number of a release to come

@@ -21,7 +21,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.command_line import Parser
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 from orca.scheduler.settings import POLICIES
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -102,13 +102,13 @@ def add_baseline_options(parser: argparse.ArgumentParser) -> None:
     add("--without-habits", type=listed(str), default=(), metavar="A,B", help=f"switch off, of {', '.join(HABITS)}")
 
 
-def baseline(options: argparse.Namespace) -> RequestLevel:
+def baseline(options: argparse.Namespace) -> RequestLevelPolicy:
     """The baseline that the options ask for. Raises: SettingError."""
     if unknown := sorted(set(options.without_habits) - set(HABITS)):
         raise SettingError(f"--without-habits knows {', '.join(HABITS)}, not {', '.join(unknown)}")
     if options.microbatch_size is not None and options.microbatch_size < 1:
         raise SettingError(f"--microbatch-size cannot be {options.microbatch_size}")
-    return RequestLevel(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
+    return RequestLevelPolicy(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
 
 
 def simulation(options: argparse.Namespace) -> Simulation:

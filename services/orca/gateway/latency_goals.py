@@ -30,7 +30,7 @@ from starlette.datastructures import Headers
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import FinishReason
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 SCHEMA_LEAST = 2
 """In a pool with an older schema in force goals are read and left out: parts of the release before would have to read

@@ -5,7 +5,7 @@ import itertools
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from orca.gateway.latency_goals import Goal, Outcome
-from orca.pool.counts import PoolStats
+from orca.pool.records import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)

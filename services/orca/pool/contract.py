@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from orca.core.domain.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
 from orca.core.domain.request import Request, Token
 from orca.pool import codec
-from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
+from orca.pool.records import Caller, CommitEntry, Submission
 
 WANTED_FOR_MS = 5_000
 """How long, awake, a submission that found no room keeps ended requests under pressure: its client is told to come back

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from orca.core.domain.request import End, FinishReason, Token
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 _OTHERS_MAX = 20_000
 """Logs of others that are remembered: who begins to read one must not miss what was told of it just before."""

@@ -27,7 +27,7 @@ from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.process.batches import batches
 from orca.core.process.cpu_time import processor_time_s
-from orca.pool.api import OnDisconnect, RequestState, Submission
+from orca.pool.records import OnDisconnect, RequestState, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 

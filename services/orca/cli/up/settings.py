@@ -9,7 +9,7 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
-from orca.scheduler.settings import ScheduleSettings
+from orca.scheduler.settings import BatchingSettings
 from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
 
 KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
@@ -20,7 +20,7 @@ KEYS_FILE_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS_FILE"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings(ScheduleSettings):
+class UpSettings(BatchingSettings):
     """One system on one machine; all its groups batch alike."""
 
     model: str | None = setting(
@@ -104,7 +104,7 @@ class UpSettings(ScheduleSettings):
 
     def __post_init__(self) -> None:
         # super() does not find the class of a record with slots.
-        ScheduleSettings.__post_init__(self)
+        BatchingSettings.__post_init__(self)
         require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
         most = PORT_MAX - self.gateways + 1
         behind = "" if self.gateways == 1 else f", with {self.gateways} gateways"

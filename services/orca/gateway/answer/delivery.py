@@ -23,7 +23,7 @@ from orca.gateway.limits.drain import Drain, draining
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
 from orca.gateway.render.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from orca.core.domain.errors import OrcaError, PoolUnavailable, UnknownRequest
 from orca.core.process.batches import batches
 from orca.pool.api import Pool
 from orca.pool.hints import LogNews
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from orca.gateway.errors import ApiError
 from orca.gateway.models.models import Served
 from orca.gateway.render.render import Kind, Rendering
 from orca.gateway.settings import Settings
-from orca.pool.api import OnDisconnect, Submission
+from orca.pool.records import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from orca.core.domain.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.pool.api import Pool
-from orca.pool.counts import PoolStats
+from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
 from orca.gateway.render.render import Reading
 from orca.gateway.settings import Settings
-from orca.pool.counts import PoolStats
+from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
 

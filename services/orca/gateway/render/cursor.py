@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from orca.core.domain.request import End, Token
 from orca.gateway.errors import ApiError
 from orca.gateway.render.render import ChoiceStream
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 Cursor = Mapping[int, str]
 """Choice -> id of the last event that the client has; without the choices that it has nothing of."""

@@ -11,7 +11,7 @@ from orca.gateway.answer.delivery import Accepted
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import Goal, judge, summary
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
 from orca.gateway.latency_goals import Goals, judge, latency_of
 from orca.gateway.render.render import Reading, Rendering
-from orca.pool.api import Parent, Pool, RequestState, RequestStatus
-from orca.pool.log_slice import LogSlice
+from orca.pool.api import Pool
+from orca.pool.records import LogSlice, Parent, RequestState, RequestStatus
 
 _WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
 _NOTHING = LogSlice(0, (), None)

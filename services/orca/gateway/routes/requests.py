@@ -21,7 +21,7 @@ from orca.gateway.render.render import Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
-from orca.pool.api import Parent
+from orca.pool.records import Parent
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,7 @@ from dataclasses import replace
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Claim
 from orca.pool import codec
-from orca.pool.api import (
-    OnDisconnect,
-    Parent,
-    Pool,
-    RequestState,
-    RequestStatus,
-    Submission,
-)
+from orca.pool.api import Pool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
@@ -30,11 +23,19 @@ from orca.pool.contract import (
     reserved_bytes,
     stored,
 )
-from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.scheduler import MemoryScheduler
 from orca.pool.memory.state import Clock, ParentRecord, Record
+from orca.pool.records import (
+    LargerRequests,
+    LogSlice,
+    OnDisconnect,
+    Parent,
+    PoolStats,
+    RequestState,
+    RequestStatus,
+    Submission,
+)
 
 __all__ = ["Clock", "MemoryPool"]
 

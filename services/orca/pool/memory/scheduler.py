@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from orca.core.domain.request import FinishReason, slots_needed
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import (
+from orca.pool.contract import check_entry, verdict_error
+from orca.pool.memory.state import MemoryState, Record, Seat
+from orca.pool.poison import FAILURES_MAX
+from orca.pool.records import (
     NOBODY,
     Caller,
     ClaimAnswer,
@@ -16,9 +19,6 @@ from orca.pool.api import (
     RequestState,
     Wait,
 )
-from orca.pool.contract import check_entry, verdict_error
-from orca.pool.memory.state import MemoryState, Record, Seat
-from orca.pool.poison import FAILURES_MAX
 
 
 class MemoryScheduler(MemoryState):

@@ -13,9 +13,9 @@ from typing import Protocol
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
-from orca.pool.api import Caller, RequestState, Submission
 from orca.pool.contract import WANTED_FOR_MS, verdict_error
 from orca.pool.hints import Hints
+from orca.pool.records import Caller, RequestState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 

@@ -8,8 +8,8 @@ and one word more     what stopped it, where the entry has an end
 from collections.abc import Sequence
 
 from orca.pool import codec
-from orca.pool.api import CommitEntry
 from orca.pool.contract import check_entry
+from orca.pool.records import CommitEntry
 
 
 def commit_words(entries: Sequence[CommitEntry]) -> list[str | bytes]:

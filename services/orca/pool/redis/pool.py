@@ -12,22 +12,7 @@ from contextlib import AbstractContextManager
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import (
-    NOBODY,
-    Caller,
-    ClaimAnswer,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
-    OnDisconnect,
-    Parent,
-    Pool,
-    RequestState,
-    RequestStatus,
-    Submission,
-    Wait,
-)
+from orca.pool.api import Pool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     PASSED_FOR_MS,
@@ -39,9 +24,25 @@ from orca.pool.contract import (
     stored,
     verdict_error,
 )
-from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import Hints, LogNews
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import (
+    NOBODY,
+    Caller,
+    ClaimAnswer,
+    CommitAnswer,
+    CommitEntry,
+    Entered,
+    Heartbeat,
+    LargerRequests,
+    LogSlice,
+    OnDisconnect,
+    Parent,
+    PoolStats,
+    RequestState,
+    RequestStatus,
+    Submission,
+    Wait,
+)
 from orca.pool.redis import replies
 from orca.pool.redis.commit_arguments import commit_words
 from orca.pool.redis.keys import Keys

@@ -6,8 +6,7 @@ from typing import Any
 from orca.core.domain.request import End, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
-from orca.pool.api import Claimed
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import Claimed, LogSlice
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from orca.core.domain.request import Request
 from orca.pool import codec
-from orca.pool.api import Submission
 from orca.pool.contract import reserved_bytes
+from orca.pool.records import Submission
 from orca.pool.settings import PoolSettings
 
 Word = str | bytes | int

@@ -22,7 +22,7 @@ from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.handover import Handover
 from orca.core.transport.local_link import Kind, LocalLink
-from orca.scheduler.engines.step_timeout import StepBound
+from orca.scheduler.engines.step_timeout import StepTimeout
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MEND_MAX_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class JoinedStage:
     """A stage as it was when the epoch was formed."""
 
     stub: Any  # client of the Stage service
@@ -44,13 +44,13 @@ class Peer:
     link: LocalLink | None = None  # brings it steps, and brings its results; None: gRPC does
 
 
-class EngineLife:
+class EngineEpoch:
     """From the moment when all stages have joined an epoch until it is over."""
 
-    def __init__(self, epoch: Epoch, peers: Sequence[Peer], step_timeout_s: float) -> None:
+    def __init__(self, epoch: Epoch, peers: Sequence[JoinedStage], step_timeout_s: float) -> None:
         self.epoch = epoch
         self._peers = peers
-        self._bound = StepBound(round(step_timeout_s * 1e6))
+        self._bound = StepTimeout(round(step_timeout_s * 1e6))
         self._is_out = asyncio.Event()  # a step is in flight
         self._arrived: asyncio.Queue[StepResult | EngineError | None] = asyncio.Queue()
         self._is_failing = False  # from the first sign of a failure on

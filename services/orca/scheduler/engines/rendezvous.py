@@ -22,7 +22,7 @@ def key_prefix(epoch: Epoch) -> str:
     return f"{epoch.number}/{epoch.holder}/"
 
 
-class Rendezvous:
+class RendezvousServer:
     """Server of the Rendezvous service."""
 
     def __init__(self, listen: str, certificates: Certificates | None = None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import End, Token
-from orca.pool.api import CommitEntry
+from orca.pool.records import CommitEntry
 from orca.scheduler.policy.state import GroupRequest
 
 
@@ -23,7 +23,7 @@ class _Written:
     is_urgent: bool = False
 
 
-class Outbox:
+class CommitQueue:
     """Tokens and ends on their way to the pool.
 
     Args:
