@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static docs docs-serve format format-check lint types imports proto proto-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,14 @@ cluster-down: .venv/.installed-dev  ## end it
 check: static test  ## everything a change must pass: static and test
 
 static: format-check lint types imports proto-check  ## all checks that run no tests
+
+MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
+DOCS_CONFIG = --config-file .ci/docs/mkdocs.yml
+docs: .venv/.installed-dev  ## build the documentation site into build/site; a broken link fails
+	$(MKDOCS) build --strict --quiet $(DOCS_CONFIG) $(ARGS)
+
+docs-serve: .venv/.installed-dev  ## show the site on http://127.0.0.1:8001 while you write
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8001 $(DOCS_CONFIG) $(ARGS)
 
 format: .venv/.installed-dev  ## rewrite the code in the house format
 	.venv/bin/ruff format $(LINTED)
