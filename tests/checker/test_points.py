@@ -33,11 +33,7 @@ E2E = Path(__file__).parents[2] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
-<<<<<<< HEAD
 from orca.pool.redis.link import RedisLink
-=======
-from orca.pool.redis import link as redis_link
->>>>>>> refs/heads/pool
 said = []
 async def commit():
     link = object.__new__(RedisLink)

@@ -30,12 +30,7 @@ from orca.gateway.models.models import Served
 from orca.gateway.render.render import Reading, Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
-<<<<<<< HEAD
-from orca.pool.api import Parent, Submission
-=======
-from orca.pool.api import Pool
 from orca.pool.records import Parent, Submission
->>>>>>> refs/heads/pool
 
 log = logging.getLogger(__name__)
 
