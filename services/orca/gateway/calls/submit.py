@@ -15,7 +15,8 @@ from orca.gateway.calls.accept import CallContext, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import Served, not_served
-from orca.pool.api import Pool, Submission
+from orca.pool.api import Pool
+from orca.pool.records import Submission
 
 log = logging.getLogger(__name__)
 
