@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 from orca.core.domain.request import SamplingParams
 from orca.kernels.contract.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
@@ -13,6 +12,7 @@ from orca.kernels.contract.sampling_reference import Drawn, changed, sample_refe
 from orca.worker.stage.host_sampler import Draw, SamplingState, sample
 from orca.worker.stage.random_numbers import uniforms
 from orca.worker.stage.sampling import settings_of
+from support.kernels.sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 CPU = torch.device("cpu")
 PENALISED = LineSettings(frequency_penalty=0.5)

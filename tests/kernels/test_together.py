@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numba import carray
-from torch_threads import computing_threads
 
 from orca.kernels.contract.reference import RowNorm
 from orca.kernels.cpu.product.product import Panels
@@ -18,6 +17,7 @@ from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import elements, take
 from orca.kernels.cpu.team.team import Kernel, Rows, new_empty, recorded, together, vary
 from orca.kernels.device import kernels_of
+from support.kernels.torch_threads import computing_threads
 
 
 def _append(args: Any) -> None:
