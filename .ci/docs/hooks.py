@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 FOUND = {"Benchmarks": "benchmarks", "Decisions": "decisions"}
 """Sections of the navigation that list the pages of a folder by name."""
 CODE_HOST = os.environ.get("ORCA_DOCS_SOURCE", "").rstrip("/")
-"""URL of a folder that shows this repository's files, such as https://host/owner/orca/blob/COMMIT. Without it, a link to
-a file outside docs/ becomes the file's path, without a link."""
+"""URL of a folder that shows this repository's files, such as https://host/owner/orca/blob/COMMIT. Without it, a link
+to a file outside docs/ becomes the file's path, without a link."""
 LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)\s]*)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
