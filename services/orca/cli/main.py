@@ -11,8 +11,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
+from orca.cli.version import PrintVersion
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.gc_freeze import imported
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"orca {version('orca-serving')}")
+    parser.add_argument("--version", action=PrintVersion)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
