@@ -1,7 +1,6 @@
 """Appends figures to a file of results: `orca bench ... --figures FILE`."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -13,23 +12,31 @@ _DIGITS = 4
 
 
 def measured(
-    what: str, values: float | Sequence[float], unit: str, *, scale: float = 1, **settings: Setting | None
+    what: str,
+    values: float | Sequence[float],
+    unit: str,
+    settings: Mapping[str, Setting | None],
+    *,
+    scale: float = 1,
+    runs: int | None = None,
 ) -> Measured:
-    """Return the median of some runs as a figure, or the value of a single run.
+    """Return the median of some runs as a figure.
 
     Args:
-        scale: multiplies the values: 1000 for milliseconds out of seconds.
+        values: one for each run, or one for all of them.
         settings: those that are None are left out.
+        scale: multiplies the values: 1000 for milliseconds out of seconds.
+        runs: how many there were (None: as many as values).
     """
     found = [values] if isinstance(values, int | float) else list(values)
-    runs = sorted(_rounded(scale * value) for value in found)
+    ordered = sorted(_rounded(scale * value) for value in found)
     return Measured(
         what=what,
         settings={key: value for key, value in settings.items() if value is not None},
-        value=_rounded(median(runs)),
+        value=_rounded(median(ordered)),
         unit=unit,
-        spread=(runs[0], runs[-1]) if len(runs) > 1 else None,
-        runs=len(runs),
+        spread=(ordered[0], ordered[-1]) if len(ordered) > 1 else None,
+        runs=runs or len(ordered),
     )
 
 
@@ -48,15 +55,21 @@ def append(file: Path | None, found: Iterable[Measured], *, words: Sequence[str]
     """
     if file is None:
         return
-    origin = {
-        "processor": device or processor(),
-        "date": today(),
-        "commit": commit(),
-        "command": shown_command(words),
-    }
+    where, when, revision, command = device or processor(), today(), commit(), shown_command(words)
     lines = []
     for each in found:
-        figure = Figure(**{one.name: getattr(each, one.name) for one in fields(Measured)}, **origin)
+        figure = Figure(
+            what=each.what,
+            settings=each.settings,
+            value=each.value,
+            unit=each.unit,
+            spread=each.spread,
+            runs=each.runs,
+            processor=where,
+            date=when,
+            commit=revision,
+            command=command,
+        )
         parse(figure.to_line())  # a figure that nobody can read back is refused here
         lines.append(figure.to_line() + "\n")
     with file.open("a", encoding="utf-8") as results:
