@@ -6,8 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
 from orca.operator.metrics import Metrics as OperatorMetrics
-from orca.scheduler.metrics import Metrics as SchedulerMetrics
-from orca.scheduler.observer import Load
+from orca.bench.host.commits import Load
 from reference.tables import code, sentence, table
 
 _HEAD = """# Metrics

@@ -12,7 +12,16 @@ from types import MappingProxyType
 
 from orca.bench import curve, report
 from orca.bench.curve import Point
-from orca.bench.options import add_output_options, add_trace_options, listed, trace_spec, write_json
+from orca.bench.figures.figure import Setting
+from orca.bench.options import (
+    add_output_options,
+    add_trace_options,
+    listed,
+    trace_settings,
+    trace_spec,
+    write_figures,
+    write_json,
+)
 from orca.bench.plot import plot_curves
 from orca.bench.simulated_run import Simulation
 from orca.bench.sweep import Sweep, run_sweep
@@ -48,6 +57,7 @@ ENGINES = MappingProxyType(
 def main(argv: Sequence[str]) -> int:
     """Run one simulation or a sweep of them. Raises: SettingError for bad options."""
     options = _parser().parse_args(list(argv))
+    options.words = ["orca", "simulate", *argv]
     sweep = Sweep(
         spec=trace_spec(options, None),
         policies=known_policies(options.policies),
@@ -57,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     )
     simulated = replace(simulation(options), baseline=sweep.baseline)
     points = run_sweep(sweep, simulated.measure, lambda text: print(text, file=sys.stderr))
-    show(points, options, is_normalised=True)
+    show(points, options, is_normalised=True, model=None)
     return 0
 
 
@@ -148,8 +158,11 @@ def known_policies(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool) -> None:
-    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep."""
+def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool, model: str | None) -> None:
+    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep.
+
+    Args: model: the name of the one that a real engine served (None: the engine was simulated).
+    """
     for point in points if len(points) <= 2 else ():
         print(f"{point.curve} at {point.rate:g} requests/s")
         print("\n".join(report.lines(point.report)), end="\n\n")
@@ -158,5 +171,12 @@ def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised:
     print("\n".join(curve.lines(points, is_normalised=is_normalised)))
     print("\n".join(curve.comparison(points, is_normalised=is_normalised)))
     write_json(options.json, curve.points_json(points))
+    settings: dict[str, Setting] = {
+        "engine": "simulated" if model is None else "real",
+        "model": model or options.simulate or "175b",
+        "lengths": trace_settings(options, None)["lengths"],
+    }
+    measured = curve.figures(points, settings, is_normalised=is_normalised)
+    write_figures(options, measured, device="virtual time" if model is None else None)
     if options.plot is not None:
         plot_curves(points, options.plot, is_normalised=is_normalised)

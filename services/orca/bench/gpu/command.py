@@ -22,11 +22,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from orca.bench.figures.figure import Measured
+from orca.bench.figures.writer import append, measured
 from orca.bench.kernels.table import HEAD, line
 from orca.core.domain.errors import SettingError
 
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m orca.bench.gpu`. Returns: the exit code."""
     parser = argparse.ArgumentParser(prog="python -m orca.bench.gpu", description=(__doc__ or "").partition("\n")[0])
     add_options(parser)
-    return run(parser.parse_args(argv))
+    options = parser.parse_args(argv)
+    options.words = ["python", "-m", "orca.bench.gpu", *(sys.argv[1:] if argv is None else argv)]
+    return run(options)
 
 
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int:
@@ -65,6 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=dtypes, help="of the tensors (bfloat16; on a CPU the engine's are float32)")
     add("--runs", type=_at_least_1, default=20, help="timed runs of each operation; their median counts")
     add("--json", type=_file, help="file for the figures")
+    add("--figures", type=_file, help="append figures to this file, with device, commit and command")
 
 
 def _at_least_1(text: str) -> int:
@@ -82,6 +87,9 @@ def _file(text: str) -> Path:
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the parts that were chosen. Returns: the exit code."""
+    if chosen.figures is not None and chosen.device == "cpu":
+        print("--figures needs a GPU: times of Triton's interpreter say nothing", file=sys.stderr)
+        return 2
     if chosen.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before they are imported
     import torch
@@ -94,6 +102,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
     rows = [row for part in ("operations", *PARTS) for row in figures.get(part, ())]
+    append(chosen.figures, measured_figures(figures), words=chosen.words, device=figures["device"])
     print(f"{time.perf_counter() - start_s:.0f} s in all")
     return 0 if all(row["is_right"] for row in rows) else 1
 
@@ -165,6 +174,26 @@ def _measured(operation: Any, clock: "Clock", limits: dict[str, float]) -> dict[
         "share": limit_s / seconds,
         "rival_s": None if operation.rival is None else clock.seconds(operation.rival),
     }
+
+
+def measured_figures(figures: Mapping[str, Any]) -> list[Measured]:
+    """Return the figures for the benchmark pages: the times of what was right."""
+    dtype = str(figures["dtype"]).removeprefix("torch.")
+    found = []
+    for part in ("operations", "decode", "trace"):
+        for row in figures.get(part, ()):
+            if not row["is_right"] or row["seconds"] is None:
+                continue
+            settings = {"run": row["name"], "part": part, "dtype": dtype if part == "operations" else None}
+            found.append(measured("Time of a run", row["seconds"], "ms", settings, scale=1000))
+            if row["limit_s"] is not None:
+                share = row["limit_s"] / row["seconds"]
+                found.append(measured("Share of the limit", share, "%", settings, scale=100))
+            if row.get("rival_s") is not None:
+                found.append(measured("Speed against PyTorch's", row["rival_s"] / row["seconds"], "x", settings))
+            if row.get("host_gap_s") is not None:
+                found.append(measured("Host gap between two steps", row["host_gap_s"], "ms", settings, scale=1000))
+    return found
 
 
 def _print_head(figures: dict[str, Any], *, is_real: bool) -> None:
