@@ -18,7 +18,7 @@ import pytest
 
 from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
-from orca.cli.up.places import DataFolder, default_data_folder
+from orca.cli.up.local_resources import DataFolder, default_data_folder
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.scheduler.policy.request_level import HABITS
 
@@ -232,18 +232,18 @@ def test_an_unknown_kind_of_model_is_refused_with_those_that_are_known(refused, 
 
 def test_a_model_given_as_a_file_is_refused(refused) -> None:
     file = small_model_folder() / "model.safetensors"
-    assert refused("--model", str(file)) == f"--model {file} is a file; a folder in Hugging Face layout is needed"
+    assert refused("--model", str(file)) == f"--model {file} is a file; give a folder in Hugging Face layout"
 
 
 def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
-    assert said.startswith("--model nobody/nothing-at-all is not a folder, and could not be fetched by that name: ")
+    assert said.startswith("--model nobody/nothing-at-all is not a folder, and the hub could not provide it: ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a process 1 is made by root only")
 def test_the_first_process_of_a_container_ends_by_a_sigterm_while_it_still_imports() -> None:
-    code = "import time, orca.cli.main as m; m._end_when_told(); print('up', flush=True); time.sleep(60)"
+    code = "import time, orca.cli.main as m; m._exit_on_sigterm(); print('up', flush=True); time.sleep(60)"
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     with subprocess.Popen(apart, stdout=subprocess.PIPE, text=True) as outside:
         assert outside.stdout is not None

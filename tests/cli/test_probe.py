@@ -67,7 +67,7 @@ class FakePart:
 async def probing(part: FakePart) -> AsyncIterator[list[str]]:
     """The sentences that are told while the part is probed."""
     told: list[str] = []
-    probe = Probe([part], period_s=PERIOD_S, tell=told.append, clock=lambda: part.clock_s)
+    probe = Probe([part], period_s=PERIOD_S, report=told.append, clock=lambda: part.clock_s)
     running = asyncio.create_task(probe.run())
     yield told
     running.cancel()
@@ -85,7 +85,7 @@ class Asked:
 
     def question(self, *, is_answered: bool, took_s: float, pid: int | None = 7) -> bool:
         asked_s, self.now_s = self.now_s, self.now_s + took_s
-        is_frozen = self.silence.note(pid, asked_s, self.now_s, is_answered=is_answered)
+        is_frozen = self.silence.record(pid, asked_s, self.now_s, is_answered=is_answered)
         self.now_s = max(self.now_s, asked_s + 2)
         return is_frozen
 
@@ -123,8 +123,8 @@ def test_no_rounding_of_the_clock_keeps_a_freeze_from_its_end() -> None:
     start_s, bound_s = 4.8, 0.06
     silence = Silence(bound_s=bound_s)
     assert start_s + bound_s - start_s < bound_s
-    silence.note(7, 0.0, start_s, is_answered=True)
-    assert silence.note(7, start_s, start_s + bound_s, is_answered=False)
+    silence.record(7, 0.0, start_s, is_answered=True)
+    assert silence.record(7, start_s, start_s + bound_s, is_answered=False)
 
 
 def test_an_answer_ends_the_silence() -> None:
@@ -159,7 +159,7 @@ async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path:
         await until(lambda: part.asked >= 1)
         part.answers = False
         await until(lambda: told)
-    assert told[0] == "worker-0.1 (pid 7) is frozen: it answered nothing for 0.06 s; it is killed"
+    assert told[0] == "worker-0.1 (pid 7) is frozen: it did not answer for 0.06 s; it is killed"
     assert part.unfrozen == len(told)
 
 
@@ -181,7 +181,7 @@ async def test_while_the_supervisor_itself_stood_still_nobody_is_blamed(tmp_path
 
 async def test_a_period_of_nought_asks_nobody(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
-    await asyncio.wait_for(Probe([part], period_s=0.0, tell=print).run(), 60)
+    await asyncio.wait_for(Probe([part], period_s=0.0, report=print).run(), 60)
     assert part.asked == 0
 
 
@@ -215,9 +215,9 @@ async def test_a_stopped_process_is_killed_and_started_again(tmp_path: Path, unu
         health=address,
     )
     child, told = CountedChild(spec), []
-    supervisor = Supervisor([child], tell=told.append, restart_delays_s=(0.0,) * 9)
+    supervisor = Supervisor([child], report=told.append, restart_delays_s=(0.0,) * 9)
     # A long one: on a busy machine, who lives must not be taken for frozen.
-    probe = Probe([child], period_s=1.0, tell=told.append)
+    probe = Probe([child], period_s=1.0, report=told.append)
     running, probing = asyncio.create_task(supervisor.run()), asyncio.create_task(probe.run())
     await until(lambda: child.answers)
     first = child.pid
@@ -226,7 +226,7 @@ async def test_a_stopped_process_is_killed_and_started_again(tmp_path: Path, unu
     await until(lambda: told)
     heard = child.answers
     await until(lambda: child.answers > heard)
-    assert told[0] == f"worker (pid {first}) is frozen: it answered nothing for 3 s; it is killed and started again"
+    assert told[0] == f"worker (pid {first}) is frozen: it did not answer for 3 s; it is killed and started again"
     assert child.pid not in (None, first)
     probing.cancel()
     await supervisor.stop()
@@ -242,7 +242,7 @@ async def redis(tmp_path: Path) -> AsyncIterator[CountedRedis]:
 
 async def test_a_stopped_redis_is_woken_and_not_killed(redis: CountedRedis) -> None:
     told: list[str] = []
-    probing = asyncio.create_task(Probe([redis], period_s=0.2, tell=told.append).run())
+    probing = asyncio.create_task(Probe([redis], period_s=0.2, report=told.append).run())
     pid = redis.pid
     assert pid is not None
     await until(lambda: redis.answers)
@@ -251,7 +251,7 @@ async def test_a_stopped_redis_is_woken_and_not_killed(redis: CountedRedis) -> N
     assert await redis.is_answering(60.0)
     assert redis.pid == pid
     assert f"redis (pid {pid}) is frozen" in told[0]
-    assert "told to go on" in told[0]
+    assert "resumed (SIGCONT)" in told[0]
     probing.cancel()
 
 
