@@ -6,7 +6,8 @@ from prometheus_client import CollectorRegistry
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
 from orca.operator.metrics import Metrics as OperatorMetrics
-from orca.bench.host.commits import Load
+from orca.scheduler.metrics import SchedulerMetrics
+from orca.scheduler.observer import SchedulerLoad
 from reference.tables import code, sentence, table
 
 _HEAD = """# Metrics
@@ -20,7 +21,7 @@ Prometheus metrics, at `/metrics` of each part. A histogram `NAME` has the serie
 def page() -> str:
     scheduler = SchedulerMetrics("group-0", lambda: 0)
     loop = asyncio.new_event_loop()
-    scheduler.watch(Load, unformed_s=lambda: 0.0, loop=loop)
+    scheduler.watch(SchedulerLoad, unformed_s=lambda: 0.0, loop=loop)
     loop.close()
     operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 0.0)
     return (

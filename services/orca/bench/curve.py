@@ -8,6 +8,7 @@ from typing import Any
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.report import Report, to_json
+from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def points_json(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def figures(points: Sequence[Point], settings: Mapping[str, Setting], *, is_normalised: bool) -> list[Measured]:
     """Return the points as figures of a sweep with these settings."""
-    usual = ("iteration", RequestLevel().describe())
+    usual = ("iteration", RequestLevelPolicy().describe())
     found = []
     for point in points:
         report = point.report

@@ -42,7 +42,7 @@ class System:
         return self.children[-1]
 
     def start(self, *, was_up: bool = True, restart_delays_s: tuple[float, ...] = (0.0, 0.0)) -> None:
-        self.supervisor = Supervisor(self.children, tell=self.told.append, restart_delays_s=restart_delays_s)
+        self.supervisor = Supervisor(self.children, report=self.told.append, restart_delays_s=restart_delays_s)
         self.supervisor.was_up = was_up
         self.running = asyncio.create_task(self.supervisor.run())
 

@@ -29,7 +29,7 @@ def local_settings(access: LocalAccess) -> PoolSettings:
 
 
 def test_the_user_may_call_what_scripts_and_client_call_and_no_more() -> None:
-    scripts = "".join(path.read_text() for path in (POOL / "scripts").glob("*.lua"))
+    scripts = "".join(path.read_text() for path in (POOL / "redis" / "scripts").glob("*.lua"))
     called = {word.lower() for word in re.findall(r"call\(\s*'([A-Z]+)'", scripts)}
     assert set(COMMANDS) == called | DIRECT | OF_THE_RELEASE_BEFORE
     assert len(COMMANDS) == len(set(COMMANDS))

@@ -13,7 +13,7 @@ import pytest
 
 from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
-from orca.cli.up.places import DataFolder, default_data_folder
+from orca.cli.up.local_resources import DataFolder, default_data_folder
 from orca.scheduler.policy.request_level import HABITS
 
 OPEN = ("--open-to-network", "true")
@@ -200,10 +200,10 @@ def test_an_unknown_kind_of_model_is_refused_with_those_that_are_known(refused, 
 
 def test_a_model_given_as_a_file_is_refused(refused) -> None:
     file = small_model_folder() / "model.safetensors"
-    assert refused("--model", str(file)) == f"--model {file} is a file; a folder in Hugging Face layout is needed"
+    assert refused("--model", str(file)) == f"--model {file} is a file; give a folder in Hugging Face layout"
 
 
 def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
-    assert said.startswith("--model nobody/nothing-at-all is not a folder, and could not be fetched by that name: ")
+    assert said.startswith("--model nobody/nothing-at-all is not a folder, and the hub could not provide it: ")

@@ -24,7 +24,7 @@ def test_two_keys_differ(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a b"], "NAME 'a b' is not up to 64 letters"),
+        (["a b"], "NAME 'a b' is not valid: use up to 64 letters"),
         (["alice", "--calls", "0"], "calls must be there once, as a whole number from 1 on"),
         (["alice", "--queue-percent", "101"], "queue_percent must be 100 or less"),
     ],

@@ -1,4 +1,4 @@
-"""How far a fetch is: written by its threads, read by the internal port and the log."""
+"""The progress of a fetch: its threads write it, the internal port and the log read it."""
 
 import threading
 
@@ -6,8 +6,8 @@ from orca.core.fetch_report import Figures, figures_page
 from orca.core.process.internal_port import Page
 
 
-class Progress:
-    """Counts of one fetch."""
+class FetchProgress:
+    """The counts of one fetch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Progress:
             return Figures(self._done, self._total, self._problem)
 
     def page(self) -> Page:
-        """What the internal port answers."""
+        """Return the answer of the internal port."""
         return Page(figures_page(self.figures))
 
     def begin(self, *, done: int, total: int) -> None:
@@ -29,7 +29,7 @@ class Progress:
             self._done, self._total, self._problem = done, total, None
 
     def add(self, count: int) -> None:
-        """Bytes that came; fewer than none when what came has to be thrown away."""
+        """Add received bytes; a negative count takes back bytes that were discarded."""
         with self._lock:
             self._done += count
             self._problem = None

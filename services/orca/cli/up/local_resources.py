@@ -1,4 +1,4 @@
-"""Where a system lives on its machine: its data folder, held by one supervisor at a time, and its ports."""
+"""What a system uses of its machine: the data folder, which one supervisor locks at a time, free ports and GPUs."""
 
 import errno
 import fcntl
@@ -12,27 +12,27 @@ from orca.core.process.ports import free_port
 
 
 def default_data_folder(port: int) -> Path:
-    """One folder per public port under the user's state folder, so that systems side by side keep apart."""
+    """Return a folder per public port below the user's state folder, so that several systems do not share data."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "orca" / str(port)
 
 
 class DataFolder:
-    """`redis/` with the request pool, kept from one start to the next; `logs/` with a file per process."""
+    """A folder with `redis/`, the request pool that outlives restarts, and `logs/`, a file per process."""
 
     def __init__(self, folder: Path, *, remedy: str) -> None:
-        """Args: remedy: the flag that leads to another folder."""
+        """Args: remedy: the flag with which the user can choose another folder."""
         self._remedy = remedy
         self.folder = folder.expanduser().resolve()
         self.redis = self.folder / "redis"
         self._logs = self.folder / "logs"
 
     def __enter__(self) -> "DataFolder":
-        """Raises: SettingError when the folder cannot be made or another supervisor holds it."""
+        """Lock the folder. Raises: SettingError when it cannot be made or another supervisor has locked it."""
         make_folder(self._logs, "--data")
         self._lock = (self.folder / "lock").open("a+")
         try:
-            # The kernel lets go of it when this process ends, however it ends.
+            # The kernel releases the lock when this process ends, however it ends.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.seek(0)
@@ -44,7 +44,7 @@ class DataFolder:
         return self
 
     def sign(self, address: str) -> None:
-        """Write for others who holds the folder, and where it serves when that is known."""
+        """Write the owner's pid, and its address once that is known, into the lock file for other processes."""
         self._lock.truncate(0)
         self._lock.write(f"pid {os.getpid()}{f', {address}' if address else ''}\n")
         self._lock.flush()
@@ -53,14 +53,14 @@ class DataFolder:
         self._lock.close()
 
     def fresh_logs(self) -> Path:
-        """The folder of log files, those of the start before set aside as *.log.before."""
+        """Return the folder of log files after renaming those of the previous start to *.log.before."""
         for log in self._logs.glob("*.log"):
             log.replace(log.with_name(log.name + ".before"))
         return self._logs
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder and its parents unless it is there. Raises: SettingError that names the flag."""
+    """Make a folder and its parents unless they exist. Raises: SettingError that names the flag."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,23 +70,23 @@ def make_folder(folder: Path, flag: str) -> None:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The NVIDIA devices that processes started here would see, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the NVIDIA devices that child processes would see, named as in CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(word for word in chosen.split(",") if word)
     return tuple(sorted((device.name.removeprefix("nvidia") for device in Path("/dev").glob("nvidia[0-9]*")), key=int))
 
 
-def claim_port(host: str, port: int) -> int:
-    """A port that a server could listen on now; 0 finds a free one.
+def pick_port(host: str, port: int) -> int:
+    """Return a port that a server can listen on now: `port` itself, or a free one for 0.
 
-    Raises: SettingError when it is taken, not allowed, or the host is no address of this machine.
+    Raises: SettingError when the port is taken or not allowed, or when the host is not an address of this machine.
     """
     try:
         wanted = port or free_port()
         family, kind, protocol, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: a connection of an earlier server in TIME_WAIT does not count.
+            # Servers set this too: a connection of an earlier server in TIME_WAIT does not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()
@@ -99,5 +99,5 @@ def claim_port(host: str, port: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different free ports of this machine."""
+    """Return `count` different free ports of this machine."""
     return [free_port() for _ in range(count)]

@@ -1,10 +1,10 @@
-"""Short questions to a process, each bounded in time."""
+"""Health checks of one process, each with a time limit."""
 
 import asyncio
 
 
 async def http_status(address: str, path: str, within_s: float) -> int | None:
-    """The status that `GET path` has at host:port; None without an answer in time."""
+    """Return the HTTP status of `GET path` at host:port; None if no answer comes in time."""
     host, _, port = address.rpartition(":")
     request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
     try:
@@ -16,7 +16,10 @@ async def http_status(address: str, path: str, within_s: float) -> int | None:
 
 
 async def is_redis_answering(socket_path: str, within_s: float) -> bool:
-    """Whether the Redis at a Unix socket says anything to a PING in time: that it loads, or wants a password, too."""
+    """Return whether the Redis at a Unix socket answers a PING in time.
+
+    Any answer counts, also that Redis is loading its data or wants a password.
+    """
     try:
         async with asyncio.timeout(within_s):
             return bool(await _first_line(await asyncio.open_unix_connection(socket_path), "PING\r\n"))
