@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = .ci services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types imports proto proto-check figures figures-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ cluster-down: .venv/.installed-dev  ## end it
 
 check: static test  ## everything a change must pass: static and test
 
-static: format-check lint types imports proto-check reference-check  ## all checks that run no tests
+static: format-check lint types imports proto-check reference-check figures-check  ## all checks that run no tests
 
 MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 DOCS_CONFIG = --config-file .ci/docs/mkdocs.yml
@@ -98,6 +98,12 @@ proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
 	@new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
 	  ($(PROTO) --python_out="$$new" --grpc_python_out="$$new" --pyi_out="$$new") && \
 	  for file in "$$new"/orca/core/transport/*; do cmp "$$file" services/orca/core/transport/"$${file##*/}" || { echo "run: make proto"; exit 1; }; done
+
+figures: .venv/.installed-dev  ## write the benchmark pages and the README's figures from services/orca/bench/results
+	.venv/bin/python -m orca.bench.figures
+
+figures-check: .venv/.installed-dev  ## the benchmark pages are what the results say
+	@.venv/bin/python -m orca.bench.figures --check
 
 # Versions stay as they are where they still fit; `make lock ARGS=--upgrade` takes the newest.
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \

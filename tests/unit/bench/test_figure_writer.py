@@ -1,4 +1,4 @@
-"""What `--figures FILE` appends: figures with the processor, the day, the commit and the command."""
+"""Figures that `--figures FILE` appends have the processor, the day, the commit and the command."""
 
 import subprocess
 from pathlib import Path

@@ -52,7 +52,7 @@ class Results:
 
     @property
     def unused(self) -> list[str]:
-        """How many figures nothing has chosen, by their bench and what they measure."""
+        """Count the figures that nothing has chosen, by their bench and what they measure."""
         counts = Counter(
             f"{bench}: {figure.what}"
             for bench, figures in self._latest.items()

@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Measured):
-    """The same with where, when and how it was measured."""
+    """A figure with its origin: where, when and how it was measured."""
 
     processor: str
     date: date

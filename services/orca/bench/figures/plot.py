@@ -95,7 +95,7 @@ def draw(
 
 
 class _Axis:
-    """Where the values of an axis lie on the picture."""
+    """Maps the values of an axis to places on the picture."""
 
     def __init__(self, values: Sequence[float], start: float, end: float, *, is_log: bool) -> None:
         self._start, self._end, self._is_log = start, end, is_log

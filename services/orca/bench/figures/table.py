@@ -42,7 +42,7 @@ def _head(values: _Key, keys: Sequence[str], figures: Sequence[Figure]) -> str:
         if key == "what":
             units = {figure.unit for figure in figures if figure.what == value}
             unit = next(iter(units)) if len(units) == 1 and len({figure.unit for figure in figures}) > 1 else ""
-            parts.append(f"{value} ({unit})" if unit and unit not in value.lower() else value)
+            parts.append(f"{value} ({unit})" if unit and unit not in value.lower().split() else value)
         else:
             parts.append(f"{_title(key)} {value}" if value[0].isdigit() else value)
     return ", ".join(parts)

@@ -12,7 +12,7 @@ from orca.bench.kernels.table import line, milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a part of the engine's rows measures with."""
+    """The clock, the dtype and the speed of a copy that a part of the engine's rows gets."""
 
     clock: Clock
     dtype: torch.dtype
