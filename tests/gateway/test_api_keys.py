@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, Limits, digest, line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.limits.auth import check_access
-from orca.gateway.limits.key_ring import READING_LEAST, KeyRing
-from orca.gateway.limits.rate_limit import TokenBucket
+from orca.gateway.limits.key_ring import READING_LEAST, KeyRing, TokenBucket
 from orca.gateway.settings import Settings
 
 LIMIT = st.none() | st.integers(1, 100)

@@ -16,7 +16,7 @@ import pytest
 from gateway_rig import check_refusal, until
 from gateway_server import LIMIT_SECONDS, Served, completion, served
 
-from orca.gateway.http.open_files import allow_open_files
+from orca.gateway.server import allow_open_files
 from orca.gateway.settings import Settings
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: orca\r\n"

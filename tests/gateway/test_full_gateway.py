@@ -11,7 +11,8 @@ from told_pool import ToldPool, stats
 
 from orca.core.api_keys import ApiKey, Limits, digest, line
 from orca.core.domain.request import Request
-from orca.gateway.limits.overload import ASK_SECONDS, LAG_MOST_SECONDS
+from orca.gateway.limits.backlog import POLL_SECONDS
+from orca.gateway.limits.overload import LAG_MOST_SECONDS
 from orca.gateway.settings import Settings
 from orca.pool.api import Parent, Submission
 from orca.pool.settings import PoolSettings
@@ -66,7 +67,7 @@ async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
         started, before = time.monotonic(), pool.asked
         for _ in range(50):
             assert (await one.error(COMPLETIONS, prompt="a"))[0] == 429
-        assert pool.asked - before <= 1 + (time.monotonic() - started) / ASK_SECONDS
+        assert pool.asked - before <= 1 + (time.monotonic() - started) / POLL_SECONDS
 
 
 async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:

@@ -68,7 +68,7 @@ async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_
 
 
 async def is_seen_in_force(one: Rig, schema: int) -> bool:
-    counts = await one.app.state.gateway.overload.counts(1.0)
+    counts = await one.app.state.gateway.overload.backlog.counts(1.0)
     return counts is not None and bool(counts.schema == schema)
 
 

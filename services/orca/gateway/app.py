@@ -36,7 +36,6 @@ from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
 from orca.gateway.routes.early_refusal import TurnAway
-from orca.gateway.routes.playground import playground
 from orca.gateway.settings import Settings
 from orca.pool.api import Pool
 
@@ -178,7 +177,7 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return playground()
+        return about.playground()
 
     @app.get("/health", **openapi.HEALTH)
     async def health() -> dict[str, Any]:
@@ -234,7 +233,7 @@ async def _introduce(gateway: Gateway) -> None:
         try:
             # Generation 0 is below whatever a rollout states.
             await gateway.pool.set_revision(gateway.models.newest.info.revision, 0)
-            await gateway.overload.counts(about.STATS_SECONDS)
+            await gateway.overload.backlog.counts(about.STATS_SECONDS)
         except PoolUnavailable:
             log.debug("the pool does not know this gateway yet: away")
         except Exception:

@@ -59,7 +59,7 @@ async def open_generation(gateway: Gateway, http: HttpRequest) -> OpenedCall:
     name = None if idempotency_key is None else keyed_name(owner, idempotency_key)
     await check_load(gateway, key, name)
     goals = read_goals(headers, is_enforced=gateway.settings.slo_enforce)
-    are_goals_stored = (gateway.overload.schema or 0) >= SCHEMA_LEAST
+    are_goals_stored = (gateway.overload.backlog.schema or 0) >= SCHEMA_LEAST
     return OpenedCall(
         started=started,
         path=http.scope["path"],

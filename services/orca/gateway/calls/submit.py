@@ -80,8 +80,8 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[Request]:
         raise
     except Overloaded as error:
         if isinstance(error, QueueFull) and len(wanted.requests) == 1:
-            gateway.overload.note_full()
-        raise gateway.overload.refusal(error, wanted.parent) from None
+            gateway.overload.backlog.note_full()
+        raise gateway.overload.with_retry_after(error, wanted.parent) from None
 
 
 async def _take_back(pool: Pool, parent: str) -> None:

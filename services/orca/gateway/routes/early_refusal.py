@@ -64,5 +64,5 @@ class TurnAway:
 def _known(overload: Overload, queue_percent: int | None) -> ApiError | None:
     if late := overload.lag.refusal():
         return late
-    full = overload.refusal_known(queue_percent)
+    full = overload.known_refusal(queue_percent)
     return None if full is None else answer_to(full)
