@@ -14,7 +14,7 @@ import orjson
 
 from orca.core.domain.errors import EngineError
 from orca.core.process.cpu_time import processor_time_s
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
 from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
@@ -79,7 +79,7 @@ class RankProcess:
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = await asyncio.create_subprocess_exec(
-                *leashed([*command, str(theirs.fileno())]),
+                *die_with_parent([*command, str(theirs.fileno())]),
                 pass_fds=(theirs.fileno(),),
                 # Ctrl-C and the like reach the controller only, which then ends its ranks.
                 start_new_session=True,
