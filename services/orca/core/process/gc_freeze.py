@@ -13,14 +13,14 @@ import sys
 from types import ModuleType
 
 
-def leave_all_out() -> None:
+def freeze_all() -> None:
     """No later search for garbage looks at what there is by now, because it lasts as long as the process. One search
     through a model and what it takes to load it, PyTorch among it, took 0.14 s, a fortieth of a benchmark's time."""
     gc.collect()
     _freeze()
 
 
-def imported(name: str) -> ModuleType:
+def import_frozen(name: str) -> ModuleType:
     """The module. What it brings, if it is new, is left out of all later searches for garbage, too."""
     if name in sys.modules:
         return sys.modules[name]
@@ -39,4 +39,4 @@ def _freeze() -> None:
 
 
 if __name__ == "__main__":
-    imported(sys.argv[1]).main(sys.argv[2:])
+    import_frozen(sys.argv[1]).main(sys.argv[2:])
