@@ -25,7 +25,7 @@ from orca.bench.host.parts import (
 from orca.bench.trace import GREEDY, Range
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.core.process.batches import batches
+from orca.core.process.batched import batched
 from orca.core.process.cpu_time import processor_time_s
 from orca.pool.api import OnDisconnect, RequestState, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
@@ -67,7 +67,7 @@ class Load:
 
     def crowd(self, revision: str) -> Iterator[tuple[Request, ...]]:
         """Those that wait behind them, a parent at a time."""
-        for number, choices in enumerate(batches(range(self.waiting), CHOICES)):
+        for number, choices in enumerate(batched(range(self.waiting), CHOICES)):
             parent = f"crowd-{number:032x}"
             yield tuple(self._request(revision, parent, choice, self.new_tokens.high) for choice in range(len(choices)))
 

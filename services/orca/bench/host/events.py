@@ -27,7 +27,7 @@ from orca.bench.host.parts import (
 )
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.core.process.batches import batches
+from orca.core.process.batched import batched
 from orca.core.process.cpu_time import processor_time_s
 
 OPENED_AT_ONCE = 32
@@ -151,7 +151,7 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
 async def _open(streams: Sequence[KeptStream]) -> None:
     """Call for them, and wait until each has the head of its answer. Raises: HostFailed."""
     loop = asyncio.get_running_loop()
-    for some in batches(streams, OPENED_AT_ONCE):
+    for some in batched(streams, OPENED_AT_ONCE):
         for stream in some:
             host, port = stream.target.host, stream.target.port
             await loop.create_connection(lambda stream=stream: stream, host, port)  # type: ignore[misc]

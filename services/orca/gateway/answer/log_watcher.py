@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from orca.core.domain.errors import OrcaError, PoolUnavailable, UnknownRequest
-from orca.core.process.batches import batches
+from orca.core.process.batched import batched
 from orca.pool.api import Pool
 from orca.pool.hints import LogNews
 from orca.pool.log_slice import LogSlice
@@ -187,7 +187,7 @@ class LogWatcher:
     async def _read(self, starts: Mapping[str, int]) -> bool:
         """Read these logs and deliver what is new; whether anything was."""
         is_seen = False
-        for logs in batches(list(starts.items()), READ_MAX):
+        for logs in batched(list(starts.items()), READ_MAX):
             parts = await self._pool.read_many(dict(logs), for_all=True)
             self._deliver(parts)
             is_seen = is_seen or bool(parts)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from itertools import takewhile
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.core.process.batches import batches
+from orca.core.process.batched import batched
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Readers:
         """Entries whose call fails stay in front: the next round comes for them again."""
         now = asyncio.get_running_loop().time()
         due = list(takewhile(lambda entry: self._open[entry] <= now - self._rest_s, self._open))
-        for entries in batches(due, RENEW_MAX):
+        for entries in batched(due, RENEW_MAX):
             await self._pool.renew(entries)
             for entry in entries:
                 if self._open.pop(entry, None) is not None:  # its client may have left meanwhile
