@@ -21,7 +21,7 @@ from engine_builders import Stages, engine_for, new_request
 from tiny_model import write_tiny_model
 
 from orca.core.domain.step import Epoch, Row, Step
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.cpu_time import cpu_time_s
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 
 STEPS, WARM_UP, TURNS = 500, 20, 3
@@ -74,7 +74,7 @@ async def _turn(group: Stages, batch: int, way: str) -> _Turn:
 
 
 def _controllers_s(group: Stages) -> float:
-    return sum(processor_time_s(process.pid) for process in group.processes)
+    return sum(cpu_time_s(process.pid) for process in group.processes)
 
 
 def _summed_up(turns: list[_Turn]) -> dict[str, float]:

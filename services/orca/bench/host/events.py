@@ -28,7 +28,7 @@ from orca.bench.host.parts import (
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.core.process.batched import batched
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.cpu_time import cpu_time_s
 
 OPENED_AT_ONCE = 32
 DONE = b"data: [DONE]\n\n"
@@ -120,13 +120,13 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
             await _open(streams)
             await _open(waiting)
             pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
-            start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
+            start_s, before = perf_counter(), [cpu_time_s(pid) for pid in pids]
             scheduler.go()
             await asyncio.gather(*(stream.ended for stream in streams))
             seconds = perf_counter() - start_s
             if any(stream.error is not None for stream in waiting):
                 raise HostFailed("a stream ended whose request was to wait")
-            used = [processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+            used = [cpu_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
             for stream in opened:
                 stream.close()

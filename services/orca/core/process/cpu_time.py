@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def processor_time_s(pid: int | None) -> float:
+def cpu_time_s(pid: int | None) -> float:
     """Seconds of processor time of all threads of a process, to a hundredth; 0 when there is none.
 
     Source: proc(5), /proc/PID/stat, utime and stime.

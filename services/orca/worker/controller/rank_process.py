@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from orca.core.domain.errors import EngineError
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.cpu_time import cpu_time_s
 from orca.core.process.parent_death import die_with_parent
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
@@ -42,7 +42,7 @@ class RankProcess:
         on_result: Callable[[bytes], None],
         on_broken: Callable[[int, str, Cause], None],
         on_death: Callable[["RankProcess", str, Cause], None],
-        processor_time_s: Callable[[int | None], float] = processor_time_s,
+        cpu_time_s: Callable[[int | None], float] = cpu_time_s,
     ) -> None:
         """
         Args:
@@ -50,7 +50,7 @@ class RankProcess:
             on_result: gets ResultMessage bytes.
             on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
             on_death: gets this object, how the process ended and whose doing that was.
-            processor_time_s: what the process with a pid has computed so far.
+            cpu_time_s: what the process with a pid has computed so far.
         """
         self.rank = rank
         self.loaded: Loaded | None = None  # None again when the process is gone
@@ -64,7 +64,7 @@ class RankProcess:
         self._on_death = on_death
         self._heard = self._moved = clock()  # when it was last heard, and when its work last got on
         self._computed_s = 0.0  # processor time when that was last taken for a move
-        self._processor_time_s = processor_time_s
+        self._cpu_time_s = cpu_time_s
         self._condemned: str | None = None  # why the controller kills it
         self._kills_before = out_of_memory_kills()
         self._left: dict[int, asyncio.Future[None]] = {}
@@ -213,7 +213,7 @@ class RankProcess:
     def _look_at_processor_time(self, now: float) -> None:
         """A rank that computes gets on, though it has no mark to move yet: on a machine that others keep busy the
         imports alone may take longer than the bound on silence."""
-        computed_s = self._processor_time_s(self.pid)
+        computed_s = self._cpu_time_s(self.pid)
         if computed_s - self._computed_s >= _COMPUTED_S:
             self._computed_s, self._moved = computed_s, now
 
