@@ -6,6 +6,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+def batched(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """The items in order, at most so many at a time."""
     return (items[first : first + most] for first in range(0, len(items), most))

@@ -20,8 +20,8 @@ from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.handover import Handover
 from orca.core.transport.local_link import Kind, LocalLink
+from orca.core.transport.step_delivery import StepDelivery
 from orca.scheduler.engines.step_timeout import StepBound
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class EngineLife:
         self._is_out.set()
         first = self._peers[0]
         if first.link is None:
-            self._spawn(self._hand_over(Handover(first.stub, message)))
+            self._spawn(self._hand_over(StepDelivery(first.stub, message)))
         else:
             first.link.write(encode(Kind.STEP, message.SerializeToString()))
 
@@ -108,9 +108,9 @@ class EngineLife:
             if peer.link is not None:
                 peer.link.close()
 
-    async def _hand_over(self, handover: Handover) -> None:
+    async def _hand_over(self, handover: StepDelivery) -> None:
         try:
-            await handover.seen_through()
+            await handover.wait_until_taken()
         except EngineError as error:
             self._fail(f"stage 0 {error}")
 

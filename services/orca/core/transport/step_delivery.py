@@ -16,7 +16,7 @@ _PAUSE_S = 0.02
 """Before a call is repeated that did not reach the stage."""
 
 
-class Handover:
+class StepDelivery:
     """One step on its way. The call is made here and not when it is waited for: steps go on the wire in their order."""
 
     def __init__(self, stub: Any, message: pb.StepMessage) -> None:
@@ -26,7 +26,7 @@ class Handover:
         self._deadline = time.monotonic() + _BOUND_S
         self._call = stub.Run(message, timeout=_BOUND_S)
 
-    async def seen_through(self) -> None:
+    async def wait_until_taken(self) -> None:
         """Wait until the stage has taken the step. Repeating the call is harmless: steps are numbered.
 
         Raises: EngineError with what the stage did instead, to be told behind its name.
