@@ -26,7 +26,7 @@ from orca.core.transport.frame_stream import FRAME_BYTES_MAX, FrameStream, encod
 
 log = logging.getLogger(__name__)
 
-LocalLink = FrameStream["Kind"]
+LocalLink = FrameStream["LinkFrameKind"]
 
 _WORD_BYTES = 16
 _HELLO_BYTES_MAX = 4096
@@ -37,7 +37,7 @@ _PAUSE_S = 1.0
 """Before the next link is taken where the process has no descriptor left for one."""
 
 
-class Kind(enum.IntEnum):
+class LinkFrameKind(enum.IntEnum):
     """What a frame says, and its payload."""
 
     # Master to stage.
@@ -48,14 +48,14 @@ class Kind(enum.IntEnum):
     OVER = 12  # text: why the stage takes no step and sends no result any more; the last frame
 
 
-def read_step(kind: Kind, payload: bytes) -> pb.StepMessage:
+def read_step(kind: LinkFrameKind, payload: bytes) -> pb.StepMessage:
     """What a frame of a master brings behind its HELLO. Raises: ValueError or DecodeError for what is no step."""
-    if kind is not Kind.STEP:
+    if kind is not LinkFrameKind.STEP:
         raise ValueError(f"{kind.name} behind the first frame")
     return pb.StepMessage.FromString(payload)
 
 
-class Door:
+class LocalListener:
     """A stage's listening end."""
 
     def __init__(self, on_link: Callable[[LocalLink], None]) -> None:
@@ -77,7 +77,9 @@ class Door:
             self._loop.remove_reader(self._listening)
         self._listening.close()
 
-    async def hello(self, link: LocalLink, frames: AsyncIterator[tuple[Kind, bytes]], limit_s: float) -> pb.Epoch:
+    async def read_hello(
+        self, link: LocalLink, frames: AsyncIterator[tuple[LinkFrameKind, bytes]], limit_s: float
+    ) -> pb.Epoch:
         """The epoch that a link's first frame names.
 
         Args: frames: of the link.
@@ -94,7 +96,7 @@ class Door:
             raise PermissionError(f"no first frame: {type(error).__name__} {error}") from error
         finally:
             self._unproved -= 1
-        if kind is not Kind.HELLO or not hmac.compare_digest(hello.key.encode(), self.address.key.encode()):
+        if kind is not LinkFrameKind.HELLO or not hmac.compare_digest(hello.key.encode(), self.address.key.encode()):
             raise PermissionError("it does not show the key")
         link.frame_bytes_max = FRAME_BYTES_MAX
         return hello.epoch
@@ -113,7 +115,7 @@ class Door:
             self._loop.remove_reader(self._listening)
             self._loop.call_later(_PAUSE_S, self._listen)
             return
-        self._on_link(FrameStream(connection, Kind, _HELLO_BYTES_MAX))
+        self._on_link(FrameStream(connection, LinkFrameKind, _HELLO_BYTES_MAX))
 
 
 def open_link(address: pb.LocalAddress, epoch: pb.Epoch) -> LocalLink | None:
@@ -126,8 +128,8 @@ def open_link(address: pb.LocalAddress, epoch: pb.Epoch) -> LocalLink | None:
         connection.close()
         log.info("a stage has no local link, steps go by gRPC: %s", error)
         return None
-    link = FrameStream(connection, Kind)
-    link.write(encode(Kind.HELLO, pb.LocalHello(key=address.key, epoch=epoch).SerializeToString()))
+    link = FrameStream(connection, LinkFrameKind)
+    link.write(encode(LinkFrameKind.HELLO, pb.LocalHello(key=address.key, epoch=epoch).SerializeToString()))
     return link
 
 

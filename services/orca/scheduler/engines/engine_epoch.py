@@ -20,7 +20,7 @@ from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.local_link import Kind, LocalLink
+from orca.core.transport.local_link import LinkFrameKind, LocalLink
 from orca.core.transport.step_delivery import StepDelivery
 from orca.scheduler.engines.step_timeout import StepBound
 
@@ -81,7 +81,7 @@ class EngineLife:
         if first.link is None:
             self._spawn(self._hand_over(StepDelivery(first.stub, message)))
         else:
-            first.link.write(encode(Kind.STEP, message.SerializeToString()))
+            first.link.write(encode(LinkFrameKind.STEP, message.SerializeToString()))
 
     async def results(self) -> AsyncIterator[StepResult]:
         while True:
@@ -118,10 +118,10 @@ class EngineLife:
         """Take a stage's results from its local link, which ends only with the epoch or with a process of the stage."""
         async with contextlib.aclosing(link.frames()) as frames:
             async for kind, payload in frames:
-                if kind is Kind.OVER:
+                if kind is LinkFrameKind.OVER:
                     self._fail(f"stage {stage}: {payload.decode(errors='replace')}")
                     return
-                if kind is Kind.RESULT:
+                if kind is LinkFrameKind.RESULT:
                     self._take(pb.ResultMessage.FromString(payload))
         self._spawn(self._fail_untold(stage))
 
