@@ -19,7 +19,7 @@ from engine_builders import Stages, engine_for, new_request
 from tiny_model import write_tiny_model
 
 from orca.core.domain.step import Epoch, Row, Step
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 
 STEPS, WARM_UP = 500, 20
 BATCHES = (1, 16)
@@ -29,7 +29,7 @@ NAME = "all.parts.svc"
 class Group:
     """Two stages and their master."""
 
-    def __init__(self, folder: Path, shown: Certificates | None, *flags: str) -> None:
+    def __init__(self, folder: Path, shown: TlsFiles | None, *flags: str) -> None:
         folder.mkdir()
         model = write_tiny_model(folder / "model")
         self.stages = Stages(model, stages=2, tensor=1, log_folder=folder, slots=16384, flags=flags)
@@ -69,7 +69,7 @@ class Group:
 async def measure(epochs: int, folder: Path) -> dict[str, Any]:
     authority = Authority(folder / "authority")
     own = authority.issue("all", f"DNS:{NAME}")
-    shown = Certificates(authority.ca, own.certificate, own.key, NAME)
+    shown = TlsFiles(authority.ca, own.certificate, own.key, NAME)
     flags = ["--tls-ca-file", shown.ca, "--tls-certificate-file", shown.certificate, "--tls-key-file", shown.key]
     encrypted = Group(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
     plain = Group(folder / "plain", None)

@@ -12,7 +12,7 @@ from grpc import aio
 
 from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2_grpc
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 
 # Read by gRPC's core when it first runs. Else it writes a line to stderr for each connection that ends in an orderly
 # way, and for each process that we start; ours are started by exec, which needs none of its care for forks.
@@ -58,7 +58,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def open_channel(address: str, certificates: Certificates | None = None) -> aio.Channel:
+def open_channel(address: str, certificates: TlsFiles | None = None) -> aio.Channel:
     """A channel to `host:port`. Connects on first use, reconnects by itself; every call still needs a deadline.
 
     Its certificate stays what it was: when that has ended, the channel connects no more.
@@ -70,7 +70,7 @@ def open_channel(address: str, certificates: Certificates | None = None) -> aio.
     return aio.secure_channel(address, _client_credentials(certificates), options=_secure_options(certificates))
 
 
-def open_blocking_channel(address: str, certificates: Certificates | None = None) -> grpc.Channel:
+def open_blocking_channel(address: str, certificates: TlsFiles | None = None) -> grpc.Channel:
     """`open_channel` for threads."""
     if certificates is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -86,7 +86,7 @@ def new_server() -> aio.Server:
     return aio.server(options=SERVER_OPTIONS)
 
 
-def listen(server: aio.Server, address: str, certificates: Certificates | None = None) -> int:
+def listen(server: aio.Server, address: str, certificates: TlsFiles | None = None) -> int:
     """Bind the server to `host:port`, before it starts; port 0 takes a free one.
 
     With certificates, who does not show one of the CA is refused.
@@ -107,17 +107,17 @@ def serve_rendezvous(server: aio.Server, servicer: Any) -> None:
     engine_pb2_grpc.add_RendezvousServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
-def _client_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+def _client_credentials(certificates: TlsFiles) -> grpc.ChannelCredentials:
     ca, certificate, key = certificates.read()
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def _secure_options(certificates: Certificates) -> list[tuple[str, int | str]]:
+def _secure_options(certificates: TlsFiles) -> list[tuple[str, int | str]]:
     name = certificates.server_name
     return [*CHANNEL_OPTIONS, *([] if name is None else [("grpc.ssl_target_name_override", name)])]
 
 
-def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+def _server_credentials(certificates: TlsFiles) -> grpc.ServerCredentials:
     def configuration() -> grpc.ServerCertificateConfiguration:
         ca, certificate, key = certificates.read()
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)

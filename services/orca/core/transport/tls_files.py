@@ -56,7 +56,7 @@ class _TlsSettings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class TlsFiles:
     """Where the files are. A server reads them at each handshake, a client when it opens a channel."""
 
     ca: Path
@@ -65,7 +65,7 @@ class Certificates:
     server_name: str | None = None  # that others' certificates are for; None: each for the host it is reached by
 
     @classmethod
-    def of(cls, settings: _TlsSettings) -> "Certificates | None":
+    def of(cls, settings: _TlsSettings) -> "TlsFiles | None":
         """None when nothing is set. Raises: SettingError when some are set and some are not."""
         ca, certificate, key = settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file
         if ca and certificate and key:
