@@ -15,7 +15,15 @@ from orca.cli.fetch.errors import FetchError, ModelBroken, ModelMissing, NoSpace
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.source import Digest, Listing, RemoteFile, md5_of_parts, sha256
 from orca.cli.main import main
-from orca.core.fetch_report import NEVER_EXIT, REASONS, Figures, figures_page, last_line, read_figures, read_reason
+from orca.core.fetch_report import (
+    PERMANENT_EXIT,
+    REASONS,
+    FetchProgress,
+    format_reason,
+    progress_body,
+    read_progress,
+    read_reason,
+)
 
 
 class FakeSource:
@@ -75,7 +83,7 @@ def test_an_error_of_the_machine_is_no_reason_of_the_models(tmp_path: Path) -> N
 def test_a_folder_that_can_never_be_made_is_a_mistake_of_the_caller(
     into: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fetch", "--uri", "hf://a/b", "--into", into]) == NEVER_EXIT
+    assert main(["fetch", "--uri", "hf://a/b", "--into", into]) == PERMANENT_EXIT
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"orca fetch: setting into: {into} cannot be made: ")
 
 
@@ -98,7 +106,7 @@ def test_progress_counts_what_earlier_starts_have_brought(tmp_path: Path) -> Non
         fetch(FakeSource(error=OSError(errno.ENOSPC, "full")), tmp_path / "model", Progress(), tries=1)
     progress = Progress()
     fetch(FakeSource(), tmp_path / "model", progress, tries=1)
-    assert progress.figures == Figures(total, total, None)
+    assert progress.figures == FetchProgress(total, total, None)
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 7, 100])
@@ -124,9 +132,9 @@ def test_the_errors_are_the_reasons_that_others_read() -> None:
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
-    figures = Figures(1, 2, last_line("NoSpace", "full"))
-    assert read_figures(figures_page(figures)) == figures
-    said = f"a line of a log: INFO\n{last_line(ModelMissing('gone').reason, 'a: b')}\n"
+    figures = FetchProgress(1, 2, format_reason("NoSpace", "full"))
+    assert read_progress(progress_body(figures)) == figures
+    said = f"a line of a log: INFO\n{format_reason(ModelMissing('gone').reason, 'a: b')}\n"
     assert read_reason(said) == ("ModelMissing", "a: b")
     assert read_reason("Traceback: so") is None
     assert read_reason("") is None
@@ -134,5 +142,5 @@ def test_a_report_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("page", ["[]", '{"bytes_done": "1"}', '{"bytes_done": 1, "bytes_total": 1, "problem": 2}'])
 def test_what_is_no_report_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a JSON object|no figures"):
-        read_figures(page.encode())
+    with pytest.raises(ValueError, match=r"is not a JSON object|is not the progress"):
+        read_progress(page.encode())

@@ -26,7 +26,7 @@ from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.domain.model import load_model_info, read_config, tokenizer_file
-from orca.core.fetch_report import last_line
+from orca.core.fetch_report import format_reason
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class _Download:
                 break
             except ModelUnreachable as error:
                 fruitless = 1 if _size(part) > before else fruitless + 1
-                self._progress.fail(last_line(error.reason, str(error)))
+                self._progress.fail(format_reason(error.reason, str(error)))
                 log.warning("again: %s", error, extra={"file": file.name, "bytes_here": _size(part)})
                 if fruitless >= self._tries:
                     raise

@@ -12,13 +12,13 @@ one was.
 """
 
 from orca.core.domain.errors import OrcaError
-from orca.core.fetch_report import AGAIN_EXIT, NEVER_EXIT
+from orca.core.fetch_report import PERMANENT_EXIT, RETRY_EXIT
 
 
 class FetchError(OrcaError):
     """The message is one sentence for whoever wrote the uri, and is said behind it."""
 
-    exit_code = NEVER_EXIT
+    exit_code = PERMANENT_EXIT
 
     @property
     def reason(self) -> str:
@@ -41,13 +41,13 @@ class ModelBroken(FetchError):
 class NoSpace(FetchError):
     """The volume cannot hold it; somebody may make it larger."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
 class ModelUnreachable(FetchError):
     """No answer, or one that tells of a passing trouble."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
 def of_status(status: int, what: str) -> FetchError:

@@ -19,7 +19,7 @@ from orca.cli.fetch.errors import FetchError
 from orca.cli.fetch.progress import Progress
 from orca.cli.fetch.settings import Settings, parse_settings
 from orca.cli.fetch.source import Source
-from orca.core.fetch_report import PROGRESS_PAGE, last_line
+from orca.core.fetch_report import PROGRESS_PAGE, format_reason
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(_fetch(settings))
     except FetchError as error:
         logging.shutdown()  # so that this is the last line
-        print(last_line(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
+        print(format_reason(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 

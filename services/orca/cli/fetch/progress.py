@@ -2,7 +2,7 @@
 
 import threading
 
-from orca.core.fetch_report import Figures, figures_page
+from orca.core.fetch_report import FetchProgress, progress_body
 from orca.core.process.internal_port import Page
 
 
@@ -16,13 +16,13 @@ class Progress:
         self._problem: str | None = None
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> FetchProgress:
         with self._lock:
-            return Figures(self._done, self._total, self._problem)
+            return FetchProgress(self._done, self._total, self._problem)
 
     def page(self) -> Page:
         """What the internal port answers."""
-        return Page(figures_page(self.figures))
+        return Page(progress_body(self.figures))
 
     def begin(self, *, done: int, total: int) -> None:
         with self._lock:
