@@ -12,7 +12,7 @@ from gateway_rig import Rig, error_of, rig, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, Limits, digest, line, make_key, parse_keys
+from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, KeyLimits, key_digest, key_line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.limits.auth import check_access
 from orca.gateway.limits.key_ring import READING_LEAST, KeyRing, TokenBucket
@@ -27,7 +27,7 @@ def settings_with(file: Path, **fields: Any) -> Settings:
 
 
 def write(file: Path, *keys: tuple[str, str], **limits: int) -> Path:
-    file.write_text("".join(line(ApiKey(name, digest(key), Limits(**limits))) + "\n" for name, key in keys))
+    file.write_text("".join(key_line(ApiKey(name, key_digest(key), KeyLimits(**limits))) + "\n" for name, key in keys))
     return file
 
 
@@ -42,10 +42,10 @@ async def call(one: Rig, key: str) -> httpx.Response:
     return await one.client.post("/tokenize", json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
 
 
-@given(limits=st.builds(Limits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
-def test_a_line_reads_back_as_it_was_written(limits: Limits) -> None:
-    key = ApiKey("team-a.1", digest(make_key()), limits)
-    assert parse_keys(f"# who may call\n\n  {line(key)}  # since May\n") == (key,)
+@given(limits=st.builds(KeyLimits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
+def test_a_line_reads_back_as_it_was_written(limits: KeyLimits) -> None:
+    key = ApiKey("team-a.1", key_digest(make_key()), limits)
+    assert parse_keys(f"# who may call\n\n  {key_line(key)}  # since May\n") == (key,)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import redis
 from gateway_rig import MODEL, FakeScheduler, tokenizer, until
 from waiting import PATIENT_POOL
 
-from orca.core.api_keys import ApiKey, digest, line, make_key
+from orca.core.api_keys import ApiKey, key_digest, key_line, make_key
 from orca.core.process.logs import JsonFormatter
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
@@ -58,7 +58,7 @@ def everything_in(url: str) -> bytes:
 async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "keys"
-    file.write_text(line(ApiKey("alice", digest(RIGHT))))
+    file.write_text(key_line(ApiKey("alice", key_digest(RIGHT))))
     settings = Settings(model="tiny", api_keys=(SET,), api_keys_file=str(file))
     with EmbeddedRedis(tmp_path / "redis") as server:
         pool = RedisPool(server.url, "test", PATIENT_POOL)

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 
-from orca.core.api_keys import ApiKey, KeyFileError, Limits, digest, is_name, line, make_key, parse_keys
+from orca.core.api_keys import ApiKey, KeyFileError, KeyLimits, is_name, key_digest, key_line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
 from orca.core.process.command_line import Parser
 
@@ -19,8 +19,8 @@ def main(argv: Sequence[str]) -> int:
     if not is_name(options.name):
         raise SettingError(f"NAME {options.name!r} is not up to 64 letters, digits, dots, dashes and underscores")
     key = make_key()
-    limits = Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)})
-    written = line(ApiKey(options.name, digest(key), limits))
+    limits = KeyLimits(**{limit.name: getattr(options, limit.name) for limit in fields(KeyLimits)})
+    written = key_line(ApiKey(options.name, key_digest(key), limits))
     try:
         parse_keys(written)
     except KeyFileError as error:

@@ -31,7 +31,7 @@ class KeyFileError(OrcaError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class KeyLimits:
     """What one key may do; None bounds nothing. Each is counted by each gateway for itself."""
 
     requests_per_minute: int | None = None  # prompts x n of a call; a minute's worth may come at once
@@ -44,10 +44,10 @@ class Limits:
 class ApiKey:
     name: str
     digest: bytes  # SHA-256 of the key
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
 
 
-def digest(key: str) -> bytes:
+def key_digest(key: str) -> bytes:
     """What is kept of a key, and compared."""
     return hashlib.sha256(key.encode()).digest()
 
@@ -57,9 +57,9 @@ def make_key() -> str:
     return f"orca-{secrets.token_urlsafe(32)}"
 
 
-def line(key: ApiKey) -> str:
+def key_line(key: ApiKey) -> str:
     """The line of a file that holds this key."""
-    given = [(limit.name, getattr(key.limits, limit.name)) for limit in fields(Limits)]
+    given = [(limit.name, getattr(key.limits, limit.name)) for limit in fields(KeyLimits)]
     words = [f"{name}={value}" for name, value in given if value is not None]
     return " ".join([f"{key.name}: sha256:{key.digest.hex()}", *words])
 
@@ -117,8 +117,8 @@ def _parse_line(words: Sequence[str]) -> ApiKey:
     return ApiKey(name, bytes.fromhex(hashed[1]), _parse_limits(words[2:]))
 
 
-def _parse_limits(words: Sequence[str]) -> Limits:
-    known = {limit.name for limit in fields(Limits)}
+def _parse_limits(words: Sequence[str]) -> KeyLimits:
+    known = {limit.name for limit in fields(KeyLimits)}
     limits: dict[str, int] = {}
     for word in words:
         name, _, number = word.partition("=")
@@ -129,7 +129,7 @@ def _parse_limits(words: Sequence[str]) -> Limits:
         limits[name] = int(number)
     if limits.get("queue_percent", 0) > 100:
         raise KeyFileError("queue_percent must be 100 or less")
-    return Limits(**limits)
+    return KeyLimits(**limits)
 
 
 def _twice(names: Iterable[str]) -> str | None:

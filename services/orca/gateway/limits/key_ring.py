@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, digest, read_keys
+from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, key_digest, read_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.errors import ApiError
 from orca.gateway.settings import Settings
@@ -36,7 +36,7 @@ class KeyRing:
         self._calls_max = settings.calls_per_key_max
         self._clock_s = clock_s
         self._fixed = tuple(
-            ApiKey(f"setting-{number}", digest(key)) for number, key in enumerate(settings.api_keys, start=1)
+            ApiKey(f"setting-{number}", key_digest(key)) for number, key in enumerate(settings.api_keys, start=1)
         )
         self._file = None if settings.api_keys_file is None else Path(settings.api_keys_file)
         self._seen = _signature(self._file)
@@ -59,7 +59,7 @@ class KeyRing:
 
     def find(self, shown: str) -> ApiKey | None:
         """The key that a call shows. The time it takes does not tell how much of a key was right."""
-        hashed = digest(shown)
+        hashed = key_digest(shown)
         # All are compared, whichever fits.
         fitting = [key for key in self._keys if hmac.compare_digest(hashed, key.digest)]
         return fitting[0] if fitting else None
