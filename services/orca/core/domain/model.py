@@ -39,7 +39,7 @@ _HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModelFamily:
     """A kind of model that the stages can compute, as its config.json names it and its absent keys mean."""
 
     architecture: str  # class name expected in `architectures`
@@ -49,21 +49,21 @@ class Family:
     eos_token_id: int | None = 2
 
 
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(
+FAMILIES: Mapping[str, ModelFamily] = {
+    "gpt2": ModelFamily(
         architecture="GPT2LMHeadModel",
         layers_key="n_layer",
         positions_key="n_positions",
         bos_token_id=50256,
         eos_token_id=50256,
     ),
-    "opt": Family(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
-    "llama": Family(architecture="LlamaForCausalLM"),
-    "mistral": Family(architecture="MistralForCausalLM"),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
-    "qwen3": Family(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
+    "opt": ModelFamily(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
+    "llama": ModelFamily(architecture="LlamaForCausalLM"),
+    "mistral": ModelFamily(architecture="MistralForCausalLM"),
+    "qwen2": ModelFamily(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
+    "qwen3": ModelFamily(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
     # No language model: it checks the server (worker.models.chain says how).
-    "orca_chain": Family(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
+    "orca_chain": ModelFamily(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
 }
 
 
@@ -215,7 +215,7 @@ def _shapes(path: Path) -> list[list[int]]:
     return shapes
 
 
-def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int:
+def _own_max_len(folder: Path, config: Mapping[str, Any], family: ModelFamily) -> int:
     """The model's length: its positions; dynamic RoPE scaling goes `factor` times beyond them, as it is meant to."""
     positions = _positive(folder, config, family.positions_key)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -225,7 +225,7 @@ def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int
 
 
 def _eos_token_ids(
-    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: Family, vocab_size: int
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: ModelFamily, vocab_size: int
 ) -> tuple[int, ...]:
     """generation_config.json speaks first, as in `generate`; then config.json; then the family's default.
 
