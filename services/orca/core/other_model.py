@@ -22,7 +22,7 @@ class OtherModel:
     quantization: str | None = None  # None leaves weights in dtype
     max_model_len: int | None = None  # in tokens; None takes what the model allows
 
-    def word(self) -> str:
+    def to_text(self) -> str:
         """As `read` takes it."""
         fields = {
             "name": self.name,
@@ -34,7 +34,7 @@ class OtherModel:
         return f"{quote(self.folder)}?{urlencode(given)}"
 
     @classmethod
-    def read(cls, word: str) -> "OtherModel":
+    def from_text(cls, word: str) -> "OtherModel":
         """Raises: ValueError when it is not of the form, names another field, or has a value that no model can have."""
         folder, _, query = word.partition("?")
         given = {name: values[-1] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}

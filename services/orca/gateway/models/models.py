@@ -69,7 +69,7 @@ def load_newest(settings: Settings) -> Served:
 def load_others(settings: Settings) -> list[Served]:
     """The models beside the gateway's own. One that cannot be read must not keep it from serving: it is left out."""
     found = []
-    for other in map(OtherModel.read, settings.other_models):
+    for other in map(OtherModel.from_text, settings.other_models):
         try:
             found.append(_load(other, settings))
         except (ModelError, OSError) as error:
