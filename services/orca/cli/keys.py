@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from orca.core.api_keys import ApiKey, KeyFileError, KeyLimits, is_name, key_digest, key_line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,9 +29,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=CommandLineParser)
     make = actions.add_parser("make", help="a new key")
     make.add_argument("name", metavar="NAME", help="of its owner; appears in logs and metrics")
     make.add_argument("--requests-per-minute", type=int, metavar="N", help="prompts x n of its calls, at each gateway")

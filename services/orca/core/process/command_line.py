@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from orca.core.domain.errors import SettingError
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """Raises SettingError for a bad command line, as every `orca` command does."""
 
     def __init__(self, **arguments: Any) -> None:
