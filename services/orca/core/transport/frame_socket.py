@@ -54,7 +54,7 @@ class FrameSocket(Generic[K]):
         return frame
 
     def take_socket(self) -> socket.socket:
-        """The oldest socket that came with a frame (FrameStream.write_with) and was not taken.
+        """The oldest socket that came with a frame (FrameStream.write_with_socket) and was not taken.
 
         Raises: OSError when there is none: this process had no descriptor left for it.
         """

@@ -89,7 +89,7 @@ class FrameStream(Generic[K]):
         elif (sent := self._send(frame)) < len(frame):
             self._send_later(frame[sent:])
 
-    async def write_with(self, frame: bytes, connection: socket.socket) -> None:
+    async def write_with_socket(self, frame: bytes, connection: socket.socket) -> None:
         """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
 
         Raises: OSError when the peer is gone.

@@ -128,7 +128,7 @@ class RankProcess:
         if self._link is None:
             raise OSError("the rank has not begun")
         connection, arrived = link.stop()
-        await self._link.write_with(frames.encode_link(epoch, arrived), connection)
+        await self._link.write_with_socket(frames.encode_link(epoch, arrived), connection)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
