@@ -25,7 +25,7 @@ def test_two_keys_differ(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["a b"], "NAME 'a b' is not up to 64 letters"),
-        (["alice", "--calls", "0"], "calls must be there once, as a whole number from 1 on"),
+        (["alice", "--calls", "0"], "calls must occur once and be a whole number of 1 or more"),
         (["alice", "--queue-percent", "101"], "queue_percent must be 100 or less"),
     ],
 )
