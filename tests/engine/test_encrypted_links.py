@@ -217,12 +217,12 @@ def test_files_that_are_exchanged_between_two_reads_come_of_one_piece(authority:
 def test_all_three_files_or_none(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
     parse(flags, {})
-    with pytest.raises(SettingError, match="setting tls_certificate_file: tls_ca_file, tls_certificate_file"):
+    with pytest.raises(SettingError, match="setting tls_certificate_file: set all of tls_ca_file, tls_certificate_file"):
         parse([*flags, "--tls-ca-file", "/ca"], {})
 
 
 @pytest.mark.parametrize("parse", [parse_worker, parse_scheduler], ids=["worker", "scheduler"])
 def test_a_name_without_the_files_is_refused(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
-    with pytest.raises(SettingError, match="setting tls_server_name: it goes with tls_ca_file, tls_certificate_file"):
+    with pytest.raises(SettingError, match="setting tls_server_name: it needs tls_ca_file, tls_certificate_file"):
         parse([*flags, "--tls-server-name", NAME], {})

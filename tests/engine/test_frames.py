@@ -145,7 +145,7 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
             other.sendall(b"hello")
             assert taken.recv(5) == b"hello"
             assert not taken.get_inheritable()
-        with pytest.raises(OSError, match="no descriptor left"):
+        with pytest.raises(OSError, match="no file descriptor left"):
             rank.take_socket()
 
 
