@@ -14,12 +14,12 @@ from orca.gateway.answer.log_watcher import Follower, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
 from orca.gateway.metrics import Metrics
-from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
+from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions, stream_end, text_so_far
 from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
 
-READING = Reading(tokenizer(), frozenset({eos()}))
-RENDERING = Rendering(kind=Kind.COMPLETION, model="tiny", created=1)
+READING = RenderModel(tokenizer(), frozenset({eos()}))
+RENDERING = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=1)
 
 
 def choices(count: int, tokens: int) -> tuple[list[Request], list[tuple[list[Token], End]]]:
@@ -57,7 +57,7 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     for request_id, log in logs.items():
         follower.give(request_id, log)
     accepted = Accepted(
-        requests=requests, rendering=rendering, follower=follower, timing=Timing(0.0), leave=lambda _: None
+        requests=requests, options=rendering, follower=follower, timing=Timing(0.0), leave=lambda _: None
     )
     sent: list[bytes] = []
 

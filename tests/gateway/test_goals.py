@@ -14,7 +14,7 @@ from orca.core.domain.request import End, FinishReason
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
 from orca.gateway.metrics import Metrics
-from orca.gateway.render.render import Rendering
+from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import Settings
 from orca.pool.api import RequestState, RequestStatus
 
@@ -280,6 +280,6 @@ async def test_without_goals_the_record_is_one_that_the_release_before_reads() -
     async with rig() as one:
         await one.complete()
         await post(one, LOOSE)
-        plain, asked = (Rendering.from_json(parent.submission.render) for parent in one.pool.parents.values())
+        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.parents.values())
         assert ["goals" in parent.submission.render for parent in one.pool.parents.values()] == [False, True]
         assert (plain.goals, asked.goals) == (NO_GOALS, Goals(ttft_ms=600_000, tpot_ms=600_000.5))

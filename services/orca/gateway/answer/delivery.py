@@ -22,7 +22,7 @@ from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.limits.drain import Drain, draining
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
-from orca.gateway.render.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
+from orca.gateway.render.render import ChoiceStream, RenderModel, RenderOptions, error_event, resume_event, stream_end
 from orca.pool.log_slice import LogSlice
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Accepted:
     """A call that the pool has stored."""
 
     requests: Sequence[Request]
-    rendering: Rendering
+    options: RenderOptions
     follower: Follower
     timing: Timing
     leave: Callable[[bool], None]  # ends the reader entry; is told whether all ends were read
@@ -61,10 +61,10 @@ class Accepted:
 class Delivery(Response):
     """What streams and whole answers have in common: the client may go at any moment."""
 
-    def __init__(self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain) -> None:
+    def __init__(self, accepted: Accepted, render_model: RenderModel, metrics: Metrics, drain: Drain) -> None:
         super().__init__()
         self._accepted = accepted
-        self._reading = reading
+        self._render_model = render_model
         self._metrics = metrics
         self._drain = drain
         self._ends: dict[str, End] = {}
@@ -147,10 +147,10 @@ class StreamDelivery(Delivery):
     """Server-sent events; all that wait for this reader go out in one write, but for long prompts that are echoed."""
 
     def __init__(
-        self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain, *, keep_alive_s: float
+        self, accepted: Accepted, render_model: RenderModel, metrics: Metrics, drain: Drain, *, keep_alive_s: float
     ) -> None:
         """Args: keep_alive_s: a stream that has been quiet for so long says that it lives."""
-        super().__init__(accepted, reading, metrics, drain)
+        super().__init__(accepted, render_model, metrics, drain)
         self._keep_alive_s = keep_alive_s
         self._written_s = 0.0  # of the loop's clock
 
@@ -159,7 +159,7 @@ class StreamDelivery(Delivery):
         send = scope.get("extensions", {}).get(SEND_BODY, {"send": send})["send"]
         self._written_s = asyncio.get_running_loop().time()
         # As for ids: who does not ask for event streams may read every line as an event.
-        comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.rendering.event_ids else None
+        comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.options.event_ids else None
         try:
             async for events in self._all_events():
                 self._written_s = asyncio.get_running_loop().time()
@@ -192,14 +192,14 @@ class StreamDelivery(Delivery):
                 if self._drain.is_cut:
                     yield self._cut_event(streams)
                 return
-            for piece in _pieces(parts, streams) if accepted.rendering.echo else (parts,):
+            for piece in _pieces(parts, streams) if accepted.options.echo else (parts,):
                 events = await self._events(piece, streams)
                 # A client that resumes has the first ones: they are not written, so nothing goes out for them.
                 if events:
                     yield events
 
     def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
-        stream = ChoiceStream(request, self._accepted.rendering, self._reading)
+        stream = ChoiceStream(request, self._accepted.options, self._render_model)
         last_event_id = self._accepted.cursor.get(request.choice)
         return stream if last_event_id is None else ResumedChoice(stream, last_event_id)
 
@@ -220,13 +220,13 @@ class StreamDelivery(Delivery):
                 events.append(stream.end(part.end))
         self._note(parts, tokens)
         if len(self._ends) == len(streams):
-            events.append(stream_end(self._accepted.requests, self._accepted.rendering, self._in_order()))
+            events.append(stream_end(self._accepted.requests, self._accepted.options, self._in_order()))
         return b"".join(events)
 
     def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:
         """What a stream ends with when this gateway goes before it does."""
         error = draining()
-        if not self._accepted.rendering.event_ids:
+        if not self._accepted.options.event_ids:
             return error_event(error.body())
         return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
 
@@ -279,7 +279,7 @@ class WholeDelivery(Delivery):
             if (failure := answer_to_end(end.reason)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
-        answer = await write_answer(accepted.requests, accepted.rendering, logs, self._reading)
+        answer = await write_answer(accepted.requests, accepted.options, logs, self._render_model)
         return await self._send(send, 200, answer, {})
 
     async def _send(self, send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.render.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
+from orca.gateway.render.render import RenderModel, RenderOptions, text_so_far, whole_answer, whole_choice
 
 T = TypeVar("T")
 
@@ -24,32 +24,32 @@ _THREAD = ThreadPoolExecutor(1, thread_name_prefix="render")
 
 async def write_answer(
     requests: Sequence[Request],
-    rendering: Rendering,
+    options: RenderOptions,
     logs: Sequence[tuple[Sequence[Token], End]],
-    reading: Reading,
+    render_model: RenderModel,
 ) -> bytes:
     """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
     choices = [
         await _aside(
-            _weight(request, rendering, tokens), partial(whole_choice, request, rendering, tokens, end, reading)
+            _weight(request, options, tokens), partial(whole_choice, request, options, tokens, end, render_model)
         )
         for request, (tokens, end) in zip(requests, logs, strict=True)
     ]
-    return whole_answer(requests, rendering, choices, [end for _, end in logs])
+    return whole_answer(requests, options, choices, [end for _, end in logs])
 
 
 async def write_text(
-    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End | None, reading: Reading
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
 ) -> str:
     """The text of a choice that these tokens bring, and its end where there is one."""
     return await _aside(
-        _weight(request, rendering, tokens), partial(text_so_far, request, rendering, tokens, end, reading)
+        _weight(request, options, tokens), partial(text_so_far, request, options, tokens, end, render_model)
     )
 
 
-def _weight(request: Request, rendering: Rendering, tokens: Sequence[Token]) -> int:
+def _weight(request: Request, options: RenderOptions, tokens: Sequence[Token]) -> int:
     """Tokens that are rendered for a choice."""
-    return len(tokens) + (len(request.prompt) if rendering.echo else 0)
+    return len(tokens) + (len(request.prompt) if options.echo else 0)
 
 
 def is_long(weight: int) -> bool:

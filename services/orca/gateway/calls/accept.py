@@ -15,7 +15,7 @@ from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
 from orca.gateway.errors import ApiError
 from orca.gateway.models.models import Served
-from orca.gateway.render.render import Kind, Rendering
+from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import Settings
 from orca.pool.api import OnDisconnect, Submission
 
@@ -130,7 +130,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_rendering(body, served, context).to_json(),
+        render=_render_options(body, served, context).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -203,17 +203,17 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
     return OnDisconnect(body.on_disconnect)
 
 
-def _rendering(body: CompletionBody | ChatBody, served: Served, context: CallContext) -> Rendering:
-    options = body.stream_options if body.stream else None
-    continuous = bool(options and options.continuous_usage_stats)
-    return Rendering(
-        kind=Kind.CHAT if isinstance(body, ChatBody) else Kind.COMPLETION,
+def _render_options(body: CompletionBody | ChatBody, served: Served, context: CallContext) -> RenderOptions:
+    stream_options = body.stream_options if body.stream else None
+    continuous = bool(stream_options and stream_options.continuous_usage_stats)
+    return RenderOptions(
+        kind=AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION,
         model=served.info.name,
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
-        include_usage=bool(options and options.include_usage),
+        include_usage=bool(stream_options and stream_options.include_usage),
         continuous_usage=continuous,
         return_token_ids=bool(body.return_token_ids),
         event_ids=context.call.wants_event_ids,

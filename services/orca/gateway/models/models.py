@@ -17,7 +17,7 @@ from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
-from orca.gateway.render.render import Reading
+from orca.gateway.render.render import RenderModel
 from orca.gateway.settings import Settings
 from orca.pool.counts import PoolStats
 
@@ -32,7 +32,7 @@ class Served:
     tokenizer: Tokenizer
     encoder: Encoder
     chat_template: ChatTemplate | None
-    reading: Reading
+    render_model: RenderModel
     created: int = 0  # Unix seconds: when its config.json was written, 0 where that is not known
 
     @classmethod
@@ -44,7 +44,7 @@ class Served:
             tokenizer,
             Encoder(info, tokenizer, settings),
             None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
-            Reading(tokenizer, frozenset(info.eos_token_ids)),
+            RenderModel(tokenizer, frozenset(info.eos_token_ids)),
             _written(info.folder / "config.json"),
         )
 

@@ -27,7 +27,7 @@ from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import Held, UnreadBody, receive_body
 from orca.gateway.models.models import Served
-from orca.gateway.render.render import Reading, Rendering
+from orca.gateway.render.render import RenderModel, RenderOptions
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.api import Parent, Submission
@@ -126,7 +126,7 @@ async def _accept(
     stored = await _stored(gateway, wanted, requests)
     served = gateway.models.require(stored.requests[0].revision)
     if is_background:
-        answer = await _answer_in_background(gateway, call, wanted, stored, served.reading)
+        answer = await _answer_in_background(gateway, call, wanted, stored, served.render_model)
         gateway.tracing.finish(span, Timing(call.started), {"orca.request_id": context.parent})
         return answer
     gateway.readers.add(context.parent, context.reader)
@@ -134,7 +134,7 @@ async def _accept(
     follower = gateway.watcher.follow((request.id for request in requests), are_new=not wanted.digest)
     accepted = Accepted(
         requests=requests,
-        rendering=replace(Rendering.from_json(stored.render), event_ids=call.wants_event_ids),
+        options=replace(RenderOptions.from_json(stored.render), event_ids=call.wants_event_ids),
         follower=follower,
         timing=Timing(call.started),
         # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
@@ -145,13 +145,13 @@ async def _accept(
     )
     if body.stream:
         return stream(gateway, accepted, served)
-    return WholeDelivery(accepted, served.reading, gateway.metrics, gateway.drain)
+    return WholeDelivery(accepted, served.render_model, gateway.metrics, gateway.drain)
 
 
 def stream(gateway: Gateway, accepted: Accepted, served: Served) -> StreamDelivery:
     """Return the response that answers by events."""
     keep_alive_s = gateway.settings.keep_alive_seconds
-    return StreamDelivery(accepted, served.reading, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
+    return StreamDelivery(accepted, served.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
 
 
 async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Request]) -> Parent:
@@ -168,13 +168,13 @@ async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Reque
 
 
 async def _answer_in_background(
-    gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, reading: Reading
+    gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, render_model: RenderModel
 ) -> Response:
     """Answer 202 with the request's state. Raises: PoolUnavailable, only for a call that may be repeated by its key."""
     if wanted.digest:
-        document = await describe(gateway.pool, reading, stored)
+        document = await describe(gateway.pool, render_model, stored)
     else:
-        document = await describe_new(reading, stored)
+        document = await describe_new(render_model, stored)
     applied = {"preference-applied": "respond-async"} if call.prefers_async else {}
     return state_answer(document, 202, applied)
 
