@@ -18,7 +18,7 @@ import orca.cli.small_model as small_model
 from orca.core.domain.errors import SettingError
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.models.models import Served, load_others
+from orca.gateway.models.models import ServedModel, load_others
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.memory.pool import MemoryPool
 
@@ -77,8 +77,8 @@ async def change() -> AsyncIterator[Change]:
     settings = Settings(model="newer")
     old = FakeScheduler(pool, OLD.revision, "old", answer=lambda _: tokenizer().encode(OLD_TEXT))
     new = FakeScheduler(pool, NEW.revision, "new", answer=lambda _: new_tokenizer().encode(NEW_TEXT))
-    others = [Served.of(OLD, tokenizer(), settings)]
-    newest = Served.of(NEW, new_tokenizer(), settings)
+    others = [ServedModel.of(OLD, tokenizer(), settings)]
+    newest = ServedModel.of(NEW, new_tokenizer(), settings)
     async with rig(settings=settings, pool=pool, newest=newest, others=others, schedules=False) as one:
         tasks = [asyncio.create_task(each.run()) for each in (old, new)]
         try:

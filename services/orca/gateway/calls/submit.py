@@ -14,7 +14,7 @@ from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.gateway import Gateway
-from orca.gateway.models.models import Served, not_served
+from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import Pool, Submission
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ TAKE_BACK_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MODELS_TRIED_MAX = 3
 """Models tried for one call: a second one if the model was just replaced, a third if that was undone at once."""
 
-Encode = Callable[[Served], Awaitable[list[list[int]]]]
+Encode = Callable[[ServedModel], Awaitable[list[list[int]]]]
 """Encodes a call's prompts as token ids of a model. Raises: ApiError, InvalidRequest."""
 
 
@@ -33,12 +33,12 @@ Encode = Callable[[Served], Awaitable[list[list[int]]]]
 class EncodedPrompts:
     """A call's prompts as token ids of the model that is in force as far as this gateway knows."""
 
-    model: Served
+    model: ServedModel
     prompts: list[list[int]]
     encode: Encode  # for another model, if that is in force by the time of the submit
 
     @classmethod
-    async def for_model(cls, encode: Encode, model: Served) -> "EncodedPrompts":
+    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedPrompts":
         return cls(model, await encode(model), encode)
 
 

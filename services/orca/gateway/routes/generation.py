@@ -26,7 +26,7 @@ from orca.gateway.calls.submit import Encode, EncodedPrompts, submit_to_current
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import Held, UnreadBody, receive_body
-from orca.gateway.models.models import Served
+from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import RenderModel, RenderOptions
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
@@ -64,7 +64,7 @@ async def _receive(
     return body
 
 
-async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served) -> list[list[int]]:
+async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: ServedModel) -> list[list[int]]:
     add_special_tokens = body.add_special_tokens is not False
     prompts = completion_prompts(body, served, gateway.settings)
     if body.model not in (None, served.info.name) and any(isinstance(prompt, list) for prompt in prompts):
@@ -79,7 +79,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served
     ]
 
 
-async def _encode_chat(gateway: Gateway, body: ChatBody, served: Served) -> list[list[int]]:
+async def _encode_chat(gateway: Gateway, body: ChatBody, served: ServedModel) -> list[list[int]]:
     text = await chat_prompt(body, served, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
@@ -148,7 +148,7 @@ async def _accept(
     return WholeDelivery(accepted, served.render_model, gateway.metrics, gateway.drain)
 
 
-def stream(gateway: Gateway, accepted: Accepted, served: Served) -> StreamDelivery:
+def stream(gateway: Gateway, accepted: Accepted, served: ServedModel) -> StreamDelivery:
     """Return the response that answers by events."""
     keep_alive_s = gateway.settings.keep_alive_seconds
     return StreamDelivery(accepted, served.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
