@@ -9,7 +9,7 @@ import pytest
 from gateway_rig import WallClock, eos, ids, make_request, scripted, tokenizer, turns_during
 
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery
 from orca.gateway.answer.log_watcher import Follower, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
@@ -56,8 +56,8 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     follower = Follower(LogWatcher(MemoryPool(WallClock())), logs)
     for request_id, log in logs.items():
         follower.give(request_id, log)
-    accepted = Accepted(
-        requests=requests, options=rendering, follower=follower, timing=Timing(0.0), leave=lambda _: None
+    accepted = AcceptedCall(
+        requests=requests, options=rendering, follower=follower, timing=CallTiming(0.0), leave=lambda _: None
     )
     sent: list[bytes] = []
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Timing:
+class CallTiming:
     """When things happened to a call, on the clock of `time.perf_counter`, in seconds."""
 
     started: float
@@ -39,19 +39,19 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class AcceptedCall:
     """A call that the pool has stored."""
 
     requests: Sequence[Request]
     options: RenderOptions
     follower: Follower
-    timing: Timing
+    timing: CallTiming
     leave: Callable[[bool], None]  # ends the reader entry; is told whether all ends were read
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
     is_resumed: bool = False  # the call itself was made by an earlier connection
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
     # Told when the connection is over, with the ends that went out, by request.
-    closed: Callable[["Accepted", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
+    closed: Callable[["AcceptedCall", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
 
     @property
     def parent(self) -> str:
@@ -61,7 +61,7 @@ class Accepted:
 class Delivery(Response):
     """What streams and whole answers have in common: the client may go at any moment."""
 
-    def __init__(self, accepted: Accepted, render_model: RenderModel, metrics: Metrics, drain: Drain) -> None:
+    def __init__(self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain) -> None:
         super().__init__()
         self._accepted = accepted
         self._render_model = render_model
@@ -147,7 +147,7 @@ class StreamDelivery(Delivery):
     """Server-sent events; all that wait for this reader go out in one write, but for long prompts that are echoed."""
 
     def __init__(
-        self, accepted: Accepted, render_model: RenderModel, metrics: Metrics, drain: Drain, *, keep_alive_s: float
+        self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain, *, keep_alive_s: float
     ) -> None:
         """Args: keep_alive_s: a stream that has been quiet for so long says that it lives."""
         super().__init__(accepted, render_model, metrics, drain)

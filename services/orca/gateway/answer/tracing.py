@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from orca.gateway.answer.delivery import Timing
+from orca.gateway.answer.delivery import CallTiming
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -71,7 +71,7 @@ class Tracing:
     def finish(
         self,
         call: CallSpan,
-        timing: Timing,
+        timing: CallTiming,
         attributes: Mapping[str, str | int | float],
         first_claimed_ms: int | None = None,
     ) -> None:

@@ -30,7 +30,7 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import answer_to_end
 from orca.gateway.latency_goals import NO_GOALS, Goals
-from orca.gateway.render.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
+from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
 
 
 class AnswerKind(StrEnum):
@@ -139,7 +139,7 @@ class ChoiceStream:
 
     def _tail(
         self,
-        scored: Sequence[Scored] = (),
+        scored: Sequence[ScoredToken] = (),
         *,
         prompt_ids: bytes = b"",
         token_ids: Sequence[int] = (),
@@ -254,7 +254,7 @@ class ChoiceLog:
         self._scorer = Scorer(render_model.tokenizer) if sampling.logprobs is not None else None
         self.count = 0
 
-    def push(self, token: Token) -> tuple[str, Sequence[Scored]]:
+    def push(self, token: Token) -> tuple[str, Sequence[ScoredToken]]:
         """What the next token adds, behind the echoed prompt if it is the first."""
         self.count += 1
         echo, scored = self._echo(token) if self.count == 1 and self._echoes else ("", [])
@@ -275,7 +275,7 @@ class ChoiceLog:
         """Text held back until the end; nothing when a stop string was found."""
         return "" if isinstance(end.stop, str) else self._output.flush()
 
-    def _echo(self, token: Token) -> tuple[str, list[Scored]]:
+    def _echo(self, token: Token) -> tuple[str, list[ScoredToken]]:
         prompt = self._request.prompt
         text = self._tokenizer.decode(prompt)
         if self._scorer is None:
@@ -283,7 +283,7 @@ class ChoiceLog:
         return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)
 
 
-def _logprobs(scored: Sequence[Scored], kind: AnswerKind, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _logprobs(scored: Sequence[ScoredToken], kind: AnswerKind, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not scored:
         return None
     return chat_logprobs(scored, tokenizer) if kind is AnswerKind.CHAT else completion_logprobs(scored, tokenizer)

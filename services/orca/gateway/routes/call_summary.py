@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.request import End
-from orca.gateway.answer.delivery import Accepted
+from orca.gateway.answer.delivery import AcceptedCall
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import Goal, judge, summary
@@ -16,7 +16,9 @@ from orca.pool.api import RequestStatus
 log = logging.getLogger(__name__)
 
 
-def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None = None) -> None:
+def note_closed(
+    gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None = None
+) -> None:
     """A connection is over: judge the goals that are its to judge, and export the call's span.
 
     Args: ends: those that went out, by request; a client that left has not seen them all.
@@ -27,7 +29,7 @@ def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], s
     gateway.finish(_look_back(gateway, accepted, dict(ends), traced))
 
 
-async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None) -> None:
+async def _look_back(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None) -> None:
     """Tell what only the pool has: when requests were claimed, had their first token, and ended."""
     waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
     goals = accepted.options.goals
@@ -56,7 +58,7 @@ async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, En
 
 
 def _count_goals(
-    gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
+    gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
 ) -> None:
     """Once for a request: the first token by the connection that made the call, the rest by the one that saw the end.
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from orca.core.api_keys import ApiKey
 from orca.core.domain.request import Request
-from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, completion_prompts
 from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
@@ -127,16 +127,16 @@ async def _accept(
     served = gateway.models.require(stored.requests[0].revision)
     if is_background:
         answer = await _answer_in_background(gateway, call, wanted, stored, served.render_model)
-        gateway.tracing.finish(span, Timing(call.started), {"orca.request_id": context.parent})
+        gateway.tracing.finish(span, CallTiming(call.started), {"orca.request_id": context.parent})
         return answer
     gateway.readers.add(context.parent, context.reader)
     # Under a key of the client they may be of an earlier call.
     follower = gateway.watcher.follow((request.id for request in requests), are_new=not wanted.digest)
-    accepted = Accepted(
+    accepted = AcceptedCall(
         requests=requests,
         options=replace(RenderOptions.from_json(stored.render), event_ids=call.wants_event_ids),
         follower=follower,
-        timing=Timing(call.started),
+        timing=CallTiming(call.started),
         # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
         leave=lambda has_ended: gateway.readers.remove(
             context.parent, context.reader, lapses=has_ended and not wanted.digest
@@ -148,7 +148,7 @@ async def _accept(
     return WholeDelivery(accepted, served.render_model, gateway.metrics, gateway.drain)
 
 
-def stream(gateway: Gateway, accepted: Accepted, served: ServedModel) -> StreamDelivery:
+def stream(gateway: Gateway, accepted: AcceptedCall, served: ServedModel) -> StreamDelivery:
     """Return the response that answers by events."""
     keep_alive_s = gateway.settings.keep_alive_seconds
     return StreamDelivery(accepted, served.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from starlette.responses import Response
 
 from orca.core.domain.errors import UnknownRequest
-from orca.gateway.answer.delivery import Accepted, Timing
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming
 from orca.gateway.answer.offload import write_answer
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.errors import answer_to_end
@@ -45,11 +45,11 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     await gateway.pool.attach(request_id, reader)
     # From here on nothing may fail: the entry is renewed until `leave`.
     gateway.readers.add(request_id, reader)
-    accepted = Accepted(
+    accepted = AcceptedCall(
         requests=parent.requests,
         options=options,
         follower=gateway.watcher.follow(request.id for request in parent.requests),
-        timing=Timing(call.started),
+        timing=CallTiming(call.started),
         leave=lambda _has_ended: gateway.readers.remove(request_id, reader),
         cursor=cursor,
         is_resumed=True,
