@@ -10,7 +10,7 @@ from gateway_rig import WallClock, eos, ids, make_request, scripted, tokenizer, 
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery
-from orca.gateway.answer.log_watcher import Follower, LogWatcher
+from orca.gateway.answer.log_watcher import LogSubscription, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
 from orca.gateway.metrics import Metrics
@@ -53,11 +53,11 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     requests = [replace(make_request(choice=choice, logprobs=1, prompt_logprobs=1), prompt=prompt) for choice in (0, 1)]
     rendering = replace(RENDERING, echo=True)
     logs = {request.id: LogSlice(0, *scripted(request, ids("ab"))) for request in requests}
-    follower = Follower(LogWatcher(MemoryPool(WallClock())), logs)
+    subscription = LogSubscription(LogWatcher(MemoryPool(WallClock())), logs)
     for request_id, log in logs.items():
-        follower.give(request_id, log)
+        subscription.give(request_id, log)
     accepted = AcceptedCall(
-        requests=requests, options=rendering, follower=follower, timing=CallTiming(0.0), leave=lambda _: None
+        requests=requests, options=rendering, subscription=subscription, timing=CallTiming(0.0), leave=lambda _: None
     )
     sent: list[bytes] = []
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.answer.log_watcher import Follower
+from orca.gateway.answer.log_watcher import LogSubscription
 from orca.gateway.answer.offload import in_thread, is_long, write_answer
 from orca.gateway.errors import ApiError, answer_to, answer_to_end
 from orca.gateway.http.connection import SEND_BODY
@@ -44,7 +44,7 @@ class AcceptedCall:
 
     requests: Sequence[Request]
     options: RenderOptions
-    follower: Follower
+    subscription: LogSubscription
     timing: CallTiming
     leave: Callable[[bool], None]  # ends the reader entry; is told whether all ends were read
     cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
@@ -72,15 +72,15 @@ class Delivery(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = self._accepted
         gone = asyncio.create_task(_wait_until_gone(receive))
-        gone.add_done_callback(lambda _: accepted.follower.close())
-        self._drain.add(accepted.follower.close)
+        gone.add_done_callback(lambda _: accepted.subscription.close())
+        self._drain.add(accepted.subscription.close)
         self._metrics.open_connections.inc()
         try:
             await self._deliver(scope, send)
         finally:
             gone.cancel()
-            self._drain.remove(accepted.follower.close)
-            accepted.follower.close()
+            self._drain.remove(accepted.subscription.close)
+            accepted.subscription.close()
             accepted.leave(self._has_ended())
             self._metrics.open_connections.dec()
             self._record()
@@ -184,7 +184,7 @@ class StreamDelivery(Delivery):
         streams = {request.id: self._stream_of(request) for request in accepted.requests}
         while len(self._ends) < len(streams):
             try:
-                parts = await accepted.follower.next()
+                parts = await accepted.subscription.next()
             except UnknownRequest as error:
                 yield error_event(answer_to(error).body())
                 return
@@ -267,7 +267,7 @@ class WholeDelivery(Delivery):
         tokens: dict[str, list[Token]] = {request.id: [] for request in accepted.requests}
         while len(self._ends) < len(tokens):
             try:
-                parts = await accepted.follower.next()
+                parts = await accepted.subscription.next()
             except UnknownRequest as error:
                 return await self._send(send, *_error(answer_to(error)))
             if parts is None:

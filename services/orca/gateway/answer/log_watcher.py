@@ -26,7 +26,7 @@ READ_MAX = 256  # logs that one call reads: Redis and this process turn to other
 UNTAKEN_MAX = 1024  # tokens read for a connection and not taken by it
 
 
-class Follower:
+class LogSubscription:
     """What one connection sees of the logs of its parent. Leave it by `close`."""
 
     def __init__(self, watcher: "LogWatcher", request_ids: Iterable[str]) -> None:
@@ -71,15 +71,15 @@ class Follower:
 
 
 class LogWatcher:
-    """Reads the logs of all followers. `run` is one task of the process."""
+    """Reads the logs of all subscriptions. `run` is one task of the process."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         # Per log, who reads it and the entries that each was given; several connections may read one log.
-        self._reading: dict[str, dict[Follower, int]] = {}
+        self._reading: dict[str, dict[LogSubscription, int]] = {}
         # The least of these: from where each log is to be read. What news are told of by.
         self._cursors: dict[str, int] = {}
-        self._paused: dict[Follower, dict[str, int]] = {}
+        self._paused: dict[LogSubscription, dict[str, int]] = {}
         # Logs of these to be read at once: such as may have had something when they came, and such of which there is
         # more than was read. Nobody tells of that again.
         self._unread: set[str] = set()
@@ -89,28 +89,28 @@ class LogWatcher:
         self._news: LogNews | None = None  # while `run` waits there
         self._has_cursors = asyncio.Event()
 
-    def follow(self, request_ids: Iterable[str], *, are_new: bool = False) -> Follower:
+    def subscribe(self, request_ids: Iterable[str], *, are_new: bool = False) -> LogSubscription:
         """Read these logs from their start.
 
         Args: are_new: they were empty a moment ago, and what comes is told of: nothing is read before.
         """
-        follower = Follower(self, request_ids)
-        for request_id in follower.request_ids:
-            self._read_on(follower, request_id, 0)
+        subscription = LogSubscription(self, request_ids)
+        for request_id in subscription.request_ids:
+            self._read_on(subscription, request_id, 0)
             if not are_new or (self._news is not None and self._news.told_before(request_id)):
                 self._unread.add(request_id)
         self._look_again()
-        return follower
+        return subscription
 
-    def forget(self, follower: Follower) -> None:
-        self._paused.pop(follower, None)
-        for request_id in follower.request_ids:
-            self._stop_reading(follower, request_id)
+    def forget(self, subscription: LogSubscription) -> None:
+        self._paused.pop(subscription, None)
+        for request_id in subscription.request_ids:
+            self._stop_reading(subscription, request_id)
 
-    def resume(self, follower: Follower) -> None:
-        """The follower has taken what there was: read on for it if it was paused."""
-        for request_id, cursor in self._paused.pop(follower, {}).items():
-            self._read_on(follower, request_id, cursor)
+    def resume(self, subscription: LogSubscription) -> None:
+        """The subscription has taken what there was: read on for it if it was paused."""
+        for request_id, cursor in self._paused.pop(subscription, {}).items():
+            self._read_on(subscription, request_id, cursor)
             self._unread.add(request_id)
         self._look_again()
 
@@ -197,35 +197,35 @@ class LogWatcher:
         for request_id, part in parts.items():
             if part is not None and part.is_cut and request_id in self._cursors:
                 self._unread.add(request_id)
-            for follower, cursor in list(self._reading.get(request_id, {}).items()):
+            for subscription, cursor in list(self._reading.get(request_id, {}).items()):
                 if part is None:
-                    follower.fail(UnknownRequest(request_id))
-                    self.forget(follower)
+                    subscription.fail(UnknownRequest(request_id))
+                    self.forget(subscription)
                 # Whoever is behind what was read, or before it, gets its part by another read.
                 elif 0 <= cursor - part.start <= len(part.tokens):
-                    self._give(follower, request_id, _from(cursor, part))
+                    self._give(subscription, request_id, _from(cursor, part))
 
-    def _give(self, follower: Follower, request_id: str, part: LogSlice) -> None:
+    def _give(self, subscription: LogSubscription, request_id: str, part: LogSlice) -> None:
         if not part.tokens and part.end is None:
             return
-        follower.give(request_id, part)
+        subscription.give(request_id, part)
         cursor = part.start + len(part.tokens)
         if part.end is not None:
-            self._stop_reading(follower, request_id)
-        elif follower.untaken_tokens >= UNTAKEN_MAX:
-            self._stop_reading(follower, request_id)
-            self._paused.setdefault(follower, {})[request_id] = cursor
+            self._stop_reading(subscription, request_id)
+        elif subscription.untaken_tokens >= UNTAKEN_MAX:
+            self._stop_reading(subscription, request_id)
+            self._paused.setdefault(subscription, {})[request_id] = cursor
         else:
-            self._read_on(follower, request_id, cursor)
+            self._read_on(subscription, request_id, cursor)
 
-    def _read_on(self, follower: Follower, request_id: str, cursor: int) -> None:
+    def _read_on(self, subscription: LogSubscription, request_id: str, cursor: int) -> None:
         reading = self._reading.setdefault(request_id, {})
-        reading[follower] = cursor
+        reading[subscription] = cursor
         self._cursors[request_id] = min(reading.values())
 
-    def _stop_reading(self, follower: Follower, request_id: str) -> None:
+    def _stop_reading(self, subscription: LogSubscription, request_id: str) -> None:
         reading = self._reading.get(request_id, {})
-        reading.pop(follower, None)
+        reading.pop(subscription, None)
         if reading:
             self._cursors[request_id] = min(reading.values())
         else:

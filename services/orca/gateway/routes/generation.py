@@ -131,11 +131,11 @@ async def _accept(
         return answer
     gateway.readers.add(context.parent, context.reader)
     # Under a key of the client they may be of an earlier call.
-    follower = gateway.watcher.follow((request.id for request in requests), are_new=not wanted.digest)
+    subscription = gateway.watcher.subscribe((request.id for request in requests), are_new=not wanted.digest)
     accepted = AcceptedCall(
         requests=requests,
         options=replace(RenderOptions.from_json(stored.render), event_ids=call.wants_event_ids),
-        follower=follower,
+        subscription=subscription,
         timing=CallTiming(call.started),
         # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
         leave=lambda has_ended: gateway.readers.remove(

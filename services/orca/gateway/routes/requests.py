@@ -48,7 +48,7 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     accepted = AcceptedCall(
         requests=parent.requests,
         options=options,
-        follower=gateway.watcher.follow(request.id for request in parent.requests),
+        subscription=gateway.watcher.subscribe(request.id for request in parent.requests),
         timing=CallTiming(call.started),
         leave=lambda _has_ended: gateway.readers.remove(request_id, reader),
         cursor=cursor,
