@@ -27,7 +27,7 @@ from orca.gateway.calls.opened_call import open_call, open_generation
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.behind_proxy import BehindProxy
-from orca.gateway.http.receive import Intake, UnreadBody
+from orca.gateway.http.receive import BodyBudget, UnreadBody
 from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.middleware import CountHttp, HeadAsGet, TellLimits
@@ -76,7 +76,7 @@ def create_app(
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),
         keys=keys,
         overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
-        intake=Intake(settings.bodies_bytes_max),
+        body_budget=BodyBudget(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway

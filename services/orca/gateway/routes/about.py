@@ -90,8 +90,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(unread, TokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
@@ -109,8 +109,8 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
 
 async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(unread, DetokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     limit, most = served.info.vocab_size, served.info.max_model_len

@@ -25,7 +25,7 @@ from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.submit import Encode, EncodedPrompts, submit_to_current
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import Held, UnreadBody, receive_body
+from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import RenderModel, RenderOptions
 from orca.gateway.routes.call_summary import note_closed
@@ -42,23 +42,23 @@ GenerationBodyType = TypeVar("GenerationBodyType", CompletionBody, ChatBody)
 
 async def complete(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve /v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
-    with gateway.intake.call() as held:
-        body = await _receive(gateway, call, unread, CompletionBody, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await _receive(gateway, call, unread, CompletionBody, budget)
         return await _generate(gateway, call, body, partial(_encode_prompts, gateway, body), id_prefix="cmpl")
 
 
 async def chat(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve /v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
-    with gateway.intake.call() as held:
-        body = await _receive(gateway, call, unread, ChatBody, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await _receive(gateway, call, unread, ChatBody, budget)
         return await _generate(gateway, call, body, partial(_encode_chat, gateway, body), id_prefix="chatcmpl")
 
 
 async def _receive(
-    gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], held: Held
+    gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], budget: CallBudget
 ) -> GenerationBodyType:
     """Read and check a call's body. Raises: ApiError, also for a deadline that could not be met anyhow."""
-    body = await receive_body(unread, body_type, gateway.settings, held)
+    body = await receive_body(unread, body_type, gateway.settings, budget)
     await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
     gateway.models.check_name(body.model)
     return body
