@@ -29,7 +29,7 @@ import orjson
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import answer_to_end
-from orca.gateway.latency_goals import NO_GOALS, Goals
+from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
 
 
@@ -52,7 +52,7 @@ class RenderOptions:
     continuous_usage: bool = False  # usage so far in each chunk
     return_token_ids: bool = False
     event_ids: bool = False
-    goals: Goals = NO_GOALS  # change no byte; they are kept here because this is what gateways tell each other
+    goals: LatencyGoals = NO_GOALS  # change no byte; they are kept here because this is what gateways tell each other
 
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -64,7 +64,7 @@ class RenderOptions:
     @classmethod
     def from_json(cls, text: str) -> "RenderOptions":
         fields = orjson.loads(text)
-        return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "goals": Goals(**fields.get("goals", {}))})
+        return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "goals": LatencyGoals(**fields.get("goals", {}))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
-from orca.gateway.latency_goals import Goals, judge, latency_of
+from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
 from orca.gateway.render.render import RenderModel, RenderOptions
 from orca.pool.api import Parent, Pool, RequestState, RequestStatus
 from orca.pool.log_slice import LogSlice
@@ -82,7 +82,7 @@ async def _document(
     }
 
 
-def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Goals) -> dict[str, Any]:
+def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: LatencyGoals) -> dict[str, Any]:
     latency, outcomes = latency_of(status), judge(goals, status)
     return {
         "index": status.request.choice,
