@@ -26,16 +26,16 @@ from orca.gateway.answer.tracing import Tracing
 from orca.gateway.calls.opened_call import open_call, open_generation
 from orca.gateway.errors import ApiError, answer_to, response_to
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.behind_proxy import BehindProxy
+from orca.gateway.http.behind_proxy import ProxyPause
 from orca.gateway.http.receive import BodyBudget, UnreadBody
 from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
-from orca.gateway.limits.middleware import CountHttp, HeadAsGet, TellLimits
+from orca.gateway.limits.middleware import HeadAsGet, HttpMetrics, RateLimitHeaders
 from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
-from orca.gateway.routes.early_refusal import TurnAway
+from orca.gateway.routes.early_refusal import EarlyRefusal
 from orca.gateway.settings import Settings
 from orca.pool.api import Pool
 
@@ -85,11 +85,11 @@ def create_app(
     _add_working_routes(app, key_check(keys, makes_work=True))
     _add_open_routes(app)
     _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
-    app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
+    app.add_middleware(EarlyRefusal, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(TellLimits, keys=keys)
-    app.add_middleware(CountHttp, metrics=gateway.metrics)
-    app.add_middleware(BehindProxy, pause_s=gateway.settings.proxy_pause_seconds)
+    app.add_middleware(RateLimitHeaders, keys=keys)
+    app.add_middleware(HttpMetrics, metrics=gateway.metrics)
+    app.add_middleware(ProxyPause, pause_s=gateway.settings.proxy_pause_seconds)
     _map_errors(app)
     app.openapi = functools.partial(openapi.write_document, app)  # type: ignore[method-assign]
     return app

@@ -24,7 +24,7 @@ class _Route:
     path: str
 
 
-class TurnAway:
+class EarlyRefusal:
     """ASGI middleware. Whatever is not plainly one call too many passes, and is judged behind the router: other paths,
     calls without a valid key, and those that may repeat an accepted call.
     """
