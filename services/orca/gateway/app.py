@@ -24,7 +24,7 @@ from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.calls.opened_call import open_call, open_generation
-from orca.gateway.errors import ApiError, answer_to, response_to
+from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.behind_proxy import ProxyPause
 from orca.gateway.http.receive import BodyBudget, UnreadBody
@@ -245,13 +245,13 @@ async def _introduce(gateway: Gateway) -> None:
 def _map_errors(app: FastAPI) -> None:
     """Every error leaves in OpenAI's shape."""
 
-    async def api_error(_: Request, error: Exception) -> Response:
+    async def known_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return response_to(error)
+        return error_response(error)
 
     async def orca_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, OrcaError)
-        return response_to(answer_to(error))
+        return error_response(api_error(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -259,16 +259,16 @@ def _map_errors(app: FastAPI) -> None:
         if error.status_code == HTTPStatus.NOT_FOUND:
             message += "; /openapi.json lists the paths that this server has"
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return response_to(ApiError(error.status_code, message, code=code), error.headers)
+        return error_response(ApiError(error.status_code, message, code=code), error.headers)
 
     async def client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     async def bug(_: Request, __: Exception) -> Response:
-        return response_to(ApiError(500, "internal error", kind="server_error", code="internal_error"))
+        return error_response(ApiError(500, "internal error", kind="server_error", code="internal_error"))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        ApiError: api_error,
+        ApiError: known_error,
         OrcaError: orca_error,
         HTTPException: http_error,
         ClientDisconnect: client_gone,

@@ -17,9 +17,9 @@ from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, Request, Token
 from orca.gateway.answer.log_watcher import LogSubscription
 from orca.gateway.answer.offload import in_thread, is_long, write_answer
-from orca.gateway.errors import ApiError, answer_to, answer_to_end
+from orca.gateway.errors import ApiError, api_error, end_error
 from orca.gateway.http.connection import SEND_BODY
-from orca.gateway.limits.drain import Drain, draining
+from orca.gateway.limits.drain import Drain, draining_error
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
 from orca.gateway.render.render import ChoiceStream, RenderModel, RenderOptions, error_event, resume_event, stream_end
@@ -186,7 +186,7 @@ class StreamDelivery(Delivery):
             try:
                 parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                yield error_event(answer_to(error).body())
+                yield error_event(api_error(error).body())
                 return
             if parts is None:
                 if self._drain.is_cut:
@@ -225,7 +225,7 @@ class StreamDelivery(Delivery):
 
     def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:
         """What a stream ends with when this gateway goes before it does."""
-        error = draining()
+        error = draining_error()
         if not self._accepted.options.event_ids:
             return error_event(error.body())
         return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
@@ -269,14 +269,14 @@ class WholeDelivery(Delivery):
             try:
                 parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                return await self._send(send, *_error(answer_to(error)))
+                return await self._send(send, *_error(api_error(error)))
             if parts is None:
-                return await self._send(send, *_error(draining())) if self._drain.is_cut else None
+                return await self._send(send, *_error(draining_error())) if self._drain.is_cut else None
             self._note(parts, sum(len(part.tokens) for _, part in parts))
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)
         for end in self._in_order():
-            if (failure := answer_to_end(end.reason)) is not None:
+            if (failure := end_error(end.reason)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
         answer = await write_answer(accepted.requests, accepted.options, logs, self._render_model)

@@ -28,9 +28,9 @@ async def write_answer(
     logs: Sequence[tuple[Sequence[Token], End]],
     render_model: RenderModel,
 ) -> bytes:
-    """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
+    """The answer to a call that does not stream. No choice may have failed (see `end_error`)."""
     choices = [
-        await _aside(
+        await _offload(
             _weight(request, options, tokens), partial(whole_choice, request, options, tokens, end, render_model)
         )
         for request, (tokens, end) in zip(requests, logs, strict=True)
@@ -42,7 +42,7 @@ async def write_text(
     request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
 ) -> str:
     """The text of a choice that these tokens bring, and its end where there is one."""
-    return await _aside(
+    return await _offload(
         _weight(request, options, tokens), partial(text_so_far, request, options, tokens, end, render_model)
     )
 
@@ -61,7 +61,7 @@ async def in_thread(render: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_THREAD, render)
 
 
-async def _aside(weight: int, render: Callable[[], T]) -> T:
+async def _offload(weight: int, render: Callable[[], T]) -> T:
     if is_long(weight):
         return await in_thread(render)
     rendered = render()

@@ -12,7 +12,7 @@ from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
+from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
 from orca.gateway.errors import ApiError
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
@@ -41,7 +41,7 @@ class CallContext:
 
 def completion_prompts(body: CompletionBody, served: ServedModel, settings: Settings) -> list[str | list[int]]:
     """The prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
-    refuse_unbuilt(body.model_extra or {}, COMPLETION)
+    refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
@@ -72,7 +72,7 @@ async def chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settin
 
 def _chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: Settings) -> str:
     if isinstance(body, ChatBody):
-        refuse_unbuilt(body.model_extra or {}, CHAT)
+        refuse_unsupported(body.model_extra or {}, CHAT)
         _check_stream(body)
         _check_choices(1, body.n or 1, settings)
     if served.chat_template is None:
@@ -290,7 +290,7 @@ def _plain_message(message: Message, index: int) -> dict[str, Any]:
     """A message as templates expect it: its content as one text."""
     where = f"messages[{index}]."
     extra = message.model_extra or {}
-    refuse_unbuilt(extra, MESSAGE, where)
+    refuse_unsupported(extra, MESSAGE, where)
     if message.role == "user" and message.content is None:
         raise InvalidRequest(f"{where}content: is required in a user's message", param=f"{where}content")
     return {"role": message.role, "content": _text_of(message.content, where)} | {

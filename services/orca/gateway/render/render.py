@@ -28,7 +28,7 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.gateway.errors import answer_to_end
+from orca.gateway.errors import end_error
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
 
@@ -109,7 +109,7 @@ class ChoiceStream:
     def end(self, end: End) -> bytes:
         """The event behind the last token: the finish reason, or the error that ended the choice."""
         self._has_ended = True
-        error = answer_to_end(end.reason)
+        error = end_error(end.reason)
         if error is None:
             lead = self._lead if end.count else self._first_lead
             event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._options))
@@ -169,7 +169,7 @@ class ChoiceStream:
 
 def stream_end(requests: Sequence[Request], options: RenderOptions, ends: Sequence[End]) -> bytes:
     """What follows when every choice has ended: usage where asked and `[DONE]`; nothing when a choice failed."""
-    if any(answer_to_end(end.reason) for end in ends):
+    if any(end_error(end.reason) for end in ends):
         return b""
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
     if not options.include_usage:
@@ -195,7 +195,7 @@ def whole_answer(
 ) -> bytes:
     """The answer to a call that does not stream, out of its `whole_choice`s and their ends.
 
-    No choice may have failed (see `answer_to_end`).
+    No choice may have failed (see `end_error`).
     """
     head = _head(requests[0].parent, options, is_chunk=False)
     if options.return_token_ids and options.kind is AnswerKind.CHAT:

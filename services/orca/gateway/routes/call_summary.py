@@ -16,7 +16,7 @@ from orca.pool.api import RequestStatus
 log = logging.getLogger(__name__)
 
 
-def note_closed(
+def summarize_call(
     gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None = None
 ) -> None:
     """A connection is over: judge the goals that are its to judge, and export the call's span.
@@ -26,10 +26,10 @@ def note_closed(
     traced = span if span is not None and span.span is not None else None
     if traced is None and not accepted.options.goals.named:
         return
-    gateway.finish(_look_back(gateway, accepted, dict(ends), traced))
+    gateway.finish(_summarize(gateway, accepted, dict(ends), traced))
 
 
-async def _look_back(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None) -> None:
+async def _summarize(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None) -> None:
     """Tell what only the pool has: when requests were claimed, had their first token, and ended."""
     waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
     goals = accepted.options.goals

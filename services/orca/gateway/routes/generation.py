@@ -28,7 +28,7 @@ from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import RenderModel, RenderOptions
-from orca.gateway.routes.call_summary import note_closed
+from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.api import Parent, Submission
 
@@ -141,7 +141,7 @@ async def _accept(
         leave=lambda has_ended: gateway.readers.remove(
             context.parent, context.reader, lapses=has_ended and not wanted.digest
         ),
-        closed=lambda done, ends: note_closed(gateway, done, ends, span),
+        closed=lambda done, ends: summarize_call(gateway, done, ends, span),
     )
     if body.stream:
         return stream(gateway, accepted, served)

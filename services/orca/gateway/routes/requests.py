@@ -14,11 +14,11 @@ from orca.core.domain.errors import UnknownRequest
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming
 from orca.gateway.answer.offload import write_answer
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.errors import answer_to_end
+from orca.gateway.errors import end_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.render.cursor import check_written, parse_cursor
 from orca.gateway.render.render import RenderOptions
-from orca.gateway.routes.call_summary import note_closed
+from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
 from orca.pool.api import Parent
@@ -54,7 +54,7 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
         cursor=cursor,
         is_resumed=True,
         ended_before=frozenset(status.request.id for status in statuses if status.end is not None),
-        closed=lambda done, ends: note_closed(gateway, done, ends),
+        closed=lambda done, ends: summarize_call(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
     return stream(gateway, accepted, served)
@@ -93,7 +93,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
         document = await describe(gateway.pool, render_model, parent)
         return state_answer(document, 202, {"retry-after": "1"})
     for _, end in ended:
-        if (failure := answer_to_end(end.reason)) is not None:
+        if (failure := end_error(end.reason)) is not None:
             raise failure
     body = await write_answer(parent.requests, RenderOptions.from_json(parent.render), ended, render_model)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
