@@ -55,9 +55,13 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     logs = {request.id: LogSlice(0, *scripted(request, ids("ab"))) for request in requests}
     subscription = LogSubscription(LogWatcher(MemoryPool(WallClock())), logs)
     for request_id, log in logs.items():
-        subscription.give(request_id, log)
+        subscription.add(request_id, log)
     accepted = AcceptedCall(
-        requests=requests, options=rendering, subscription=subscription, timing=CallTiming(0.0), leave=lambda _: None
+        requests=requests,
+        options=rendering,
+        subscription=subscription,
+        timing=CallTiming(0.0),
+        remove_reader=lambda _: None,
     )
     sent: list[bytes] = []
 

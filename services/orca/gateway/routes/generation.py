@@ -138,10 +138,10 @@ async def _accept(
         subscription=subscription,
         timing=CallTiming(call.started),
         # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
-        leave=lambda has_ended: gateway.readers.remove(
+        remove_reader=lambda has_ended: gateway.readers.remove(
             context.parent, context.reader, lapses=has_ended and not wanted.digest
         ),
-        closed=lambda done, ends: summarize_call(gateway, done, ends, span),
+        on_closed=lambda done, ends: summarize_call(gateway, done, ends, span),
     )
     if body.stream:
         return stream(gateway, accepted, served)

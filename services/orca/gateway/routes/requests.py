@@ -50,11 +50,11 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
         options=options,
         subscription=gateway.watcher.subscribe(request.id for request in parent.requests),
         timing=CallTiming(call.started),
-        leave=lambda _has_ended: gateway.readers.remove(request_id, reader),
+        remove_reader=lambda _has_ended: gateway.readers.remove(request_id, reader),
         cursor=cursor,
         is_resumed=True,
         ended_before=frozenset(status.request.id for status in statuses if status.end is not None),
-        closed=lambda done, ends: summarize_call(gateway, done, ends),
+        on_closed=lambda done, ends: summarize_call(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
     return stream(gateway, accepted, served)
