@@ -48,7 +48,10 @@ def page() -> str:
         _section("orca up", UpSettings, "", _UP),
         _section("Gateway", gateway.Settings, gateway.PREFIX, "`orca gateway` runs one gateway.\n\n"),
         _section(
-            "Scheduler", scheduler.SchedulerSettings, scheduler.PREFIX, "`orca scheduler` runs the scheduler of one group.\n\n"
+            "Scheduler",
+            scheduler.SchedulerSettings,
+            scheduler.PREFIX,
+            "`orca scheduler` runs the scheduler of one group.\n\n",
         ),
         _section("Worker", worker.WorkerSettings, worker.PREFIX, "`orca worker` runs one stage.\n\n"),
         "## Pool\n\n" + _POOL + table(["Variable", "Default", "Meaning"], _pool_rows()),
@@ -60,7 +63,12 @@ def page() -> str:
             "`orca fetch` brings a model into a folder. The operator runs it as a Job.\n\n",
         ),
         "## orca keys make\n\n`orca keys make NAME` makes an API key.\n\n" + table(["Option", "Meaning"], _key_rows()),
-        _section("orca pool", pool.PoolCommandSettings, "", "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`.\n\n"),
+        _section(
+            "orca pool",
+            pool.PoolCommandSettings,
+            "",
+            "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`.\n\n",
+        ),
         "## orca bench, orca simulate\n\n`orca bench --help` lists the measurements, ",
         "`orca bench NAME --help` lists the options of one.\n",
     ]

@@ -44,7 +44,7 @@ from orca.bench.trace import generate
 from orca.cli.model_folder import find_model
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.settings import POLICIES
 from orca.worker.processors import thread_variables
 
@@ -78,9 +78,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=CommandLineParser)
 
     serve = actions.add_parser("serve", help="one trace against a running server")
     add_server_options(serve)

@@ -28,7 +28,7 @@ from orca.bench.sweep import Sweep, run_sweep
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 from orca.scheduler.settings import POLICIES
@@ -71,8 +71,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
     add("--max-batch-sizes", type=listed(int), default=(8,), metavar="N,M", help="requests in a batch (8)")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from orca.cli.version import PrintVersion
 from orca.core.domain.errors import ModelError, SettingError
-from orca.core.process.gc_freeze import imported
+from orca.core.process.gc_freeze import import_frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options = parser.parse_args(words)
     try:
-        module = imported(COMMANDS[options.command].module)
+        module = import_frozen(COMMANDS[options.command].module)
         return module.main(options.arguments) or 0
     except (SettingError, ModelError) as error:
         print(f"orca {options.command}: {error}", file=sys.stderr)

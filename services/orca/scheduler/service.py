@@ -24,7 +24,7 @@ from orca.core.domain.text import OutputText, Tokenizer
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from orca.pool.api import Pool, ProcessClosed
 from orca.pool.records import Caller
 from orca.pool.redis.pool import RedisPool
@@ -183,7 +183,7 @@ class StagesOfRevision(GrpcEngine):
             step_timeout_s=settings.step_timeout_s,
             join_timeout_s=settings.join_timeout_s,
             advertise=settings.advertise,
-            certificates=Certificates.of(settings),
+            certificates=TlsFiles.of(settings),
         )
         self._revision = revision
 

@@ -15,8 +15,8 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.core.transport.certificates import (
-    Certificates,
+from orca.core.transport.tls_files import (
+    TlsFiles,
     tls_ca_setting,
     tls_certificate_setting,
     tls_key_setting,
@@ -139,7 +139,7 @@ class SchedulerSettings(BatchingSettings):
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
-        Certificates.of(self)
+        TlsFiles.of(self)
         require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
 
     def make_options(self, bounds: BatchingSettings | None = None) -> SchedulingOptions:

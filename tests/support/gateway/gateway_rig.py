@@ -22,7 +22,7 @@ from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
-from orca.gateway.models.models import Models, Served
+from orca.gateway.models.models import Models, ServedModel
 from orca.gateway.settings import Settings
 from orca.pool.api import Pool
 from orca.pool.memory.pool import MemoryPool
@@ -250,8 +250,8 @@ async def rig(
     pool: MemoryPool | None = None,
     pool_settings: PoolSettings | None = None,
     model: ModelInfo = MODEL,
-    newest: Served | None = None,
-    others: Sequence[Served] = (),
+    newest: ServedModel | None = None,
+    others: Sequence[ServedModel] = (),
     chat_template: str | None = TEMPLATE,
     schedules: bool = True,
     runs_tasks: bool = True,
@@ -268,7 +268,7 @@ async def rig(
         await pool.set_revision(model.revision, 0)
         await pool.promise_slots(model.revision, SLOTS)
     settings = settings or Settings(model="tiny")
-    newest = newest or Served.of(model, tokenizer(chat_template), settings)
+    newest = newest or ServedModel.of(model, tokenizer(chat_template), settings)
     app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.
     app.state.gateway.overload.lag.most_seconds = math.inf

@@ -60,8 +60,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--max-batch-size", "0"], "setting --max-batch-size: 0 is not 1 or more"),
         (["--slots", "15"], "setting --slots: 15 is not 16 or more"),
         (["--max-batch-tokens", "16"], "setting --max-batch-tokens: 16 is not above max_batch_size (16)"),
-        (["--api-keys", " ,"], "setting --api-keys: ' ,' is not words, parted by commas"),
-        (["--api-keys", ""], "setting --api-keys: '' is not words, parted by commas"),
+        (["--api-keys", " ,"], "setting --api-keys: ' ,' is not a comma-separated list of words"),
+        (["--api-keys", ""], "setting --api-keys: '' is not a comma-separated list of words"),
         (["--port", "70000"], "setting --port: 70000 is not 65535 or less"),
         (["--port", "65535", "--gateways", "2"], "setting --port: 65535 is not 65534 or less, with 2 gateways"),
         (
@@ -92,7 +92,7 @@ def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: 
 
 def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "")
-    assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not words, parted by commas"
+    assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not a comma-separated list of words"
 
 
 @pytest.mark.parametrize(

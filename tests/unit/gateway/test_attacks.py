@@ -14,7 +14,7 @@ import httptools
 import httpx
 import pytest
 
-from orca.gateway.http.open_files import allow_open_files
+from orca.gateway.server import allow_open_files
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import check_refusal, until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, completion, served

@@ -9,9 +9,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from orca.core.domain.request import End, FinishReason
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
+from orca.gateway.latency_goals import (
+    NO_GOALS,
+    SCHEMA_LEAST,
+    Goal,
+    GoalOutcome,
+    LatencyGoals,
+    judge,
+    latency_of,
+    summary,
+)
 from orca.gateway.metrics import Metrics
-from orca.gateway.render.render import Rendering
+from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import Settings
 from orca.pool.records import RequestState, RequestStatus
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
@@ -24,8 +33,8 @@ SOFT = Settings(model="tiny", round_seconds=0.05)
 ENFORCING = Settings(model="tiny", round_seconds=0.05, slo_enforce=True)
 LOOSE = {"x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "600000.5"}
 TIGHT = {"x-slo-ttft-ms": "0.001", "x-slo-tpot-ms": "0.000001"}
-BOTH = Goals(ttft_ms=100, tpot_ms=10)
-MET, MISSED = Outcome.MET, Outcome.MISSED
+BOTH = LatencyGoals(ttft_ms=100, tpot_ms=10)
+MET, MISSED = GoalOutcome.MET, GoalOutcome.MISSED
 SUBMITTED_MS = 1_700_000_000_000
 
 
@@ -68,7 +77,7 @@ async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_
 
 
 async def is_seen_in_force(one: Rig, schema: int) -> bool:
-    counts = await one.app.state.gateway.overload.counts(1.0)
+    counts = await one.app.state.gateway.overload.backlog.counts(1.0)
     return counts is not None and bool(counts.schema == schema)
 
 
@@ -113,7 +122,7 @@ async def state(one: Rig, request_id: str) -> dict[str, Any]:
         "cut off when it could not",
     ],
 )
-def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict[Goal, Outcome]) -> None:
+def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict[Goal, GoalOutcome]) -> None:
     assert judge(BOTH, seen) == outcomes
 
 
@@ -141,10 +150,10 @@ def test_a_summary_tells_the_slowest_of_all_choices_and_how_many_missed() -> Non
 
 def test_soft_goals_are_no_deadlines_and_enforced_ones_keep_the_sooner_one() -> None:
     assert (BOTH.first_token_deadline_ms, BOTH.deadline_ms(None, 11), BOTH.deadline_ms(70, 11)) == (None, None, 70)
-    hard = Goals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
+    hard = LatencyGoals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
     assert (hard.first_token_deadline_ms, hard.deadline_ms(None, 11), hard.deadline_ms(70, 11)) == (100, 200, 70)
-    assert Goals(tpot_ms=10, is_enforced=True).deadline_ms(None, 11) is None
-    assert Goals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+    assert LatencyGoals(tpot_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+    assert LatencyGoals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -280,6 +289,6 @@ async def test_without_goals_the_record_is_one_that_the_release_before_reads() -
     async with rig() as one:
         await one.complete()
         await post(one, LOOSE)
-        plain, asked = (Rendering.from_json(parent.submission.render) for parent in one.pool.parents.values())
+        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.parents.values())
         assert ["goals" in parent.submission.render for parent in one.pool.parents.values()] == [False, True]
-        assert (plain.goals, asked.goals) == (NO_GOALS, Goals(ttft_ms=600_000, tpot_ms=600_000.5))
+        assert (plain.goals, asked.goals) == (NO_GOALS, LatencyGoals(ttft_ms=600_000, tpot_ms=600_000.5))

@@ -17,7 +17,7 @@ import orca.cli.small_model as small_model
 from orca.core.domain.errors import SettingError
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.models.models import Served, load_others
+from orca.gateway.models.models import ServedModel, load_others
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import MODEL, SLOTS, FakeScheduler, Rig, WallClock, events, rig, tokenizer, until
@@ -77,8 +77,8 @@ async def change() -> AsyncIterator[Change]:
     settings = Settings(model="newer")
     old = FakeScheduler(pool, OLD.revision, "old", answer=lambda _: tokenizer().encode(OLD_TEXT))
     new = FakeScheduler(pool, NEW.revision, "new", answer=lambda _: new_tokenizer().encode(NEW_TEXT))
-    others = [Served.of(OLD, tokenizer(), settings)]
-    newest = Served.of(NEW, new_tokenizer(), settings)
+    others = [ServedModel.of(OLD, tokenizer(), settings)]
+    newest = ServedModel.of(NEW, new_tokenizer(), settings)
     async with rig(settings=settings, pool=pool, newest=newest, others=others, schedules=False) as one:
         tasks = [asyncio.create_task(each.run()) for each in (old, new)]
         try:
@@ -242,7 +242,7 @@ async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypat
 def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
     other = OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16", quantization="int8")
     words = [OtherModel(folder=str(tmp_path / "gone")), other]
-    settings = Settings(model="a", other_models=tuple(word.word() for word in words))
+    settings = Settings(model="a", other_models=tuple(word.to_text() for word in words))
     (found,) = load_others(settings)
     assert (found.info.name, found.info.dtype, found.info.folder) == ("b", "bfloat16", AUSTEN)
     assert found.info.quantization == "int8"
@@ -256,8 +256,8 @@ def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp
     ],
 )
 def test_another_model_is_read_as_it_was_written_and_has_no_comma(other: OtherModel) -> None:
-    assert OtherModel.read(other.word()) == other
-    assert "," not in other.word()
+    assert OtherModel.from_text(other.to_text()) == other
+    assert "," not in other.to_text()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.errors import ApiError
 from orca.gateway.render.cursor import ResumedChoice, parse_cursor
-from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering
+from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import MODEL, Rig, error_of, events, ids, make_request, rig, tokenizer, until
 from support.gateway.gateway_server import LIMIT_SECONDS, served
@@ -266,8 +266,8 @@ async def test_a_resumed_stream_that_is_cut_tells_the_place_that_its_client_has(
 
 def test_a_resumed_choice_that_was_given_nothing_yet_stands_where_its_client_does() -> None:
     request = make_request()
-    rendering = Rendering(kind=Kind.COMPLETION, model="tiny", created=0)
-    choice = ResumedChoice(ChoiceStream(request, rendering, Reading(tokenizer(), frozenset())), "0.1")
+    rendering = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=0)
+    choice = ResumedChoice(ChoiceStream(request, rendering, RenderModel(tokenizer(), frozenset())), "0.1")
     assert [choice.token(Token(token_id)) for token_id in ids("ab")] == [b"", b""]
     assert choice.last_event_id == "0.1"
     assert choice.end(End(FinishReason.LENGTH, 2))

@@ -61,9 +61,12 @@ def kept_for_each(one: Served) -> tuple[int, int]:
     """What the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
     connections: Any = one.server.server_state.connections
     watcher = one.rig.app.state.gateway.watcher
-    followers = {*watcher._paused, *(follower for readers in watcher._reading.values() for follower in readers)}
+    subscriptions = {
+        *watcher._paused,
+        *(subscription for readers in watcher._reading.values() for subscription in readers),
+    }
     sent = max(connection.transport.get_write_buffer_size() for connection in connections)
-    return sent, max(follower.untaken_tokens for follower in followers)
+    return sent, max(subscription.untaken_tokens for subscription in subscriptions)
 
 
 @pytest.mark.alone

@@ -77,7 +77,7 @@ async def test_a_stage_of_another_release_forms_no_group_and_is_not_asked_to_joi
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     stage.status.contract = 99
-    with pytest.raises(EngineError, match="stage 0 is of another release: it speaks contract 99"):
+    with pytest.raises(EngineError, match="stage 0 is of another release: it has contract 99"):
         await engine.form(EPOCH)
     assert stage.joins == []
 

@@ -21,7 +21,7 @@ from orca.bench.peers.workload import Answer, Workload
 from orca.bench.trace import GREEDY
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.domain.step import Claim, Epoch, Step
-from orca.core.process.gc_freeze import leave_all_out
+from orca.core.process.gc_freeze import freeze_all
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
 from orca.scheduler.policy.state import GroupState
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     model = load_stage(workload.model, dtype=dtype)
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
-    leave_all_out()
+    freeze_all()
     start_s = perf_counter()
     ran = run(model, workload, steps.append)
     seconds = perf_counter() - start_s

@@ -11,7 +11,7 @@ from orca.core.api_keys import ApiKey
 from orca.core.domain.errors import QueueFull, UnknownRequest
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import TTFT_HEADER, Goals
+from orca.gateway.latency_goals import TTFT_HEADER, LatencyGoals
 from orca.pool.api import Pool
 
 
@@ -27,7 +27,7 @@ async def check_load(gateway: Gateway, key: ApiKey | None, name: str | None) -> 
         await gateway.overload.check(None if key is None else key.limits.queue_percent)
 
 
-async def check_deadlines(gateway: Gateway, deadline_ms: int | None, goals: Goals, name: str | None) -> None:
+async def check_deadlines(gateway: Gateway, deadline_ms: int | None, goals: LatencyGoals, name: str | None) -> None:
     """Raise for a call that would miss its deadline while it still waits. Args: name: as for `check_load`.
 
     Raises: ApiError 429.

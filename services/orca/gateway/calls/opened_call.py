@@ -13,7 +13,7 @@ from orca.core.api_keys import ApiKey
 from orca.gateway.calls.admission import check_load
 from orca.gateway.calls.idempotency import keyed_name, read_idempotency_key
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goals, read_goals
+from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, LatencyGoals, read_goals
 from orca.gateway.limits.auth import key_of, owner_of
 from orca.gateway.render.cursor import ResumePosition, read_position
 
@@ -29,7 +29,7 @@ class OpenedCall:
     position: ResumePosition  # the events that the client has; the start of the stream unless it resumes one
     # Calls that generate.
     keyed_name: str | None = None  # the id that owner and Idempotency-Key stand for; None without such a key
-    goals: Goals = NO_GOALS
+    goals: LatencyGoals = NO_GOALS
     wants_event_ids: bool = False  # `Accept` names event streams
     prefers_async: bool = False  # `Prefer: respond-async`: answer 202 before the work is done
     traceparent: str | None = None  # W3C trace context as the client sent it, well-formed or not
@@ -59,7 +59,7 @@ async def open_generation(gateway: Gateway, http: HttpRequest) -> OpenedCall:
     name = None if idempotency_key is None else keyed_name(owner, idempotency_key)
     await check_load(gateway, key, name)
     goals = read_goals(headers, is_enforced=gateway.settings.slo_enforce)
-    are_goals_stored = (gateway.overload.schema or 0) >= SCHEMA_LEAST
+    are_goals_stored = (gateway.overload.backlog.schema or 0) >= SCHEMA_LEAST
     return OpenedCall(
         started=started,
         path=http.scope["path"],

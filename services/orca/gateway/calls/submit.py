@@ -14,7 +14,7 @@ from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.gateway import Gateway
-from orca.gateway.models.models import Served, not_served
+from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import Pool
 from orca.pool.records import Submission
 
@@ -26,7 +26,7 @@ TAKE_BACK_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MODELS_TRIED_MAX = 3
 """Models tried for one call: a second one if the model was just replaced, a third if that was undone at once."""
 
-Encode = Callable[[Served], Awaitable[list[list[int]]]]
+Encode = Callable[[ServedModel], Awaitable[list[list[int]]]]
 """Encodes a call's prompts as token ids of a model. Raises: ApiError, InvalidRequest."""
 
 
@@ -34,12 +34,12 @@ Encode = Callable[[Served], Awaitable[list[list[int]]]]
 class EncodedPrompts:
     """A call's prompts as token ids of the model that is in force as far as this gateway knows."""
 
-    model: Served
+    model: ServedModel
     prompts: list[list[int]]
     encode: Encode  # for another model, if that is in force by the time of the submit
 
     @classmethod
-    async def for_model(cls, encode: Encode, model: Served) -> "EncodedPrompts":
+    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedPrompts":
         return cls(model, await encode(model), encode)
 
 
@@ -81,8 +81,8 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[Request]:
         raise
     except Overloaded as error:
         if isinstance(error, QueueFull) and len(wanted.requests) == 1:
-            gateway.overload.note_full()
-        raise gateway.overload.refusal(error, wanted.parent) from None
+            gateway.overload.backlog.note_full()
+        raise gateway.overload.with_retry_after(error, wanted.parent) from None
 
 
 async def _take_back(pool: Pool, parent: str) -> None:

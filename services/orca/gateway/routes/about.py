@@ -1,6 +1,10 @@
-"""What the gateway says of itself and its model: models, tokens, readiness, metrics."""
+"""Tells about the gateway and its model: models, tokens, readiness, metrics, and the page to try the model."""
 
 import asyncio
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,7 +30,7 @@ async def ready(gateway: Gateway) -> Response:
     `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
     request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
     """
-    stats = await gateway.overload.counts(STATS_SECONDS)
+    stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
     is_ready = gateway.models.has_formed and not gateway.drain.has_begun
     answer = {
@@ -53,7 +57,7 @@ async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
     if gateway.settings.metrics_port is not None and not is_metrics_port:
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
-    gateway.metrics.set_pool(await gateway.overload.counts(STATS_SECONDS))
+    gateway.metrics.set_pool(await gateway.overload.backlog.counts(STATS_SECONDS))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -86,8 +90,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(unread, TokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
@@ -105,8 +109,8 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
 
 async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(unread, DetokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     limit, most = served.info.vocab_size, served.info.max_model_len
@@ -116,3 +120,29 @@ async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
     return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+@cache
+def playground() -> Response:
+    """Return the page that tries the model. It loads nothing from elsewhere.
+
+    Its policy allows exactly its own script and style, and calls to this server.
+    """
+    page = Path(__file__).with_name("playground.html").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_hash_of(page, 'script')}'; style-src '{_hash_of(page, 'style')}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    return Response(page, headers=headers, media_type="text/html")
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """Return the inline element's digest as a Content-Security-Policy names it."""
+    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

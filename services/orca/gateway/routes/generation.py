@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from orca.core.api_keys import ApiKey
 from orca.core.domain.request import Request
-from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing, WholeDelivery
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, completion_prompts
 from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
@@ -25,10 +25,10 @@ from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.submit import Encode, EncodedPrompts, submit_to_current
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import Held, UnreadBody, receive_body
-from orca.gateway.models.models import Served
-from orca.gateway.render.render import Reading, Rendering
-from orca.gateway.routes.call_summary import note_closed
+from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
+from orca.gateway.models.models import ServedModel
+from orca.gateway.render.render import RenderModel, RenderOptions
+from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.records import Parent, Submission
 
@@ -42,29 +42,29 @@ GenerationBodyType = TypeVar("GenerationBodyType", CompletionBody, ChatBody)
 
 async def complete(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve /v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
-    with gateway.intake.call() as held:
-        body = await _receive(gateway, call, unread, CompletionBody, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await _receive(gateway, call, unread, CompletionBody, budget)
         return await _generate(gateway, call, body, partial(_encode_prompts, gateway, body), id_prefix="cmpl")
 
 
 async def chat(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve /v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
-    with gateway.intake.call() as held:
-        body = await _receive(gateway, call, unread, ChatBody, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await _receive(gateway, call, unread, ChatBody, budget)
         return await _generate(gateway, call, body, partial(_encode_chat, gateway, body), id_prefix="chatcmpl")
 
 
 async def _receive(
-    gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], held: Held
+    gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], budget: CallBudget
 ) -> GenerationBodyType:
     """Read and check a call's body. Raises: ApiError, also for a deadline that could not be met anyhow."""
-    body = await receive_body(unread, body_type, gateway.settings, held)
+    body = await receive_body(unread, body_type, gateway.settings, budget)
     await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
     gateway.models.check_name(body.model)
     return body
 
 
-async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served) -> list[list[int]]:
+async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: ServedModel) -> list[list[int]]:
     add_special_tokens = body.add_special_tokens is not False
     prompts = completion_prompts(body, served, gateway.settings)
     if body.model not in (None, served.info.name) and any(isinstance(prompt, list) for prompt in prompts):
@@ -79,7 +79,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served
     ]
 
 
-async def _encode_chat(gateway: Gateway, body: ChatBody, served: Served) -> list[list[int]]:
+async def _encode_chat(gateway: Gateway, body: ChatBody, served: ServedModel) -> list[list[int]]:
     text = await chat_prompt(body, served, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
@@ -126,32 +126,32 @@ async def _accept(
     stored = await _stored(gateway, wanted, requests)
     served = gateway.models.require(stored.requests[0].revision)
     if is_background:
-        answer = await _answer_in_background(gateway, call, wanted, stored, served.reading)
-        gateway.tracing.finish(span, Timing(call.started), {"orca.request_id": context.parent})
+        answer = await _answer_in_background(gateway, call, wanted, stored, served.render_model)
+        gateway.tracing.finish(span, CallTiming(call.started), {"orca.request_id": context.parent})
         return answer
     gateway.readers.add(context.parent, context.reader)
     # Under a key of the client they may be of an earlier call.
-    follower = gateway.watcher.follow((request.id for request in requests), are_new=not wanted.digest)
-    accepted = Accepted(
+    subscription = gateway.watcher.subscribe((request.id for request in requests), are_new=not wanted.digest)
+    accepted = AcceptedCall(
         requests=requests,
-        rendering=replace(Rendering.from_json(stored.render), event_ids=call.wants_event_ids),
-        follower=follower,
-        timing=Timing(call.started),
+        options=replace(RenderOptions.from_json(stored.render), event_ids=call.wants_event_ids),
+        subscription=subscription,
+        timing=CallTiming(call.started),
         # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
-        leave=lambda has_ended: gateway.readers.remove(
+        remove_reader=lambda has_ended: gateway.readers.remove(
             context.parent, context.reader, lapses=has_ended and not wanted.digest
         ),
-        closed=lambda done, ends: note_closed(gateway, done, ends, span),
+        on_closed=lambda done, ends: summarize_call(gateway, done, ends, span),
     )
     if body.stream:
         return stream(gateway, accepted, served)
-    return WholeDelivery(accepted, served.reading, gateway.metrics, gateway.drain)
+    return WholeDelivery(accepted, served.render_model, gateway.metrics, gateway.drain)
 
 
-def stream(gateway: Gateway, accepted: Accepted, served: Served) -> StreamDelivery:
+def stream(gateway: Gateway, accepted: AcceptedCall, served: ServedModel) -> StreamDelivery:
     """Return the response that answers by events."""
     keep_alive_s = gateway.settings.keep_alive_seconds
-    return StreamDelivery(accepted, served.reading, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
+    return StreamDelivery(accepted, served.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
 
 
 async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Request]) -> Parent:
@@ -168,13 +168,13 @@ async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Reque
 
 
 async def _answer_in_background(
-    gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, reading: Reading
+    gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, render_model: RenderModel
 ) -> Response:
     """Answer 202 with the request's state. Raises: PoolUnavailable, only for a call that may be repeated by its key."""
     if wanted.digest:
-        document = await describe(gateway.pool, reading, stored)
+        document = await describe(gateway.pool, render_model, stored)
     else:
-        document = await describe_new(reading, stored)
+        document = await describe_new(render_model, stored)
     applied = {"preference-applied": "respond-async"} if call.prefers_async else {}
     return state_answer(document, 202, applied)
 

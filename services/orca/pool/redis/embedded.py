@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from orca.core.domain.errors import SettingError
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 from orca.pool.redis.access import LOCAL_USER, LocalAccess
 
@@ -165,7 +165,7 @@ class EmbeddedRedis:
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 # A TERM lets Redis close its files in order.
-                leashed([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
+                die_with_parent([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

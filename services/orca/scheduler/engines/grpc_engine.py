@@ -20,8 +20,8 @@ from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
-from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink, open_link
+from orca.core.transport.tls_files import TlsFiles
 from orca.scheduler.engines.engine_epoch import STATUS_S, EngineEpoch, JoinedStage
 from orca.scheduler.engines.rendezvous import RendezvousServer
 
@@ -66,7 +66,7 @@ class GrpcEngine:
         join_timeout_s: float,
         advertise: str | None = None,
         on_loading: Callable[[StageLoading], None] | None = None,
-        certificates: Certificates | None = None,
+        certificates: TlsFiles | None = None,
         uses_local_links: bool = True,
     ) -> None:
         """

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc, grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 
@@ -46,7 +46,7 @@ class RendezvousStore(Store):
     The back ends call it from C++ threads; the methods' names are those that torch's Python bridge looks up.
     """
 
-    def __init__(self, address: str, timeout_s: float, certificates: Certificates | None = None) -> None:
+    def __init__(self, address: str, timeout_s: float, certificates: TlsFiles | None = None) -> None:
         super().__init__()
         self._timeout_s = timeout_s
         self._channel = grpc_links.open_blocking_channel(address, certificates)

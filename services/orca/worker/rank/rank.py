@@ -26,9 +26,9 @@ from orca.core.domain.errors import EngineError, ModelError, SettingError
 from orca.core.domain.model import load_model_info
 from orca.core.process.logs import configure_logging
 from orca.core.transport import wire
-from orca.core.transport.certificates import Certificates
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
+from orca.core.transport.tls_files import TlsFiles
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.messages.inbox import Inbox
@@ -182,7 +182,7 @@ class Rank:
             eos_token_ids=self._info.eos_token_ids,
             feeds_tokens=order.feeds_tokens,
         )
-        self._store = RendezvousStore(order.rendezvous, order.timeout_s, Certificates.of(self._settings))
+        self._store = RendezvousStore(order.rendezvous, order.timeout_s, TlsFiles.of(self._settings))
         if self._newest_epoch > order.epoch:  # the reader thread may have come before there was a store to close
             raise EngineError("a newer epoch was ordered")
         self._groups = Groups(

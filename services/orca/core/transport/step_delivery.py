@@ -1,4 +1,4 @@
-"""Handing a step to a stage's controller: the master does it to the first stage, each stage to the next one."""
+"""Sends a step to a stage's controller. The master uses this for the first stage, each stage for the next one."""
 
 import asyncio
 import time
@@ -11,25 +11,25 @@ from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
 
 _BOUND_S = 5.0
-"""On a hand-over, repeats included: a controller answers without computing."""
+"""Longest time of a delivery, repeats included: a controller answers without computing."""
 _PAUSE_S = 0.02
-"""Before a call is repeated that did not reach the stage."""
+"""Pause before a call that did not reach the stage is repeated."""
 
 
-class Handover:
-    """One step on its way. The call is made here and not when it is waited for: steps go on the wire in their order."""
+class StepDelivery:
+    """One step on its way. The constructor makes the call, and not the wait, so that steps are sent in order."""
 
     def __init__(self, stub: Any, message: pb.StepMessage) -> None:
-        """stub: client of the stage's Stage service."""
+        """Args: stub: client of the stage's Stage service."""
         self._stub = stub
         self._message = message
         self._deadline = time.monotonic() + _BOUND_S
         self._call = stub.Run(message, timeout=_BOUND_S)
 
-    async def seen_through(self) -> None:
+    async def wait_until_taken(self) -> None:
         """Wait until the stage has taken the step. Repeating the call is harmless: steps are numbered.
 
-        Raises: EngineError with what the stage did instead, to be told behind its name.
+        Raises: EngineError that says what the stage did instead; the message continues a sentence with its name.
         """
         while True:
             try:
