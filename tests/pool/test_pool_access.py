@@ -19,7 +19,7 @@ from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
-POOL = Path(__file__).parents[2] / "services" / "orca" / "pool"
+POOL_ON_REDIS = Path(__file__).parents[2] / "services" / "orca" / "pool" / "redis"
 DIRECT = {"eval", "evalsha", "info", "subscribe", "unsubscribe", "wait", "ping", "select"}
 OF_THE_RELEASE_BEFORE = {"sadd", "sismember"}
 
@@ -29,7 +29,7 @@ def local_settings(access: LocalAccess) -> PoolSettings:
 
 
 def test_the_user_may_call_what_scripts_and_client_call_and_no_more() -> None:
-    scripts = "".join(path.read_text() for path in (POOL / "scripts").glob("*.lua"))
+    scripts = "".join(path.read_text() for path in (POOL_ON_REDIS / "scripts").glob("*.lua"))
     called = {word.lower() for word in re.findall(r"call\(\s*'([A-Z]+)'", scripts)}
     assert set(COMMANDS) == called | DIRECT | OF_THE_RELEASE_BEFORE
     assert len(COMMANDS) == len(set(COMMANDS))
