@@ -17,7 +17,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import SeatLost, StaleCall
-from orca.pool.records import Entered
+from orca.pool.records import SeatEntered
 from orca.scheduler.dependencies import Dependencies, call_until_answered
 from orca.scheduler.epoch import EpochRun
 from orca.scheduler.observer import SchedulerLoad
@@ -135,7 +135,7 @@ class GroupScheduler:
             except StaleCall:
                 continue
             self._is_predecessor_dead = False
-            if isinstance(answer, Entered):
+            if isinstance(answer, SeatEntered):
                 self._note_blame(answer)
                 log.info("seat taken", extra={"epoch": answer.epoch.number, "group": dependencies.caller.group})
                 return answer.epoch
@@ -143,7 +143,7 @@ class GroupScheduler:
             log.info("another process holds the seat", extra={"lease_ms": answer.lease_ms})
             await asyncio.sleep(min(max(answer.lease_ms, 1) / 1e3, dependencies.timings.heartbeat_s))
 
-    def _note_blame(self, answer: Entered) -> None:
+    def _note_blame(self, answer: SeatEntered) -> None:
         self._blamed = {}
         if answer.failed or answer.poisoned:
             log.warning("requests are blamed", extra={"failed": answer.failed, "poisoned": answer.poisoned})

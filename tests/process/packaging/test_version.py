@@ -12,7 +12,7 @@ import pytest
 from orca.cli.main import main
 from orca.cli.version import version_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VERSION = version("orca-serving")
 
 

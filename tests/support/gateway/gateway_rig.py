@@ -283,7 +283,7 @@ async def rig(
         try:
             # The gateway's first round has told the pool its revision.
             if runs_tasks:
-                await until(lambda: pool.revision and (app.state.gateway.models.has_formed or not schedules))
+                await until(lambda: pool.state.revision and (app.state.gateway.models.has_formed or not schedules))
             yield Rig(app, pool, scheduler, client)
         finally:
             if task is not None:

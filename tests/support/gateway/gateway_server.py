@@ -72,7 +72,7 @@ async def served(settings: Settings | None = None, **options: Any) -> AsyncItera
         task = asyncio.create_task(server.serve())
         doors = 1 if settings.metrics_port is None else 2
         await until(lambda: server.started and len(server.servers) == doors)
-        await until(lambda: one.pool.revision is not None)
+        await until(lambda: one.pool.state.revision is not None)
         both = Served(one, server, task)
         try:
             yield both

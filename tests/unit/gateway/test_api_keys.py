@@ -204,7 +204,7 @@ async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_p
         never = await complete(prompt="a", n=11, background=True)
         assert (error_of(never)[0], error_of(never)[1]["code"]) == (400, "beyond_rate_limit")
         assert error_of(never)[1]["param"] == "n"
-        assert len(one.pool.records) == 6
+        assert len(one.pool.state.records) == 6
 
 
 async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(
         body = {"prompt": "a", "n": 3, "max_tokens": 1}
         answers = [await one.client.post("/v1/completions", json=body, headers=keyed) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
-        assert len(one.pool.records) == 3
+        assert len(one.pool.state.records) == 3
 
 
 async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are_used_up(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are
     async with rig(schedules=False, settings=settings_with(file)) as one:
         keyed = {"authorization": "Bearer a"}
         running = asyncio.create_task(one.client.post("/v1/completions", json={"prompt": "a"}, headers=keyed))
-        await until(lambda: len(one.pool.parents) == 1)
-        [parent] = one.pool.parents
+        await until(lambda: len(one.pool.state.parents) == 1)
+        [parent] = one.pool.state.parents
         assert (await call(one, "a")).status_code == 429
         for method in ("GET", "DELETE"):
             answer = await one.client.request(method, f"/v1/requests/{parent}", headers=keyed)

@@ -22,7 +22,7 @@ COMPLETIONS = "/v1/completions"
 async def filled(one: Rig, calls: int) -> list[asyncio.Task[Any]]:
     """So many calls that wait in the pool."""
     tasks = [asyncio.create_task(one.post(COMPLETIONS, prompt="a", max_tokens=2)) for _ in range(calls)]
-    await until(lambda: len(one.pool.parents) == calls)
+    await until(lambda: len(one.pool.state.parents) == calls)
     return tasks
 
 
@@ -89,7 +89,7 @@ async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> No
         assert (status, error["code"]) == (503, "too_many_answers")
         repeated = await one.client.post(COMPLETIONS, json={"prompt": "b"}, headers=keyed)
         assert repeated.status_code == 422
-        for parent in list(one.pool.parents):
+        for parent in list(one.pool.state.parents):
             assert (await one.client.delete(f"/v1/requests/{parent}")).status_code == 200
         await asyncio.gather(*waiting)
 

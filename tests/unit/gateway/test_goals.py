@@ -190,7 +190,7 @@ async def test_goals_that_are_missed_end_nothing_and_change_no_byte(stream: bool
         assert "ttft" not in answer.text
         request_id = answer.headers["x-request-id"]
         assert (await state(one, request_id))["choices"][0]["text"] == WORDS
-        assert one.pool.records[f"{request_id}.0"].request.deadline_wall_ms is None
+        assert one.pool.state.records[f"{request_id}.0"].request.deadline_wall_ms is None
         metrics = one.app.state.gateway.metrics
         await until(lambda: counted(metrics) == {("ttft", "missed"): 1, ("tpot", "missed"): 1})
 
@@ -231,7 +231,7 @@ async def test_an_enforced_goal_ends_a_request_that_has_no_token_by_then() -> No
         one.scheduler.may_run.clear()
         code, error = error_of(await post(one, {"x-slo-ttft-ms": "50"}))
         assert (code, error["code"]) == (504, "deadline_exceeded")
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert record.end == End(FinishReason.DEADLINE_EXCEEDED, 0)
         metrics = one.app.state.gateway.metrics
         await until(lambda: counted(metrics) == {("ttft", "missed"): 1})
@@ -242,7 +242,7 @@ async def test_an_enforced_goal_lets_a_request_go_on_that_has_its_first_token() 
     async with rig(settings=ENFORCING) as one:
         answer = await post(one, {"x-slo-ttft-ms": "60000"})
         assert answer.json()["choices"][0]["text"] == WORDS
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert (record.request.first_token_deadline_ms, record.request.deadline_ms) == (60_000, None)
 
 
@@ -251,7 +251,7 @@ async def test_both_enforced_goals_bound_the_whole_request() -> None:
         one.scheduler.turns_left = 1
         answer = await post(one, {"x-slo-ttft-ms": "2000", "x-slo-tpot-ms": "1"}, max_tokens=3)
         assert error_of(answer)[1]["code"] == "deadline_exceeded"
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
 
 
@@ -289,6 +289,6 @@ async def test_without_goals_the_record_is_one_that_the_release_before_reads() -
     async with rig() as one:
         await one.complete()
         await post(one, LOOSE)
-        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.parents.values())
-        assert ["goals" in parent.submission.render for parent in one.pool.parents.values()] == [False, True]
+        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.state.parents.values())
+        assert ["goals" in parent.submission.render for parent in one.pool.state.parents.values()] == [False, True]
         assert (plain.goals, asked.goals) == (NO_GOALS, LatencyGoals(ttft_ms=600_000, tpot_ms=600_000.5))

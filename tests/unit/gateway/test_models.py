@@ -114,8 +114,8 @@ async def test_before_the_pool_has_said_so_a_call_is_encoded_for_the_old_model_a
     async with change() as both:
         both.old.may_run.clear()
         posted = asyncio.create_task(call(both.one, prompt="the fox"))
-        await until(lambda: both.pool.records)
-        (record,) = both.pool.records.values()
+        await until(lambda: both.pool.state.records)
+        (record,) = both.pool.state.records.values()
         assert (record.request.revision, record.request.prompt) == ("r1", tuple(tokenizer().encode("the fox")))
         both.old.may_run.set()
         assert text_of(await posted) == OLD_TEXT
@@ -144,7 +144,7 @@ async def test_a_stream_of_the_old_model_goes_on_in_its_own_words_behind_the_cha
     async with change() as both:
         both.old.turns_left = 3
         streaming = asyncio.create_task(both.one.post("/v1/completions", prompt="a", max_tokens=30, stream=True))
-        await until(lambda: any(len(record.log) == 3 for record in both.pool.records.values()))
+        await until(lambda: any(len(record.log) == 3 for record in both.pool.state.records.values()))
         await both.put_in_force(NEW.revision)
         assert text_of(await call(both.one)) == NEW_TEXT
         both.old.turns_left = None
@@ -178,7 +178,7 @@ async def test_a_keyed_call_that_is_repeated_behind_the_change_gets_its_first_an
 async def test_each_name_means_the_model_in_force_and_the_list_has_that_alone() -> None:
     async with change() as both:
         for revision, model in ((OLD.revision, OLD), (NEW.revision, NEW)):
-            if revision != both.pool.revision:
+            if revision != both.pool.state.revision:
                 await both.put_in_force(revision)
             await both.told(revision)
             for name in (OLD.name, NEW.name, None):

@@ -37,7 +37,7 @@ class FakeLogs:
         if ends:
             self.ended.add(request_id)
         if request_id not in self.untold:
-            self.hints.tell_log(request_id, len(self.logs[request_id]) + ends)
+            self.hints.publish_log(request_id, len(self.logs[request_id]) + ends)
 
     def log_news(self, cursors: Mapping[str, int]) -> contextlib.AbstractContextManager[LogNews]:
         return self.hints.log_news(cursors)
@@ -366,7 +366,7 @@ async def test_entries_that_were_told_are_delivered_without_a_read() -> None:
         logs.logs["a"] = [3, 4]
         logs.ended.add("a")
         logs.read.clear()
-        logs.hints.tell_log("a", 2, "3,4")
-        logs.hints.tell_log("a", 3, "length")
+        logs.hints.publish_log("a", 2, "3,4")
+        logs.hints.publish_log("a", 3, "length")
         assert [await read_all(each, 1) for each in (first, second)] == [{"a": [3, 4]}] * 2
         assert not logs.read

@@ -8,7 +8,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
-from orca.pool.records import Caller, Entered, RequestState
+from orca.pool.records import Caller, RequestState, SeatEntered
 from orca.scheduler.engines.simulated_engine import CostModel, StepFault
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -286,7 +286,7 @@ async def test_a_scheduler_that_finishes_its_last_step_claims_nothing_more() -> 
 async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> None:
     world = a_world()
     other = Caller(group="g0", process="other", revision=REVISION)
-    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), Entered)
+    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), SeatEntered)
     group = world.add_group(a_shape())
     world.start(group)
     await asyncio.sleep(0.2)
@@ -335,7 +335,7 @@ async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take
     await tokens_at_least(world, "A.0", 2)
     other = Caller(group="g0", process="other", revision=REVISION)
     taken = await world.pool.enter(other, 1, reported_epoch=0, is_holder_dead=True)
-    assert isinstance(taken, Entered)
+    assert isinstance(taken, SeatEntered)
     for _ in range(20):
         await asyncio.sleep(0.5)
         await world.pool.heartbeat(other)

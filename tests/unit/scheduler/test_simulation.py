@@ -106,7 +106,7 @@ async def check_ends(world: World, cancelled: set[str]) -> None:
             assert tokens == expected[: len(tokens)]
         elif end.reason is FinishReason.ERROR:
             # Chance hit it so often that it counts as poison: one in some thousand worlds.
-            assert world.pool.records[request_id].failures == FAILURES_MAX
+            assert world.pool.state.records[request_id].failures == FAILURES_MAX
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, end.reason) == (expected, reason), request_id

@@ -97,7 +97,7 @@ class LogWatcher:
         subscription = LogSubscription(self, request_ids)
         for request_id in subscription.request_ids:
             self._read_on(subscription, request_id, 0)
-            if not are_new or (self._news is not None and self._news.told_before(request_id)):
+            if not are_new or (self._news is not None and self._news.length_before(request_id)):
                 self._unread.add(request_id)
         self._end_wait()
         return subscription
