@@ -46,7 +46,7 @@ from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.settings import POLICIES
-from orca.worker.processors import thread_variables
+from orca.worker.machine import thread_variables
 
 _FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))

@@ -25,7 +25,7 @@ from orca.core.transport.tls_files import (
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.worker.processors import available_processors
+from orca.worker.machine import available_processors
 
 DEVICES = ("cpu", "cuda")
 LINKS = ("auto", "gloo", "nccl")

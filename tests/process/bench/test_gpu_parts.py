@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from orca.bench.gpu import paper_trace, parts
 from orca.bench.gpu.check import verdict
@@ -22,8 +21,9 @@ from orca.bench.kernels.clock import Clock
 from orca.bench.main import main as bench
 from orca.bench.peers.workload import Answer, Workload
 from orca.core.domain.errors import SettingError
-from orca.worker.stage.sampling import HostDrawn
-from orca.worker.stage.stage import Plan, Stage
+from orca.worker.stage.sampling import HostSample
+from orca.worker.stage.stage import Stage
+from orca.worker.stage.step_runner import PreparedStep, StepOutput
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)
 
@@ -74,14 +74,14 @@ def test_the_trace_is_right_and_hugging_face_gives_the_same_tokens() -> None:
 @pytest.fixture
 def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage draws another token than its logits say: in each step's first row."""
-    right = Stage.draw
+    right = Stage.sample
 
-    def draw(stage: Stage, plan: Plan, logits: Tensor) -> HostDrawn:
-        first, *others = right(stage, plan, logits).read()
+    def sample(stage: Stage, prepared: PreparedStep, output: StepOutput) -> HostSample:
+        first, *others = right(stage, prepared, output).read()
         wrong = first.token._replace(id=(first.token.id + 1) % SMALL.vocab_size)
-        return HostDrawn([replace(first, token=wrong), *others])
+        return HostSample([replace(first, token=wrong), *others])
 
-    monkeypatch.setattr(Stage, "draw", draw)
+    monkeypatch.setattr(Stage, "sample", sample)
 
 
 @pytest.mark.usefixtures("a_wrong_token")

@@ -191,8 +191,8 @@ async def test_an_interface_that_is_not_there_keeps_a_group_from_forming(peers: 
 
 async def test_sampled_tokens_reach_every_rank_of_the_first_stage(peers: Callable[..., Any]) -> None:
     first0, first1, sampler, _ = await peers(2, 2)
-    sampler.groups.send_fed([7, 2**40])
-    assert [peer.groups.receive_fed(2).wait().tolist() for peer in (first0, first1)] == [[7, 2**40]] * 2
+    sampler.groups.send_device_tokens([7, 2**40])
+    assert [peer.groups.receive_device_tokens(2).wait().tolist() for peer in (first0, first1)] == [[7, 2**40]] * 2
 
 
 async def test_ranks_of_a_stage_add_up_and_join_uneven_shards(peers: Callable[..., Any]) -> None:
@@ -235,11 +235,11 @@ async def test_a_rank_that_leaves_wakes_a_peer_that_waits_for_it(peers: Callable
 
 async def test_a_wait_for_a_peer_may_take_longer_than_the_forming_of_the_groups(peers: Callable[..., Any]) -> None:
     first0, first1, second0, second1 = await peers(2, 2, timeout_s=6.0)
-    fed, hidden = first1.groups.receive_fed(1), second0.groups.receive_hidden(1)
+    fed, hidden = first1.groups.receive_device_tokens(1), second0.groups.receive_hidden(1)
     add_up = [functools.partial(peer.tensor.all_reduce, torch.ones(1)) for peer in (first0, first1)]
     waits = asyncio.ensure_future(in_threads(fed.wait, hidden.wait, add_up[0], lambda: send_many(first1)))
     await asyncio.sleep(7.0)  # a long step: past the bound of the forming
-    second0.groups.send_fed([7])
+    second0.groups.send_device_tokens([7])
     first0.groups.send_hidden(torch.ones(1, 3))
     await in_threads(add_up[1], *[second1.groups.receive_hidden(1).wait for _ in range(SENDS)])
     tokens, activations, total, _ = await waits
@@ -255,7 +255,7 @@ def send_many(peer: Peer) -> None:
     ("waiting", "wait"),
     [
         pytest.param(2, lambda peer: peer.groups.receive_hidden(1).wait(), id="activations"),
-        pytest.param(1, lambda peer: peer.groups.receive_fed(1).wait(), id="fed tokens"),
+        pytest.param(1, lambda peer: peer.groups.receive_device_tokens(1).wait(), id="fed tokens"),
         pytest.param(0, lambda peer: peer.tensor.all_reduce(torch.ones(1)), id="tensor group"),
         pytest.param(1, send_many, id="sends"),
     ],

@@ -52,7 +52,7 @@ from orca.core.domain.errors import OrcaError, SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
-from orca.worker.processors import thread_variables
+from orca.worker.machine import thread_variables
 
 
 class PeerFailed(OrcaError):

@@ -97,8 +97,8 @@ def run(
             arrivals.wait()
             continue
         step = state.schedule(batch, epoch)
-        plan = stage.begin(step)
-        sampled = stage.sample(plan, stage.forward(plan))
+        prepared = stage.begin(step)
+        sampled = stage.sample(prepared, stage.forward(prepared)).read()
         on_step(step)
         drawing = [pick.request for pick in state.read().rows if pick.sample]
         for entry, drawn in zip(drawing, sampled, strict=True):

@@ -19,9 +19,9 @@ from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
 from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.controller.liveness import Signs
+from orca.worker.machine import thread_variables
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
-from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

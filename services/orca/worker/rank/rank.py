@@ -38,9 +38,10 @@ from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorL
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
-from orca.worker.rank.executor import Executor, IterationLog
+from orca.worker.rank.executor import Executor
 from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.rank.stage_log import StageLog
 from orca.worker.settings import WorkerSettings
 from orca.worker.stage.stage import Stage
 
@@ -72,7 +73,7 @@ class Rank:
         self._stage: Stage | None = None
         self._master: MasterLink | None = None  # of the newest epoch; None: the controller passes steps and results on
         path = settings.iteration_log
-        self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
+        self._log = StageLog(Path(path)) if path is not None and rank == 0 else None
 
     def prepare(self) -> bool:
         """Compile what is missing of the kernels, before anything of the model is read.
@@ -132,7 +133,7 @@ class Rank:
     def _take(self, payload: bytes) -> None:
         assert self._steps is not None
         try:
-            self._steps.take(payload)
+            self._steps.receive(payload)
         except Exception as error:
             self._break(error)
 
