@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
-from cluster.layout import Layout
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Layout
 from installation import Service, connect, install_chart, make_namespace, own_layout, target, wait_until
 from load import Load
 from orca.core.domain.errors import SettingError

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from cluster.cache import cache_folder
+from cluster.machine.cache import cache_folder
 from target import read_settings
 
 

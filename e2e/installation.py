@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.cache import cache_folder
-from cluster.errors import ClusterError
-from cluster.kubectl import ContextKubectl, Kubectl, OwnKubectl
-from cluster.layout import Layout, found_layout
+from cluster.kubernetes.kubectl import ContextKubectl, Kubectl, OwnKubectl
+from cluster.machine.cache import cache_folder
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Layout, found_layout
 from target import Target, choose, read_settings
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ Nothing is taken from a kubeconfig's current context: what is not named is not t
 import dataclasses
 from collections.abc import Mapping
 
-from cluster.layout import INGRESS_ADDRESS
+from cluster.machine.layout import INGRESS_ADDRESS
 from orca.core.process.settings import read_variables, require, setting
 
 PREFIX = "ORCA_E2E_"

@@ -4,8 +4,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.machine.errors import ClusterError
 from installation import RELEASE, Json, helm, mark_namespace, own_namespaces, target
 
 DEFINITION = "orcadeployments.orca-serving.io"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from cluster.loading import name_again
+from cluster.images.loading import name_again
 from figures import note
 from installation import Json, Service, own_layout, uids, wait_until
 from load import MODEL, PROMPTS, Load

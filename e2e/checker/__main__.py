@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from checker.chain_model import make_chain_model
-from checker.checkouts import NoSuchRelease, Releases, export, last_release, working_tree
-from checker.faults import ROLES
-from checker.freezes import Freezes
-from checker.history import Opening, read_history
-from checker.kills import Kills
-from checker.leavers import Leavers
-from checker.partitions import Partitions
+from checker.clients.workload import chain, english
+from checker.faults.freezes import Freezes
+from checker.faults.injector import ROLES
+from checker.faults.kills import Kills
+from checker.faults.leavers import Leavers
+from checker.faults.partitions import Partitions
+from checker.faults.releases import RollingUpgrade
+from checker.faults.soak import QUEUE_MAX, Soak
+from checker.faults.walk import Walk
+from checker.history.records import Opening, read_history
+from checker.oracles.chain_model import make_chain_model
 from checker.points.mutants import MUTANTS
-from checker.releases import RollingUpgrade
-from checker.repair import measure_repairs, repair_table
-from checker.rolling import RollingSystem
-from checker.run import Disturb, MakeSystem, RunSettings, run_system
-from checker.soak import QUEUE_MAX, Soak
-from checker.spread import SpreadSystem, inside_own_network, why_not
-from checker.system import System
-from checker.verdict import judge, table, tokenizer_decode
-from checker.walk import Walk
-from checker.workload import chain, english
+from checker.rules.repairs import measure_repairs, repair_table
+from checker.rules.verdict import judge, table, tokenizer_decode
+from checker.runs.run import Disturb, MakeSystem, RunSettings, run_system
+from checker.systems.checkouts import NoSuchRelease, Releases, export, last_release, working_tree
+from checker.systems.rolling import RollingSystem
+from checker.systems.spread import SpreadSystem, inside_own_network, why_not
+from checker.systems.system import System
 
 ENVIRONMENTS = {
     # Stages as slow as those of a real model: a chain's are done before a late commit can come.

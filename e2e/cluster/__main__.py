@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.building import ROLES, TAG, build_images, image_of
-from cluster.cache import cache_folder
-from cluster.errors import ClusterError
-from cluster.layout import NODES_MAX, Layout, Node, found_layout
+from cluster.images.building import ROLES, TAG, build_images, image_of
+from cluster.images.loading import load
+from cluster.images.store import keep
+from cluster.kubernetes.status import does_all_run, status_lines
 from cluster.lifecycle import check_machine, down, up
-from cluster.loading import load
-from cluster.namespaces import entering
-from cluster.programs import HELM, KUBERNETES, OF_THE_CLUSTER, PROGRAMS, build_programs
-from cluster.status import does_all_run, status_lines
-from cluster.store import keep
+from cluster.machine.cache import cache_folder
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import NODES_MAX, Layout, Node, found_layout
+from cluster.machine.namespaces import entering
+from cluster.programs.go_programs import HELM, KUBERNETES, OF_THE_CLUSTER, PROGRAMS, build_programs
 
 
 def main(argv: Sequence[str]) -> int:

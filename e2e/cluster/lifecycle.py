@@ -8,22 +8,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cluster import cgroups
-from cluster.cache import check_space
-from cluster.certificates import make_certificates
-from cluster.components import Started, container_runtime, control_plane, node_components, start
-from cluster.configuration import CONTAINERD_SOCKET, write_configuration
-from cluster.debian import COMMANDS, install, missing_packages
-from cluster.errors import ClusterError
-from cluster.gateway_api import definitions
-from cluster.images import service_images, toolbox_image
-from cluster.kubectl import Kubectl, OwnKubectl
-from cluster.layout import Layout, Node, check_state, write_mark
-from cluster.loading import import_archive
-from cluster.namespaces import entering, join_nodes, make_namespaces
-from cluster.programs import OF_THE_CLUSTER, build_programs
-from cluster.services import DEPLOYMENTS, manifests
-from cluster.store import link_into
+from cluster.images.loading import import_archive
+from cluster.images.scratch import service_images, toolbox_image
+from cluster.images.store import link_into
+from cluster.kubernetes.certificates import make_certificates
+from cluster.kubernetes.components import Started, container_runtime, control_plane, node_components, start
+from cluster.kubernetes.configuration import CONTAINERD_SOCKET, write_configuration
+from cluster.kubernetes.kubectl import Kubectl, OwnKubectl
+from cluster.kubernetes.services import DEPLOYMENTS, manifests
+from cluster.machine import cgroups
+from cluster.machine.cache import check_space
+from cluster.machine.debian import COMMANDS, install, missing_packages
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Layout, Node, check_state, write_mark
+from cluster.machine.namespaces import entering, join_nodes, make_namespaces
+from cluster.programs.gateway_api import definitions
+from cluster.programs.go_programs import OF_THE_CLUSTER, build_programs
 
 Tell = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from cluster.programs import VERSITYGW
+from cluster.programs.go_programs import VERSITYGW
 from installation import wait_until
 
 KEYS = {"accessKeyId": "someone", "secretAccessKey": "something"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from object_store import BUCKET, KEYS, ObjectStore, running_store
 
-from cluster.kubectl import Kubectl
-from cluster.layout import Layout
-from cluster.programs import VERSITYGW
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.machine.layout import Layout
+from cluster.programs.go_programs import VERSITYGW
 from figures import note
 from installation import ROOT, Json, Service, install_chart, wait_until
 

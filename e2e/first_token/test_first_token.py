@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai import AuthenticationError, OpenAI
 
-from cluster.kubectl import Kubectl
+from cluster.kubernetes.kubectl import Kubectl
 from figures import note
 from installation import FIVE_LINES, Service, helm, install_chart, target, wait_until
 

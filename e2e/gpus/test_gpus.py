@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from cluster.kubectl import Kubectl
+from cluster.kubernetes.kubectl import Kubectl
 from conftest import SPEC, answers
 from figures import note
 from installation import Service, install_chart, wait_until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.kubectl import Kubectl
-from cluster.services import INGRESS_PORT
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.kubernetes.services import INGRESS_PORT
 from conftest import SPEC, answers
 from figures import note
 from installation import Service, install_chart, wait_until

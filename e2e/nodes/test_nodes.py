@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.kubectl import Kubectl
-from cluster.layout import Layout, Node
-from cluster.namespaces import cut_off, join_again
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.machine.layout import Layout, Node
+from cluster.machine.namespaces import cut_off, join_again
 from conftest import SPEC, answers
 from figures import note
 from installation import Json, Service, install_chart, kill_operator, wait_until

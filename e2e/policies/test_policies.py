@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.kubectl import Kubectl
+from cluster.kubernetes.kubectl import Kubectl
 from conftest import SPEC
 from installation import Service, install_chart, wait_until
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cluster.kubectl import Kubectl
+from cluster.kubernetes.kubectl import Kubectl
 from conftest import SPEC
 from figures import note
 from installation import Json, Service, install_chart, make_namespace, target

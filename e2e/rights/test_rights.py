@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.kubectl import Kubectl
-from cluster.layout import Layout
+from cluster.kubernetes.kubectl import Kubectl
+from cluster.machine.layout import Layout
 from figures import note
 from installation import Json
 from target import OURS

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster.images import TOOLBOX, UNPRIVILEGED_USER
+from cluster.images.scratch import TOOLBOX, UNPRIVILEGED_USER
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.programs import ETCD, KUBERNETES
+from cluster.programs.go_programs import ETCD, KUBERNETES
 from support.operator.api_server import ApiServer, api_server, install_crd
 from support.operator.redis_login import redis_login
 from support.operator.shop import POOL_SECRET, OperatorProcess, Shop

@@ -42,3 +42,8 @@ def after_import(module: str, patch: Patch) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.patches.setdefault(module, []).append(patch)
+
+
+def patched_modules() -> list[str]:
+    """Names of the modules that are changed when they are imported."""
+    return list(_finder.patches)

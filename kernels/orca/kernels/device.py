@@ -4,7 +4,7 @@ flat tensor (selective batching, ORCA, section 3, S2).
 plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
 against. Those of CPUs are in attention.py and rows.py; their matrix products, in product.py, are a
 layout of weights (worker/weights/linear.py). Those of GPUs are listed in kernels.py; they wait for their first run on a
-GPU (`python -m orca.bench.kernels`).
+GPU (`python -m orca.bench.gpu`).
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""The `orca` command: finds the module of a subcommand and hands the rest of the line to it.
+"""The `orca` command: finds the module of a subcommand and passes the other arguments to it.
 
 Each subcommand is one module with `main(argv) -> int | None`. It is imported only when it is called, so that
-`orca --help` is quick and a container needs only the libraries of its own part. A mistake of the caller ends with one
-sentence and exit code 2.
+`orca --help` is quick and a container needs only the libraries of its own part. If the caller makes a mistake, the
+command prints one sentence and exits with code 2.
 """
 
 import argparse
@@ -11,14 +11,16 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
+from orca.cli.version import PrintVersion
 from orca.core.domain.errors import ModelError, SettingError
-from orca.core.process.gc_freeze import imported
+from orca.core.process.gc_freeze import import_frozen
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """A subcommand: its module and its line in the help text."""
+
     module: str
     help: str
 
@@ -28,10 +30,10 @@ COMMANDS: Mapping[str, Command] = {
     "gateway": Command("orca.gateway.service", "run one gateway: the OpenAI HTTP API"),
     "scheduler": Command("orca.scheduler.service", "run one group's scheduler and engine master"),
     "worker": Command("orca.worker.service", "run one stage of a group"),
-    "operator": Command("orca.operator.service", "keep a cluster equal to its OrcaDeployments"),
-    "fetch": Command("orca.cli.fetch.main", "bring a model of a hub or an S3 store into a folder, once"),
+    "operator": Command("orca.operator.service", "run the Kubernetes operator of OrcaDeployments"),
+    "fetch": Command("orca.cli.fetch.main", "download a model from a hub or an S3 store into a folder"),
     "keys": Command("orca.cli.keys", "make API keys"),
-    "pool": Command("orca.cli.pool", "ask a pool what is in it, or put a schema number in force"),
+    "pool": Command("orca.cli.pool", "show the contents of a request pool, or change its schema number"),
     "bench": Command("orca.bench.main", "measure a server as the paper does"),
     "simulate": Command("orca.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }
@@ -40,9 +42,9 @@ COMMANDS: Mapping[str, Command] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
-    Returns: the exit code: 0 well, 1 failed, 2 a mistake in flags, settings or model, 130 Ctrl-C before it could end.
+    Returns: the exit code: 0 success, 1 failure, 2 a mistake in flags, settings or model, 130 Ctrl-C during the start.
     """
-    _end_when_told()
+    _exit_on_sigterm()
     parser = _parser()
     words = sys.argv[1:] if argv is None else argv
     if not words:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options = parser.parse_args(words)
     try:
-        module = imported(COMMANDS[options.command].module)
+        module = import_frozen(COMMANDS[options.command].module)
         return module.main(options.arguments) or 0
     except (SettingError, ModelError) as error:
         print(f"orca {options.command}: {error}", file=sys.stderr)
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except ModuleNotFoundError as error:
-        # A container holds only its own part's libraries; a module of ours that is missing is a bug and raises.
+        # A container holds only the libraries of its own part. If a module of Orca itself is missing, that is a bug.
         if error.name is None or error.name.partition(".")[0] == "orca":
             raise
         extra = {"up": "local", "keys": "gateway", "pool": "gateway"}.get(options.command, options.command)
@@ -66,9 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _end_when_told() -> None:
-    """As the first process of a container, where the kernel ignores a SIGTERM that nobody handles: while a part imports
-    its libraries, it would be killed only when its grace is over. Each part then brings its own handler."""
+def _exit_on_sigterm() -> None:
+    """Exit on SIGTERM if this is the first process of a container, until the part installs its own handler.
+
+    For that process the kernel ignores a SIGTERM without a handler: while a part imports its libraries, only a SIGKILL
+    at the end of the grace period would end it.
+    """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))  # noqa: ARG005 - a handler's shape
 
@@ -81,11 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve Transformer models with iteration-level scheduling and selective batching.",
         epilog="commands:\n"
         + "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
-        + "\n\n`orca COMMAND --help` lists the options of one.",
+        + "\n\n`orca COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"orca {version('orca-serving')}")
+    parser.add_argument("--version", action=PrintVersion)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -1,10 +1,10 @@
-"""`orca pool`: what an operator asks of a pool, and the one thing he may tell it.
+"""`orca pool`: shows the state of a request pool and sets its schema number.
 
-    orca pool stats                what is in it
-    orca pool schema 2             put another schema number in force; without a number: which one is
-    orca pool acl                  lines for the ACL file of an external Redis (pool/redis/access.py)
+    orca pool stats                print what the pool holds
+    orca pool schema 2             put another schema number in force; without a number, print the present one
+    orca pool acl                  print lines for the ACL file of an external Redis (pool/redis/access.py)
 
-A schema number is raised or lowered by a person and never by a part: only he knows that the release before is gone.
+A person raises or lowers the schema number, never a part: only a person knows that the previous release is gone.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca.cli.up.places import default_data_folder
+from orca.cli.up.local_resources import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.process.settings import check_bounds, read_settings, setting
@@ -28,23 +28,25 @@ _USAGE = "orca pool stats|schema [N]|acl [OPTIONS]; --help lists the options"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Which pool is meant."""
+class PoolCommandSettings:
+    """Selects the pool."""
 
     pool: str | None = setting(
-        None, "URL of its Redis, with the same ORCA_POOL_ variables as its parts; unset is that of `orca up`"
+        None, "URL of the pool's Redis; set the same ORCA_POOL_ variables as for its parts; default: that of `orca up`"
     )
-    deployment: str = setting(DEPLOYMENT, "word that keeps this deployment's keys apart in one Redis")
-    data: str | None = setting(None, "data folder of `orca up`, where `pool` is unset; unset is that of --port 8000")
+    deployment: str = setting(DEPLOYMENT, "name of the deployment, which separates its keys from others in one Redis")
+    data: str | None = setting(
+        None, "data folder of the `orca up` to ask if --pool is not given; default: the folder of --port 8000"
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns: 0; 1 when the pool does not answer or refuses. Raises: SettingError for a mistake of the caller."""
+    """Run one action. Returns: 0, or 1 if the pool does not answer or refuses. Raises: SettingError for a bad call."""
     action, number, flags = _split(argv)
-    settings = read_settings(Settings, flags, {}, prefix="", prog="orca pool", description=_USAGE)
+    settings = read_settings(PoolCommandSettings, flags, {}, prefix="", prog="orca pool", description=_USAGE)
     if action == "acl":
         _show_acl(settings.deployment, parse_pool_settings(os.environ))
         return 0
@@ -60,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_acl(deployment: str, pool_settings: PoolSettings) -> None:
-    """The lines go to stdout, so that they can be written into the file as they are.
+    """Print the ACL lines to stdout, so that they can be redirected into the file as they are.
 
-    Raises: SettingError for a name that no deployment has, and when there is a password file and it cannot be read.
+    Raises: SettingError for a name that no deployment can have, or for a password file that cannot be read.
     """
     file, user = pool_settings.password_file, pool_settings.user
     try:
@@ -78,15 +80,15 @@ def _show_acl(deployment: str, pool_settings: PoolSettings) -> None:
 
 
 class _Refused(Exception):
-    """The pool answered no."""
+    """The pool refused a change."""
 
 
 def _split(argv: Sequence[str]) -> tuple[str, int | None, list[str]]:
-    """The action, its number where it has one, and the flags behind them."""
+    """Return the action, its number or None, and the flags after them."""
     if argv and argv[0] in ("-h", "--help"):
         return "stats", None, ["--help"]
     if not argv or argv[0] not in ACTIONS:
-        raise SettingError(f"say what to do: {_USAGE}")
+        raise SettingError(f"an action is needed: {_USAGE}")
     action, *flags = argv
     if action != "schema" or not flags or flags[0].startswith("-"):
         return action, None, flags
@@ -95,27 +97,29 @@ def _split(argv: Sequence[str]) -> tuple[str, int | None, list[str]]:
     return action, int(flags[0]), flags[1:]
 
 
-async def _ask(settings: Settings, action: str, number: int | None) -> str:
-    url, pool_settings = _place(settings)
+async def _ask(settings: PoolCommandSettings, action: str, number: int | None) -> str:
+    url, pool_settings = _connection(settings)
     pool = await open_redis_pool(url, settings.deployment, pool_settings)
     try:
         if action == "stats":
             values = dataclasses.asdict(await pool.stats())
-            return "\n".join(f"{name:<24} {_shown(value)}" for name, value in values.items())
+            return "\n".join(f"{name:<24} {_format(value)}" for name, value in values.items())
         return await _schema(pool, number)
     finally:
         await pool.close()
 
 
-def _place(settings: Settings) -> tuple[str, PoolSettings]:
-    """URL and login: as told, or as `orca up` left them in its data folder."""
+def _connection(settings: PoolCommandSettings) -> tuple[str, PoolSettings]:
+    """Return the pool's URL and login: from --pool and the variables, or from the data folder of `orca up`."""
     pool_settings = parse_pool_settings(os.environ)
     if settings.pool is not None:
         return settings.pool, pool_settings
     folder = (Path(settings.data).expanduser() if settings.data else default_data_folder(8000)).resolve() / "redis"
     access = LocalAccess.at(folder)
     if not access.password_file.exists():
-        raise SettingError(f"{folder} is of no `orca up`; name one with --data, or a Redis with --pool")
+        raise SettingError(
+            f"{folder} is not from `orca up`; give its data folder with --data, or the URL of a Redis with --pool"
+        )
     login = dataclasses.replace(pool_settings, user=LOCAL_USER, password_file=str(access.password_file))
     return f"unix://{folder / 'redis.sock'}", login
 
@@ -127,14 +131,14 @@ async def _schema(pool: Pool, number: int | None) -> str:
     in_force = await pool.set_schema(number)
     if in_force != number:
         raise _Refused(
-            f"schema {in_force} stays in force: this release or a part that lives cannot read and write {number}"
+            f"schema {in_force} stays in force: this release or a running part cannot read and write {number}"
         )
     left = (await pool.stats()).newer_records
-    behind = f"; {left} requests have newer records, an older release may start when none has" if left else ""
-    return f"schema {number} is in force, before it was {before.schema}{behind}"
+    note = f"; {left} requests have newer records, an older release can start when none has" if left else ""
+    return f"schema {number} is in force, before it was {before.schema}{note}"
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

@@ -23,23 +23,26 @@ from orca.core.process.wall_clock import wall_clock_ms
 from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.errors import ApiError, answer_to, response_to
+from orca.gateway.calls.opened_call import open_call, open_generation
+from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.behind_proxy import BehindProxy
-from orca.gateway.http.receive import Intake
+from orca.gateway.http.behind_proxy import ProxyPause
+from orca.gateway.http.receive import BodyBudget, UnreadBody
 from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
-from orca.gateway.limits.middleware import CountHttp, HeadAsGet, TellLimits
+from orca.gateway.limits.middleware import HeadAsGet, HttpMetrics, RateLimitHeaders
 from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
-from orca.gateway.routes.early_refusal import TurnAway
-from orca.gateway.routes.playground import playground
+from orca.gateway.routes.early_refusal import EarlyRefusal
 from orca.gateway.settings import Settings
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
+
+METRICS_PORT = "is_metrics_port"
+"""Key in the state of calls that came in by the port that metrics have for themselves."""
 
 SETTLE_SECONDS = 1.0
 """For the pool to take out the readers of a gateway that ends."""
@@ -73,7 +76,7 @@ def create_app(
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),
         keys=keys,
         overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
-        intake=Intake(settings.bodies_bytes_max),
+        body_budget=BodyBudget(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
@@ -82,11 +85,11 @@ def create_app(
     _add_working_routes(app, key_check(keys, makes_work=True))
     _add_open_routes(app)
     _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
-    app.add_middleware(TurnAway, gateway=gateway, paths=generation.PATHS)
+    app.add_middleware(EarlyRefusal, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(TellLimits, keys=keys)
-    app.add_middleware(CountHttp, metrics=gateway.metrics)
-    app.add_middleware(BehindProxy, pause_s=gateway.settings.proxy_pause_seconds)
+    app.add_middleware(RateLimitHeaders, keys=keys)
+    app.add_middleware(HttpMetrics, metrics=gateway.metrics)
+    app.add_middleware(ProxyPause, pause_s=gateway.settings.proxy_pause_seconds)
     _map_errors(app)
     app.openapi = functools.partial(openapi.write_document, app)  # type: ignore[method-assign]
     return app
@@ -109,22 +112,26 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
 
     async def completions(request: Request) -> Response:
         await check(request)
-        return await generation.complete(_gateway(request), request)
+        gateway = _gateway(request)
+        call = await open_generation(gateway, request)
+        return await generation.complete(gateway, call, UnreadBody.of(request))
 
     async def chat_completions(request: Request) -> Response:
         await check(request)
-        return await generation.chat(_gateway(request), request)
+        gateway = _gateway(request)
+        call = await open_generation(gateway, request)
+        return await generation.chat(gateway, call, UnreadBody.of(request))
 
     add_direct(generation.COMPLETIONS, completions, **openapi.COMPLETIONS)
     add_direct(generation.CHAT, chat_completions, **openapi.CHAT_COMPLETIONS)
 
     @post("/tokenize", **openapi.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
-        return await about.tokenize(_gateway(request), request)
+        return await about.tokenize(_gateway(request), UnreadBody.of(request))
 
     @post("/detokenize", **openapi.DETOKENIZE)
     async def detokenize(request: Request) -> dict[str, Any]:
-        return await about.detokenize(_gateway(request), request)
+        return await about.detokenize(_gateway(request), UnreadBody.of(request))
 
 
 def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
@@ -135,17 +142,17 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     @get("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
         """Where a call stands, its text so far, and where its answer is to be had."""
-        return await requests.state(_gateway(request), request, request_id)
+        return await requests.state(_gateway(request), open_call(request), request_id)
 
     @delete("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
         """End a call that has not ended; one that has stays as it is. Answers its state."""
-        return await requests.cancel(_gateway(request), request, request_id)
+        return await requests.cancel(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/result", **openapi.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
         """The whole answer of a call that has ended; 202 and its state until then."""
-        return await requests.result(_gateway(request), request, request_id)
+        return await requests.result(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/events", **openapi.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
@@ -153,7 +160,7 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
 
         `Last-Event-ID`, or `starting_after` in the query, names the last event of each choice: `0.12,1.end`.
         """
-        return await requests.events(_gateway(request), request, request_id)
+        return await requests.events(_gateway(request), open_call(request), request_id)
 
     @get("/v1/models", **openapi.MODELS)
     async def models(request: Request) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return playground()
+        return about.playground()
 
     @app.get("/health", **openapi.HEALTH)
     async def health() -> dict[str, Any]:
@@ -183,7 +190,8 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/metrics", **openapi.METRICS)
     async def metrics(request: Request) -> Response:
-        return await about.metrics(_gateway(request), request)
+        is_metrics_port = bool(request.scope.get("state", {}).get(METRICS_PORT))
+        return await about.metrics(_gateway(request), is_metrics_port=is_metrics_port)
 
 
 def _gateway(request: Request) -> Gateway:
@@ -225,7 +233,7 @@ async def _introduce(gateway: Gateway) -> None:
         try:
             # Generation 0 is below whatever a rollout states.
             await gateway.pool.set_revision(gateway.models.newest.info.revision, 0)
-            await gateway.overload.counts(about.STATS_SECONDS)
+            await gateway.overload.backlog.counts(about.STATS_SECONDS)
         except PoolUnavailable:
             log.debug("the pool does not know this gateway yet: away")
         except Exception:
@@ -237,13 +245,13 @@ async def _introduce(gateway: Gateway) -> None:
 def _map_errors(app: FastAPI) -> None:
     """Every error leaves in OpenAI's shape."""
 
-    async def api_error(_: Request, error: Exception) -> Response:
+    async def known_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return response_to(error)
+        return error_response(error)
 
     async def orca_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, OrcaError)
-        return response_to(answer_to(error))
+        return error_response(api_error(error))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -251,16 +259,16 @@ def _map_errors(app: FastAPI) -> None:
         if error.status_code == HTTPStatus.NOT_FOUND:
             message += "; /openapi.json lists the paths that this server has"
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-        return response_to(ApiError(error.status_code, message, code=code), error.headers)
+        return error_response(ApiError(error.status_code, message, code=code), error.headers)
 
     async def client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     async def bug(_: Request, __: Exception) -> Response:
-        return response_to(ApiError(500, "internal error", kind="server_error", code="internal_error"))
+        return error_response(ApiError(500, "internal error", kind="server_error", code="internal_error"))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-        ApiError: api_error,
+        ApiError: known_error,
         OrcaError: orca_error,
         HTTPException: http_error,
         ClientDisconnect: client_gone,

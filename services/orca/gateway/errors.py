@@ -1,9 +1,9 @@
 """What a client sees when something is wrong, all of it decided here.
 
 ApiError        an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
-`answer_to`     OrcaError -> ApiError
-`answer_to_end` the reason of an end that is none of the generation's own -> ApiError
-`response_to`   ApiError -> HTTP
+`api_error`     OrcaError -> ApiError
+`end_error` the reason of an end that is none of the generation's own -> ApiError
+`error_response`   ApiError -> HTTP
 """
 
 import logging
@@ -87,7 +87,7 @@ class ApiError(Exception):
         return headers
 
 
-def answer_to(error: OrcaError) -> ApiError:
+def api_error(error: OrcaError) -> ApiError:
     """The one mapping from our errors to HTTP."""
     message = str(error)
     match error:
@@ -118,7 +118,7 @@ def answer_to(error: OrcaError) -> ApiError:
             return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def answer_to_end(reason: FinishReason) -> ApiError | None:
+def end_error(reason: FinishReason) -> ApiError | None:
     """The error behind an end from outside; None for the ends that a generation comes to by itself.
 
     A deadline and a cancellation were somebody's wish, and a failure went through every attempt that the pool grants: a
@@ -141,7 +141,7 @@ def answer_to_end(reason: FinishReason) -> ApiError | None:
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)
 
 
-def response_to(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """Args: headers: of the answer besides the error's own."""
     return Response(
         error.body(),

@@ -8,7 +8,7 @@ from typing import Any
 from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.http.receive import Intake
+from orca.gateway.http.receive import BodyBudget
 from orca.gateway.limits.drain import Drain
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.overload import Overload
@@ -32,7 +32,7 @@ class Gateway:
     readers: Readers
     keys: KeyRing
     overload: Overload
-    intake: Intake
+    body_budget: BodyBudget
     drain: Drain = field(default_factory=Drain)
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
 

@@ -30,7 +30,7 @@ from starlette.datastructures import Headers
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import FinishReason
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 SCHEMA_LEAST = 2
 """In a pool with an older schema in force goals are read and left out: parts of the release before would have to read
@@ -47,13 +47,13 @@ class Goal(StrEnum):
     TPOT = "tpot"
 
 
-class Outcome(StrEnum):
+class GoalOutcome(StrEnum):
     MET = "met"
     MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
+class LatencyGoals:
     """What a call asks of its requests, each by itself, in milliseconds; None asks nothing."""
 
     ttft_ms: float | None = None
@@ -79,12 +79,12 @@ class Goals:
         return bound_ms if asked_ms is None else min(asked_ms, bound_ms)
 
 
-NO_GOALS = Goals()
+NO_GOALS = LatencyGoals()
 
 
-def read_goals(headers: Headers, *, is_enforced: bool) -> Goals:
+def read_goals(headers: Headers, *, is_enforced: bool) -> LatencyGoals:
     """The goals that a call's headers ask for. Raises: InvalidRequest that names the header."""
-    return Goals(
+    return LatencyGoals(
         ttft_ms=_milliseconds(headers, TTFT_HEADER),
         tpot_ms=_milliseconds(headers, TPOT_HEADER),
         is_enforced=is_enforced,
@@ -122,7 +122,7 @@ def latency_of(status: RequestStatus) -> Latency:
     return Latency(ttft_ms, max(0, status.ended_ms - first) / (end.count - 1))
 
 
-def judge(goals: Goals, status: RequestStatus, waited_ms: float = 0) -> dict[Goal, Outcome]:
+def judge(goals: LatencyGoals, status: RequestStatus, waited_ms: float = 0) -> dict[Goal, GoalOutcome]:
     """The goals of a request that are decided.
 
     What was cut off is judged only where going on could not have changed it: a client that cancels before its goals are
@@ -130,23 +130,23 @@ def judge(goals: Goals, status: RequestStatus, waited_ms: float = 0) -> dict[Goa
 
     Args: waited_ms: how long it is known to have waited, for one that is not waited for any more.
     """
-    found: dict[Goal, Outcome] = {}
+    found: dict[Goal, GoalOutcome] = {}
     latency = latency_of(status)
     if goals.ttft_ms is not None:
         if latency.ttft_ms is not None:
             found[Goal.TTFT] = _compare(latency.ttft_ms, goals.ttft_ms)
         elif _is_without_first_token(status, goals.ttft_ms, waited_ms):
-            found[Goal.TTFT] = Outcome.MISSED
+            found[Goal.TTFT] = GoalOutcome.MISSED
     if goals.tpot_ms is not None:
         if latency.tpot_ms is not None:
             found[Goal.TPOT] = _compare(latency.tpot_ms, goals.tpot_ms)
         elif _is_too_slow_for_all_tokens(status, goals.tpot_ms):
-            found[Goal.TPOT] = Outcome.MISSED
+            found[Goal.TPOT] = GoalOutcome.MISSED
     return found
 
 
-def _compare(ms: float, goal_ms: float) -> Outcome:
-    return Outcome.MET if ms <= goal_ms else Outcome.MISSED
+def _compare(ms: float, goal_ms: float) -> GoalOutcome:
+    return GoalOutcome.MET if ms <= goal_ms else GoalOutcome.MISSED
 
 
 def _is_without_first_token(status: RequestStatus, goal_ms: float, waited_ms: float) -> bool:
@@ -166,14 +166,14 @@ def _is_too_slow_for_all_tokens(status: RequestStatus, goal_ms: float) -> bool:
     return ended_ms - first_token_ms >= (status.request.max_new_tokens - 1) * goal_ms
 
 
-def summary(goals: Goals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
+def summary(goals: LatencyGoals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
     """Of a call's requests, for a log line or a span: each goal, the slowest time, and how many missed it."""
     said: dict[str, int | float] = {}
     for goal, goal_ms in goals.named.items():
         times = [getattr(latency_of(status), f"{goal}_ms") for status in statuses.values()]
         told = [ms for ms in times if ms is not None]
         outcomes = [judge(goals, status).get(goal) for status in statuses.values()]
-        said |= {f"slo_{goal}_ms": goal_ms, f"slo_{goal}_missed": outcomes.count(Outcome.MISSED)}
+        said |= {f"slo_{goal}_ms": goal_ms, f"slo_{goal}_missed": outcomes.count(GoalOutcome.MISSED)}
         said |= {f"{goal}_ms": round(max(told), 3)} if told else {}
     return said
 

@@ -4,8 +4,8 @@ import itertools
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from orca.gateway.latency_goals import Goal, Outcome
-from orca.pool.counts import PoolStats
+from orca.gateway.latency_goals import Goal, GoalOutcome
+from orca.pool.records import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -70,7 +70,7 @@ class Metrics:
             "Requests that met or missed a latency goal of their call.",
             *("model_name", "goal", "outcome"),
         )
-        for goal, outcome in itertools.product(Goal, Outcome):
+        for goal, outcome in itertools.product(Goal, GoalOutcome):
             # There from the start, so that a rate of misses can be told from the first one on.
             self._goals.labels(model, goal, outcome)
         self._http = counter(
@@ -94,7 +94,7 @@ class Metrics:
     def count_end(self, reason: str) -> None:
         self._success.labels(self._model, reason).inc()
 
-    def count_goal(self, goal: Goal, outcome: Outcome) -> None:
+    def count_goal(self, goal: Goal, outcome: GoalOutcome) -> None:
         self._goals.labels(self._model, goal, outcome).inc()
 
     def count_http(self, method: str, route: str, status: int) -> None:

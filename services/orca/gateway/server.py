@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import math
+import resource
 import socket
 from types import FrameType
 
@@ -12,10 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from orca.core.domain.errors import SettingError
+from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.bounds import Door
-from orca.gateway.http.connection import connections
-from orca.gateway.routes import about
+from orca.gateway.http.bounds import OpenConnections
+from orca.gateway.http.connection import connection_class
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,9 @@ LAST_BYTES_SECONDS = 1.0
 """For the last events of cut answers to leave."""
 
 POLL_SECONDS = 0.02
+
+OTHER_FILES = 128
+"""Beside the clients': connections to the pool (its setting, 32), refused ones (64), listening sockets, libraries."""
 
 
 def take_port(host: str, port: int) -> list[socket.socket]:
@@ -52,6 +56,30 @@ def take_port(host: str, port: int) -> list[socket.socket]:
         return sockets
 
 
+def allow_open_files(connections_max: int) -> None:
+    """Raise the process's soft limit to its hard one if `connections_max` needs it, and say so; or that it is too low.
+
+    The soft limit is 1,024 nearly everywhere, for programs that use select; nothing here does.
+    """
+    needed = connections_max + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _holds(soft, needed):
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    log.info("limit of open files raised for connections_max", extra={"before": soft, "after": hard})
+    if not _holds(hard, needed):
+        log.warning(
+            "the process may open %d files, connections_max %d needs %d: raise the limit or lower it",
+            hard,
+            connections_max,
+            needed,
+        )
+
+
+def _holds(limit: int, needed: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= needed
+
+
 def make_server(app: FastAPI, settings: Settings) -> "Server":
     """A server that is not yet running; `await server.serve()` runs it until a signal."""
     gateway: Gateway = app.state.gateway
@@ -59,7 +87,7 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         app,
         host=settings.host,
         port=settings.port,
-        http=connections(Door(settings, gateway.metrics.count_refused_connection)),
+        http=connection_class(OpenConnections(settings, gateway.metrics.count_refused_connection)),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -155,10 +183,10 @@ class Server(uvicorn.Server):
         It counts its own connections: a probe of /health is answered however many clients fill the other door.
         """
         factory = functools.partial(
-            connections(Door(self._settings, self._metrics.count_refused_connection)),
+            connection_class(OpenConnections(self._settings, self._metrics.count_refused_connection)),
             config=self.config,
             server_state=self.server_state,
-            app_state={**self.lifespan.state, about.FOR_METRICS: True},
+            app_state={**self.lifespan.state, METRICS_PORT: True},
         )
         loop = asyncio.get_running_loop()
         self._metrics_server = await loop.create_server(factory, self.config.host, port)

@@ -13,9 +13,8 @@ import uvloop
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.logs import Format, configure_logging
 from orca.gateway.app import create_app
-from orca.gateway.http.open_files import allow_open_files
 from orca.gateway.models.models import Models, load_newest, load_others
-from orca.gateway.server import make_server, take_port
+from orca.gateway.server import allow_open_files, make_server, take_port
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings

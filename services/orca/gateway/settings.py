@@ -157,7 +157,7 @@ class Settings:
 
 def _is_model(word: str) -> bool:
     try:
-        OtherModel.read(word)
+        OtherModel.from_text(word)
     except ValueError:
         return False
     return True

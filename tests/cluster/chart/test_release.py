@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from cluster.programs import ETCD, KUBERNETES
+from cluster.programs.go_programs import ETCD, KUBERNETES
 from support.chart.rendering import CHART, HELM, Refused, needs_helm
 from support.operator.api_server import ApiServer, api_server
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from cluster import gateway_api
+from cluster.programs import gateway_api
 from orca.operator.domain.resource import Deployment, Json, read
 from support.operator.api_server import api_server, install_crd
 from support.operator.clusters import FakeCluster

@@ -14,7 +14,7 @@ from orca.bench.sweep import baseline_flags
 from orca.bench.system import SystemFailed, running_system
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.ports import free_port
-from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.bench.fake_completions import HEAD, chunk, event, serving, token
 
 TINY = LlamaShape(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=48, vocab=300, positions=64)
@@ -57,9 +57,9 @@ def test_habits_of_the_baseline_can_be_switched_off_and_those_in_force_are_named
 
 
 def test_the_baseline_that_is_measured_is_what_orca_up_is_told() -> None:
-    chosen = RequestLevel(microbatch_size=2, habits=Habits.without(["splits_batch"]))
+    chosen = RequestLevelPolicy(microbatch_size=2, habits=Habits.without(["splits_batch"]))
     assert baseline_flags(chosen) == ["--microbatch-size", "2", "--without-habits", "splits_batch"]
-    assert baseline_flags(RequestLevel()) == []
+    assert baseline_flags(RequestLevelPolicy()) == []
 
 
 def test_a_homogeneous_sweep_does_not_normalise_latency(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The engine's rows of `python -m orca.bench.kernels`, on a CPU."""
+"""The engine's rows of `orca bench gpu`, on a CPU."""
 
 import subprocess
 import sys
@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from orca.bench.gpu import paper_trace, parts
 from orca.bench.gpu.check import verdict
 from orca.bench.gpu.decode import decode_rows
-from orca.bench.gpu.parts import PARTS
+from orca.bench.gpu.parts import PARTS, engine_figures
 from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.rows import Asked, EngineRow
 from orca.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
 from orca.bench.kernels.clock import Clock
-from orca.bench.kernels.engine import Asked, EngineRow, engine_figures
 from orca.bench.main import main as bench
 from orca.bench.peers.workload import Answer, Workload
 from orca.core.domain.errors import SettingError
-from orca.worker.stage.sampling import HostDrawn
-from orca.worker.stage.stage import Plan, Stage
+from orca.worker.stage.sampling import HostSample
+from orca.worker.stage.stage import Stage
+from orca.worker.stage.step_runner import PreparedStep, StepOutput
 
 ASKED = Asked(clock=Clock.of(torch.device("cpu"), 1), dtype=torch.float32, copy_bytes_s=1e9)
 
@@ -40,7 +40,7 @@ class Missing:
 NAMES = {"grpc", "google", "orjson", "redis", "fastapi", "uvicorn", "numba", "tokenizers", "jinja2", "uvloop", "httpx",
          "prometheus_client", "huggingface_hub", "transformers", "matplotlib", "psutil"}
 sys.meta_path.insert(0, Missing())
-import orca.bench.kernels.__main__, orca.bench.gpu.parts
+import orca.bench.gpu.command, orca.bench.gpu.parts
 assert not NAMES & {name.partition(".")[0] for name in sys.modules}
 """
 
@@ -74,14 +74,14 @@ def test_the_trace_is_right_and_hugging_face_gives_the_same_tokens() -> None:
 @pytest.fixture
 def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage draws another token than its logits say: in each step's first row."""
-    right = Stage.draw
+    right = Stage.sample
 
-    def draw(stage: Stage, plan: Plan, logits: Tensor) -> HostDrawn:
-        first, *others = right(stage, plan, logits).read()
+    def sample(stage: Stage, prepared: PreparedStep, output: StepOutput) -> HostSample:
+        first, *others = right(stage, prepared, output).read()
         wrong = first.token._replace(id=(first.token.id + 1) % SMALL.vocab_size)
-        return HostDrawn([replace(first, token=wrong), *others])
+        return HostSample([replace(first, token=wrong), *others])
 
-    monkeypatch.setattr(Stage, "draw", draw)
+    monkeypatch.setattr(Stage, "sample", sample)
 
 
 @pytest.mark.usefixtures("a_wrong_token")
@@ -140,12 +140,15 @@ def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dt
     assert not verdict(WIDER, tensors, prompts, steps.answers, [24]).is_right
 
 
-def test_without_the_engine_its_rows_are_left_out_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("library", ["numba", "safetensors"])
+def test_where_a_library_is_missing_the_engines_rows_are_left_out_in_one_line(
+    library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "orca.bench.gpu.parts", None)
-    assert engine_figures(ASKED, ["decode", "trace"]) == {}
-    assert capsys.readouterr().out == "engine rows: left out, services/ is not on PYTHONPATH\n"
+    monkeypatch.setitem(sys.modules, library, None)
+    assert bench(["gpu", "--device", "cpu", "--part", "decode", "--part", "trace", "--runs", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"engine rows: left out, {library} is not installed\n" in printed
+    assert "step of a small Llama" not in printed
 
 
 def test_a_part_that_fails_says_so_and_the_others_still_run(
@@ -162,12 +165,6 @@ def test_a_part_that_fails_says_so_and_the_others_still_run(
     printed = capsys.readouterr()
     assert "FAILED: MemoryError: none left" in printed.out
     assert "Traceback" in printed.err
-
-
-def test_on_a_cpu_the_engine_needs_numba(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert engine_figures(ASKED, ["decode"]) == {}
-    assert capsys.readouterr().out == "engine rows: left out, numba is not installed\n"
 
 
 def test_the_engine_rows_need_nothing_but_torch_numpy_and_safetensors() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from orca.bench.peers.compare import Contest, systems
+from orca.bench.peers.figures import SYSTEMS, figures
 from orca.bench.peers.judgement import Judgement
 from orca.bench.peers.memory import Held, Peak
-from orca.bench.peers.standing import CONTINUOUS, ENGINE, ORCA, STATIC, Latencies, Ran, Standing
+from orca.bench.peers.standing import CONTINUOUS, ENGINE, OPENVINO_DEFAULT, ORCA, STATIC, Latencies, Ran, Standing
 from orca.bench.peers.table import lines, to_json
 from orca.bench.peers.workload import Answer
 from orca.bench.trace import Range, TraceSpec, generate
@@ -113,3 +114,36 @@ def test_the_json_says_what_the_figures_depend_on() -> None:
     assert [system["orca_is_times_as_fast"] for system in content["systems"]] == [2.0, 1.25, 1.0]
     assert content["systems"][-1]["memory"] == [[{"name": "rank", "whole_bytes": 5, "anonymous_bytes": 4}]]
     assert content["systems"][-1]["ranks_hold"] == [{"weight_bytes": 3, "kv_bytes_per_slot": 2, "slots": 1}]
+
+
+def test_figures_name_system_and_precision_and_keep_all_rounds() -> None:
+    theirs, ours = standing(OPENVINO_DEFAULT, 90, 100, 250), standing(ENGINE, 280, 300, 400)
+    ours.shares_of_limit += [0.7, 0.8, 0.9]
+    speed, other, share = figures(contest(), [theirs, ours], {"load": "all at once", "lengths": "small"})
+    assert (speed.value, speed.spread, speed.runs, speed.unit) == (100, (90, 250), 3, "tokens/s")
+    assert speed.settings == {
+        "system": "OpenVINO GenAI",
+        "precision": "reduced",
+        "model": "some-model",
+        "batch": 2,
+        "load": "all at once",
+        "lengths": "small",
+    }
+    assert (other.what, other.value) == ("Generated tokens per second", 300)
+    assert (share.what, share.value, share.unit) == ("Share of the speed of its matrix products", 80, "%")
+
+
+def test_figures_of_requests_one_by_one_are_latencies() -> None:
+    slow, fast = answer([0.1, 0.1], [0.4, 0.2]), answer([0.05, 0.05], [0.1, 0.05])
+    found = figures(contest(rate=2.0), [timed(ORCA, slow, fast, fast)], {"load": "2 requests/s"})
+    assert {figure.what: (figure.value, figure.spread) for figure in found} == {
+        "Time to first token, median": (50, (50, 100)),
+        "Time to first token, p99": (50, (50, 100)),
+        "Time per token, median": (50, (50, 200)),
+        "Time per token, p99": (50, (50, 200)),
+    }
+
+
+def test_every_system_that_can_take_part_has_a_name_for_figures() -> None:
+    whole = replace(contest(), openvino=Path("python"), vllm=Path("python"))
+    assert set(systems(whole)) == set(SYSTEMS)

@@ -14,9 +14,9 @@ from orca.operator.cluster.listing import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import Metrics as OperatorMetrics
 from orca.operator.render import gateway, group
-from orca.pool.api import CommitAnswer
-from orca.scheduler.metrics import Metrics as SchedulerMetrics
-from orca.scheduler.observer import Load
+from orca.pool.records import CommitAnswer
+from orca.scheduler.metrics import SchedulerMetrics
+from orca.scheduler.observer import SchedulerLoad
 from support.chart.rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, the
 
 RULES_FILE = CHART / "monitoring" / "rules.yaml"
@@ -32,7 +32,7 @@ SUFFIXES = {
 def series() -> set[str]:
     """Names of all time series that gateways, schedulers and the operator offer."""
     scheduler = SchedulerMetrics("g", wall_ms=lambda: 0)
-    scheduler.watch(Load, unformed_s=lambda: 0.0)
+    scheduler.watch(SchedulerLoad, unformed_s=lambda: 0.0)
     operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 1.0)
     registries = [GatewayMetrics("m").registry, scheduler.registry, operator.registry]
     families = [family for registry in registries for family in registry.collect()]

@@ -11,10 +11,10 @@ from typing import cast
 import psutil
 import pytest
 
-from checker.faults import Injector, PlannedFault
-from checker.history import Fault, HistoryWriter
-from checker.processes import find_parts, is_running, open_files, role_of
-from checker.system import System, wait_for
+from checker.faults.injector import Injector, PlannedFault
+from checker.history.records import Fault, HistoryWriter
+from checker.systems.processes import find_parts, is_running, open_files, role_of
+from checker.systems.system import System, wait_for
 from support.waiting import wait_until
 
 PARENT = """

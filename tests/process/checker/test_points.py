@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from checker.freezes import standing_by
+from checker.faults.freezes import standing_by
 from checker.points.mutants import MUTANTS
 from checker.points.names import DROP_REPLY, KILL_BEFORE
 
@@ -58,7 +58,10 @@ def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path) -> None:
     module, _ = MUTANTS[name]
-    made = "from orca.pool.redis.link import _transitions; from orca.pool.schemas import SCHEMAS; _transitions(SCHEMAS)"
+    made = (
+        "from orca.pool.redis.transitions import all_transitions; "
+        "from orca.pool.schemas import SCHEMAS; all_transitions(SCHEMAS)"
+    )
     code = f"from checker.points import mutants; mutants.install({name!r}); import {module}; {made}"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, timeout=100, check=True)

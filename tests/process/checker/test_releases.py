@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checker.checkouts import NoSuchRelease, export, last_release
+from checker.systems.checkouts import NoSuchRelease, export, last_release
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orca.core.process.gc_freeze import imported
+from orca.core.process.gc_freeze import import_frozen
 
 LEAVES_OUT = """
 import gc, weakref
-from orca.core.process.gc_freeze import leave_all_out
+from orca.core.process.gc_freeze import freeze_all
 
 
 class Node:
@@ -19,7 +19,7 @@ def main(argv):
     node = Node()
     node.itself, dead, before = node, weakref.ref(node), gc.get_freeze_count()
     del node
-    leave_all_out()
+    freeze_all()
     print(dead() is None, gc.get_freeze_count() > before, gc.isenabled())
 """
 
@@ -64,8 +64,8 @@ def test_a_part_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
 def test_a_module_that_is_there_already_freezes_nothing() -> None:
     # Python 3.12 begins with some hundred objects that are left out.
     code = (
-        "import gc, json; from orca.core.process.gc_freeze import imported; "
-        "before = gc.get_freeze_count(); imported('json'); "
+        "import gc, json; from orca.core.process.gc_freeze import import_frozen; "
+        "before = gc.get_freeze_count(); import_frozen('json'); "
         "print(gc.get_freeze_count() - before, gc.isenabled())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -73,4 +73,4 @@ def test_a_module_that_is_there_already_freezes_nothing() -> None:
 
 
 def test_what_is_imported_is_the_module() -> None:
-    assert imported("orca.core.process.gc_freeze").imported is imported
+    assert import_frozen("orca.core.process.gc_freeze").import_frozen is import_frozen

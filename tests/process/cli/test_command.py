@@ -36,7 +36,7 @@ def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a process 1 is made by root only")
 def test_the_first_process_of_a_container_ends_by_a_sigterm_while_it_still_imports() -> None:
-    code = "import time, orca.cli.main as m; m._end_when_told(); print('up', flush=True); time.sleep(60)"
+    code = "import time, orca.cli.main as m; m._exit_on_sigterm(); print('up', flush=True); time.sleep(60)"
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     with subprocess.Popen(apart, stdout=subprocess.PIPE, text=True) as outside:
         assert outside.stdout is not None

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 
-from orca.cli.up.questions import http_status
+from orca.cli.up.health_checks import http_status
 
 ANSWERS_WITHIN_S = 60.0  # a shared machine; alone it takes a millisecond
 

@@ -95,7 +95,7 @@ def test_a_fetched_model_is_found_without_a_network(hub: str, tmp_path: Path) ->
 
 def test_a_model_that_the_hub_does_not_have_is_refused_by_its_name(hub: str, tmp_path: Path) -> None:
     said = find("owner/other", tmp_path, hub).stderr
-    assert "ModelError: --model owner/other is not a folder, and could not be fetched by that name" in said
+    assert "ModelError: --model owner/other is not a folder, and the hub could not provide it" in said
 
 
 def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from checker import ports as checker_ports
+from checker.systems import ports as checker_ports
 from orca.core.process import ports
 
 

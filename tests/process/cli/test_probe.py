@@ -38,9 +38,9 @@ async def test_a_stopped_process_is_killed_and_started_again(tmp_path: Path, unu
         health=address,
     )
     child, told = CountedChild(spec), []
-    supervisor = Supervisor([child], tell=told.append, restart_delays_s=(0.0,) * 9)
+    supervisor = Supervisor([child], report=told.append, restart_delays_s=(0.0,) * 9)
     # A long one: on a busy machine, who lives must not be taken for frozen.
-    probe = Probe([child], period_s=1.0, tell=told.append)
+    probe = Probe([child], period_s=1.0, report=told.append)
     running, probing = asyncio.create_task(supervisor.run()), asyncio.create_task(probe.run())
     await until(lambda: child.answers)
     first = child.pid
@@ -49,7 +49,7 @@ async def test_a_stopped_process_is_killed_and_started_again(tmp_path: Path, unu
     await until(lambda: told)
     heard = child.answers
     await until(lambda: child.answers > heard)
-    assert told[0] == f"worker (pid {first}) is frozen: it answered nothing for 3 s; it is killed and started again"
+    assert told[0] == f"worker (pid {first}) is frozen: it did not answer for 3 s; it is killed and started again"
     assert child.pid not in (None, first)
     probing.cancel()
     await supervisor.stop()

@@ -16,7 +16,7 @@ import pytest
 
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervisor, SystemFailed, tail
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from support import waiting
 from support.cli.processes import is_running, wait_until_gone
 
@@ -42,7 +42,7 @@ class System:
         return self.children[-1]
 
     def start(self, *, was_up: bool = True, restart_delays_s: tuple[float, ...] = (0.0, 0.0)) -> None:
-        self.supervisor = Supervisor(self.children, tell=self.told.append, restart_delays_s=restart_delays_s)
+        self.supervisor = Supervisor(self.children, report=self.told.append, restart_delays_s=restart_delays_s)
         self.supervisor.was_up = was_up
         self.running = asyncio.create_task(self.supervisor.run())
 
@@ -182,8 +182,8 @@ def test_nothing_outlives_a_supervisor_that_is_killed() -> None:
             "-c",
             textwrap.dedent("""
                 import subprocess
-                from orca.core.process.parent_death import leashed
-                child = subprocess.Popen(leashed(["sleep", "600"]), start_new_session=True)
+                from orca.core.process.parent_death import die_with_parent
+                child = subprocess.Popen(die_with_parent(["sleep", "600"]), start_new_session=True)
                 print(child.pid, flush=True)
                 child.wait()
             """),
@@ -199,7 +199,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed() -> None:
 
 
 def test_a_leashed_command_does_not_start_for_a_supervisor_that_is_gone() -> None:
-    line = leashed(["echo", "ran"])
+    line = die_with_parent(["echo", "ran"])
     line[line.index(str(os.getpid()))] = "1"
     ran = subprocess.run(line, capture_output=True, check=False)
     assert (ran.returncode, ran.stdout) == (1, b"")

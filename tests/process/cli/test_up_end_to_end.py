@@ -17,7 +17,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checker.processes import find_parts
+from checker.systems.processes import find_parts
 from orca.cli.small_model import small_model_folder
 from support.cli.processes import is_running, wait_until_gone
 from support.waiting import wait_until
@@ -224,7 +224,7 @@ def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
     events = events_of_a_long_stream(up, in_the_middle=lambda: frozen.send_signal(signal.SIGSTOP))
     assert events == undisturbed
     assert events[-1] == "data: [DONE]"
-    said = f"{part} (pid {frozen.pid}) is frozen: it answered nothing for 6 s; it is killed and started again"
+    said = f"{part} (pid {frozen.pid}) is frozen: it did not answer for 6 s; it is killed and started again"
     assert said in up.output
     up.wait_until(lambda: up.output.count("ready again after") > ready)
     assert find_parts(up.process.pid)[part].pid != frozen.pid
@@ -241,7 +241,7 @@ def test_ctrl_c_ends_everything_within_seconds_and_says_so(tmp_path: Path) -> No
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(UP_WITHIN_S) == 0
         wait_until_gone(up.seen)
-        assert up.output.rstrip().endswith("ended")
+        assert up.output.rstrip().endswith("stopped")
     finally:
         up.end()
 

@@ -13,7 +13,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
-from cluster.programs import VERSITYGW
+from cluster.programs.go_programs import VERSITYGW
 from support.fetch.fetching import WEIGHTS_BYTES, FetchProcess, contents, model_files
 from support.fetch.line import line_to
 from support.waiting import wait_until

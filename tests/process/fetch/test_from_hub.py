@@ -73,7 +73,7 @@ def test_a_fetch_that_is_told_to_end_ends_at_once_and_may_be_tried_again(hub: Sm
     hub.cut_after, hub.hangs = {"model.safetensors": MEGABYTE}, True
     process = fetch(hub, tmp_path / "model")
     process.wait_for_bytes(MEGABYTE)
-    assert process.terminate() == (1, "ended by SIGTERM; the next start goes on from here")
+    assert process.terminate() == (1, "ended by SIGTERM; the next start resumes from here")
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_was(hub: SmallHub, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_hub_without_ranges_is_read_again_from_the_start(hub: SmallHub, tmp_pa
 def test_a_file_that_differs_from_its_digest_is_broken_and_never_seen(hub: SmallHub, tmp_path: Path, name: str) -> None:
     hub.files[name] = hub.files[name][:-1] + b"!"
     code, said = fetch(hub, tmp_path / "model").end()
-    assert (code, said.startswith(f"ModelBroken: hf://owner/name: {name} is not what")) == (2, True), said
+    assert (code, said.startswith(f"ModelBroken: hf://owner/name: {name} does not match")) == (2, True), said
     assert not (tmp_path / "model").exists()
 
 
@@ -165,5 +165,5 @@ def test_a_volume_that_is_too_small_is_told_before_a_byte_is_fetched(hub: SmallH
         env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("NoSpace: hf://owner/name: 0.00 GB are still to come")
+    assert ended.stderr.splitlines()[-1].startswith("NoSpace: hf://owner/name: 0.00 GB are still to be fetched")
     assert hub.sent == {}

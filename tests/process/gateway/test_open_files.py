@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import logging, resource, sys
-from orca.gateway.http.open_files import allow_open_files
+from orca.gateway.server import allow_open_files
 soft, hard, connections = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.gateway.routes import playground
+from orca.gateway.routes import about
 
 BROWSER = """
 const elements = {};
@@ -26,7 +26,7 @@ const settled = () => new Promise(resolve => setTimeout(resolve, 20));
 
 def run(steps: str) -> str:
     """What the steps print, behind the page's own script."""
-    page = Path(playground.__file__).with_name("playground.html").read_text(encoding="utf-8")
+    page = Path(about.__file__).with_name("playground.html").read_text(encoding="utf-8")
     script = page.partition("<script>")[2].partition("</script>")[0]
     program = f"{BROWSER}{script}\n(async () => {{ {steps} }})();"
     return subprocess.run(["node", "-e", program], capture_output=True, text=True, timeout=20, check=True).stdout

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.request import SamplingParams
-from orca.scheduler.observer import IterationLog
+from orca.scheduler.observer import IterationHistory
 from support.system.running_group import RunningGroup, Work
 from support.worker.tiny_models import tiny_checkpoint
 
@@ -17,7 +17,7 @@ FOREVER = SamplingParams(temperature=0.0, ignore_eos=True)
 @pytest.mark.parametrize("prefetch", [0, 1])
 async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run(tmp_path: Path, prefetch: int) -> None:
     folder = tiny_checkpoint("llama", tmp_path / "model", max_position_embeddings=512)
-    log = IterationLog()
+    log = IterationHistory()
     works = [
         Work(prompt=(5, 6, 7), max_new_tokens=400, sampling=FOREVER),
         Work(prompt=(8, 9), max_new_tokens=5, sampling=FOREVER),
@@ -39,5 +39,5 @@ def members(record: object) -> set[str]:
     return {row.request_id for row in record.rows}  # type: ignore[attr-defined]
 
 
-def names(log: IterationLog) -> list[str]:
+def names(log: IterationHistory) -> list[str]:
     return list(dict.fromkeys(row.request_id for record in log.records for row in record.rows))

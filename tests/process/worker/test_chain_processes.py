@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from checker.chain_model import load_chain_model, make_chain_model
-from checker.oracle import expected_tokens
+from checker.oracles.chain_model import load_chain_model, make_chain_model
+from checker.oracles.chain_oracle import expected_tokens
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from support.worker.engine_builders import Stages, generate, new_request
 

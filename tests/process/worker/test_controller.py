@@ -49,7 +49,7 @@ async def test_a_scheduler_of_another_release_is_refused_with_a_sentence(start_c
     client = StageClient(await start_controllers("plain"))
     await client.loaded()
     request = pb.JoinRequest(epoch=pb.Epoch(number=1, holder="test"), contract=99)
-    with pytest.raises(aio.AioRpcError, match="the scheduler is of another release: it speaks contract 99"):
+    with pytest.raises(aio.AioRpcError, match="the scheduler is of another release: it has contract 99"):
         await client.stubs[0].Join(request, timeout=30)
     assert (await client.status()).epoch.number == 0
     await client.close()

@@ -14,7 +14,7 @@ import torch
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
-from orca.scheduler.engines.rendezvous import Rendezvous, key_prefix
+from orca.scheduler.engines.rendezvous import RendezvousServer, key_prefix
 from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
@@ -25,8 +25,8 @@ SENDS = 20  # more than are held: the last ones wait until the peer takes the fi
 
 
 @pytest.fixture
-async def rendezvous() -> AsyncIterator[Rendezvous]:
-    server = Rendezvous("127.0.0.1:0")
+async def rendezvous() -> AsyncIterator[RendezvousServer]:
+    server = RendezvousServer("127.0.0.1:0")
     await server.start()
     await server.open(EPOCH)
     yield server
@@ -40,7 +40,9 @@ async def in_threads(*calls: Callable[[], Any]) -> list[Any]:
         return await asyncio.wait_for(asyncio.gather(*(loop.run_in_executor(pool, call) for call in calls)), 30)
 
 
-async def with_store(rendezvous: Rendezvous, use: Callable[[RendezvousStore], Any], timeout_s: float = 10.0) -> Any:
+async def with_store(
+    rendezvous: RendezvousServer, use: Callable[[RendezvousStore], Any], timeout_s: float = 10.0
+) -> Any:
     def call() -> Any:
         store = RendezvousStore(rendezvous.address, timeout_s)
         try:
@@ -52,7 +54,7 @@ async def with_store(rendezvous: Rendezvous, use: Callable[[RendezvousStore], An
     return answer
 
 
-async def test_the_store_keeps_what_torch_asks_of_a_store(rendezvous: Rendezvous) -> None:
+async def test_the_store_keeps_what_torch_asks_of_a_store(rendezvous: RendezvousServer) -> None:
     def use(store: RendezvousStore) -> list[Any]:
         store.set(f"{PREFIX}a", b"\x00\xff")
         store.multi_set([f"{PREFIX}b"], ["text"])
@@ -79,7 +81,7 @@ async def test_the_store_keeps_what_torch_asks_of_a_store(rendezvous: Rendezvous
     ]
 
 
-async def test_a_get_waits_until_another_rank_has_set_the_key(rendezvous: Rendezvous) -> None:
+async def test_a_get_waits_until_another_rank_has_set_the_key(rendezvous: RendezvousServer) -> None:
     store = RendezvousStore(rendezvous.address, 10.0)
     waiting = asyncio.ensure_future(in_threads(lambda: store.get(f"{PREFIX}late")))
     await with_store(rendezvous, lambda other: other.set(f"{PREFIX}late", b"here"))
@@ -87,12 +89,12 @@ async def test_a_get_waits_until_another_rank_has_set_the_key(rendezvous: Rendez
     store.close()
 
 
-async def test_a_wait_ends_at_its_timeout_and_names_the_key(rendezvous: Rendezvous) -> None:
+async def test_a_wait_ends_at_its_timeout_and_names_the_key(rendezvous: RendezvousServer) -> None:
     with pytest.raises(EngineError, match=f"nobody set {PREFIX}never"):
         await with_store(rendezvous, lambda store: store.wait([f"{PREFIX}never"], timedelta(seconds=0.05)))
 
 
-async def test_a_rank_of_an_old_epoch_is_sent_away_even_while_it_waits(rendezvous: Rendezvous) -> None:
+async def test_a_rank_of_an_old_epoch_is_sent_away_even_while_it_waits(rendezvous: RendezvousServer) -> None:
     store = RendezvousStore(rendezvous.address, 10.0)
     waiting = asyncio.ensure_future(in_threads(lambda: store.get(f"{PREFIX}late")))
     await with_store(rendezvous, lambda other: other.set(f"{PREFIX}seen", b""))
@@ -104,7 +106,7 @@ async def test_a_rank_of_an_old_epoch_is_sent_away_even_while_it_waits(rendezvou
     store.close()
 
 
-async def test_closing_the_store_wakes_a_rank_that_waits_in_it(rendezvous: Rendezvous) -> None:
+async def test_closing_the_store_wakes_a_rank_that_waits_in_it(rendezvous: RendezvousServer) -> None:
     store = RendezvousStore(rendezvous.address, 30.0)
     waits = threading.Event()
 
@@ -149,7 +151,7 @@ class Peer:
 
 
 @pytest.fixture
-async def peers(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Any]]:
+async def peers(rendezvous: RendezvousServer) -> AsyncIterator[Callable[..., Any]]:
     formed: list[Peer] = []
 
     async def form(stages: int, tensor: int, *, interface: str | None = None, **bounds: float) -> list[Peer]:
@@ -189,8 +191,8 @@ async def test_an_interface_that_is_not_there_keeps_a_group_from_forming(peers: 
 
 async def test_sampled_tokens_reach_every_rank_of_the_first_stage(peers: Callable[..., Any]) -> None:
     first0, first1, sampler, _ = await peers(2, 2)
-    sampler.groups.send_fed([7, 2**40])
-    assert [peer.groups.receive_fed(2).wait().tolist() for peer in (first0, first1)] == [[7, 2**40]] * 2
+    sampler.groups.send_device_tokens([7, 2**40])
+    assert [peer.groups.receive_device_tokens(2).wait().tolist() for peer in (first0, first1)] == [[7, 2**40]] * 2
 
 
 async def test_ranks_of_a_stage_add_up_and_join_uneven_shards(peers: Callable[..., Any]) -> None:
@@ -233,11 +235,11 @@ async def test_a_rank_that_leaves_wakes_a_peer_that_waits_for_it(peers: Callable
 
 async def test_a_wait_for_a_peer_may_take_longer_than_the_forming_of_the_groups(peers: Callable[..., Any]) -> None:
     first0, first1, second0, second1 = await peers(2, 2, timeout_s=6.0)
-    fed, hidden = first1.groups.receive_fed(1), second0.groups.receive_hidden(1)
+    fed, hidden = first1.groups.receive_device_tokens(1), second0.groups.receive_hidden(1)
     add_up = [functools.partial(peer.tensor.all_reduce, torch.ones(1)) for peer in (first0, first1)]
     waits = asyncio.ensure_future(in_threads(fed.wait, hidden.wait, add_up[0], lambda: send_many(first1)))
     await asyncio.sleep(7.0)  # a long step: past the bound of the forming
-    second0.groups.send_fed([7])
+    second0.groups.send_device_tokens([7])
     first0.groups.send_hidden(torch.ones(1, 3))
     await in_threads(add_up[1], *[second1.groups.receive_hidden(1).wait for _ in range(SENDS)])
     tokens, activations, total, _ = await waits
@@ -253,7 +255,7 @@ def send_many(peer: Peer) -> None:
     ("waiting", "wait"),
     [
         pytest.param(2, lambda peer: peer.groups.receive_hidden(1).wait(), id="activations"),
-        pytest.param(1, lambda peer: peer.groups.receive_fed(1).wait(), id="fed tokens"),
+        pytest.param(1, lambda peer: peer.groups.receive_device_tokens(1).wait(), id="fed tokens"),
         pytest.param(0, lambda peer: peer.tensor.all_reduce(torch.ones(1)), id="tensor group"),
         pytest.param(1, send_many, id="sends"),
     ],

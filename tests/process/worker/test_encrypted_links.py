@@ -14,7 +14,7 @@ from handshake import shown_certificate
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Step
 from orca.core.transport import grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker
@@ -26,15 +26,15 @@ StartEngine = Callable[..., GrpcEngine]
 NAME = "shop.default.svc"
 
 
-def certificates(authority: Authority, name: str) -> Certificates:
+def certificates(authority: Authority, name: str) -> TlsFiles:
     own = authority.issue(name)
-    return Certificates(ca=authority.ca, certificate=own.certificate, key=own.key)
+    return TlsFiles(ca=authority.ca, certificate=own.certificate, key=own.key)
 
 
-def named_certificates(authority: Authority) -> Certificates:
+def named_certificates(authority: Authority) -> TlsFiles:
     """One for all parts of a deployment, none of which is reached by the name in it."""
     own = authority.issue("all", f"DNS:{NAME}")
-    return Certificates(authority.ca, own.certificate, own.key, NAME)
+    return TlsFiles(authority.ca, own.certificate, own.key, NAME)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_p
     refused = [
         grpc_links.open_channel(address),
         aio.secure_channel(address, ssl_channel_credentials(authority.ca.read_bytes())),
-        grpc_links.open_channel(address, Certificates(authority.ca, posing.certificate, posing.key)),
+        grpc_links.open_channel(address, TlsFiles(authority.ca, posing.certificate, posing.key)),
     ]
     for channel in refused:
         with pytest.raises(aio.AioRpcError) as error:
@@ -135,9 +135,7 @@ class Relay:
 
 
 @pytest.fixture(scope="module")
-def encrypted(
-    start_stages: Callable[..., Stages], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Stages, Certificates]:
+def encrypted(start_stages: Callable[..., Stages], tmp_path_factory: pytest.TempPathFactory) -> tuple[Stages, TlsFiles]:
     """Two real stages, and what they and their scheduler show."""
     authority = Authority(tmp_path_factory.mktemp("ca"))
     shared = named_certificates(authority)
@@ -146,7 +144,7 @@ def encrypted(
 
 
 async def test_a_group_works_over_encrypted_links(
-    encrypted: tuple[Stages, Certificates], start_engine: StartEngine
+    encrypted: tuple[Stages, TlsFiles], start_engine: StartEngine
 ) -> None:
     stages, shared = encrypted
     engine = start_engine(stages.addresses, certificates=shared)
@@ -157,7 +155,7 @@ async def test_a_group_works_over_encrypted_links(
 
 
 async def test_a_scheduler_without_certificates_forms_no_epoch(
-    encrypted: tuple[Stages, Certificates], start_engine: StartEngine
+    encrypted: tuple[Stages, TlsFiles], start_engine: StartEngine
 ) -> None:
     engine = start_engine(encrypted[0].addresses, join_timeout_s=1.0)
     with pytest.raises(EngineError, match="does not answer"):
@@ -165,7 +163,7 @@ async def test_a_scheduler_without_certificates_forms_no_epoch(
 
 
 async def test_a_group_goes_on_while_its_certificates_are_replaced_and_forms_again_when_the_old_ones_are_worth_nothing(
-    encrypted: tuple[Stages, Certificates], start_engine: StartEngine, tmp_path: Path
+    encrypted: tuple[Stages, TlsFiles], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     stages, shared = encrypted
     async with contextlib.AsyncExitStack() as stack:
@@ -187,7 +185,7 @@ async def test_a_group_goes_on_while_its_certificates_are_replaced_and_forms_aga
         assert await generate(engine, after, request, [3], stages=2) == tokens
 
 
-def replace(shown: Certificates, others: Certificates) -> None:
+def replace(shown: TlsFiles, others: TlsFiles) -> None:
     for old, new in ((shown.ca, others.ca), (shown.certificate, others.certificate), (shown.key, others.key)):
         shutil.copyfile(new, old)
 
@@ -195,7 +193,7 @@ def replace(shown: Certificates, others: Certificates) -> None:
 def test_a_certificate_that_cannot_be_read_is_named(authority: Authority, tmp_path: Path) -> None:
     own = authority.issue("scheduler")
     with pytest.raises(EngineError, match=f"{tmp_path}/none.pem: No such file"):
-        grpc_links.open_channel("127.0.0.1:1", Certificates(tmp_path / "none.pem", own.certificate, own.key))
+        grpc_links.open_channel("127.0.0.1:1", TlsFiles(tmp_path / "none.pem", own.certificate, own.key))
 
 
 class ReadOnce(type(Path())):  # type: ignore[misc]
@@ -219,12 +217,14 @@ def test_files_that_are_exchanged_between_two_reads_come_of_one_piece(authority:
 def test_all_three_files_or_none(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
     parse(flags, {})
-    with pytest.raises(SettingError, match="setting tls_certificate_file: tls_ca_file, tls_certificate_file"):
+    with pytest.raises(
+        SettingError, match="setting tls_certificate_file: set all of tls_ca_file, tls_certificate_file"
+    ):
         parse([*flags, "--tls-ca-file", "/ca"], {})
 
 
 @pytest.mark.parametrize("parse", [parse_worker, parse_scheduler], ids=["worker", "scheduler"])
 def test_a_name_without_the_files_is_refused(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
-    with pytest.raises(SettingError, match="setting tls_server_name: it goes with tls_ca_file, tls_certificate_file"):
+    with pytest.raises(SettingError, match="setting tls_server_name: it needs tls_ca_file, tls_certificate_file"):
         parse([*flags, "--tls-server-name", NAME], {})

@@ -9,8 +9,10 @@ from typing import Any
 from orca.core.domain.step import Epoch, Row, StageTiming, Step
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
-from orca.worker.rank.executor import Executor, FedTokens, IterationLog
-from orca.worker.stage.sampling import HostDrawn
+from orca.worker.rank.device_tokens import DeviceTokenQueue
+from orca.worker.rank.executor import Executor
+from orca.worker.rank.stage_log import StageLog
+from orca.worker.stage.sampling import HostSample
 from support.worker.engine_builders import new_request
 
 EPOCH = Epoch(1, "test")
@@ -22,7 +24,7 @@ class FedStage:
     def __init__(self) -> None:
         self.fed: list[tuple[tuple[int, ...], list[int]]] = []
 
-    def feed(self, handles: Sequence[int], tokens: Sequence[int]) -> None:
+    def put_device_tokens(self, handles: Sequence[int], tokens: Sequence[int]) -> None:
         self.fed.append((tuple(handles), list(tokens)))
 
 
@@ -31,14 +33,14 @@ def asks(*handles: int, token: int | None = None) -> Step:
     return Step(epoch=EPOCH, number=1, rows=rows)
 
 
-def settle(fed: FedTokens, step: Step) -> Any:
+def settle(fed: DeviceTokenQueue, step: Step) -> Any:
     stage = FedStage()
-    fed.settle(stage, step)  # type: ignore[arg-type]
+    fed.deliver(stage, step)  # type: ignore[arg-type]
     return stage.fed
 
 
 def test_a_step_takes_all_tokens_up_to_the_last_one_that_it_needs() -> None:
-    fed = FedTokens()
+    fed = DeviceTokenQueue()
     for number, handles in enumerate([(1, 2), (3,), (4,)]):
         fed.expect(handles, [number] * len(handles))
     assert settle(fed, asks(3)) == [((1, 2), [0, 0]), ((3,), [1])]
@@ -47,26 +49,26 @@ def test_a_step_takes_all_tokens_up_to_the_last_one_that_it_needs() -> None:
 
 
 def test_rows_whose_token_the_master_knows_wait_for_nothing() -> None:
-    fed = FedTokens()
+    fed = DeviceTokenQueue()
     fed.expect((1,), [9])
     assert settle(fed, asks(1, token=9)) == []
 
 
 def test_a_prompt_row_of_another_request_waits_for_nothing() -> None:
-    fed = FedTokens()
+    fed = DeviceTokenQueue()
     fed.expect((1,), [9])
     assert settle(fed, asks(2)) == []
 
 
 def test_tokens_that_nobody_asks_for_are_not_kept_for_ever() -> None:
-    fed = FedTokens()
+    fed = DeviceTokenQueue()
     for handle in range(70):
         fed.expect((handle,), [handle])
     assert [handles for handles, _ in settle(fed, asks(1000))] == [(handle,) for handle in range(6)]
 
 
 def test_a_line_of_the_iteration_log_tells_who_ran_and_when(tmp_path: Path) -> None:
-    log = IterationLog(tmp_path / "log.jsonl")
+    log = StageLog(tmp_path / "log.jsonl")
     step = Step(
         epoch=EPOCH,
         number=7,
@@ -108,9 +110,9 @@ class MarkWatcher(FedStage):
         self.seen.append((self.progress.doing, self.progress.is_waiting))
         self.mark_after_compute = self.progress.mark
 
-    def draw(self, *_: object) -> HostDrawn:
-        self.seen.append(("draws", self.progress.mark > self.mark_after_compute + 1))
-        return HostDrawn([])
+    def sample(self, *_: object) -> HostSample:
+        self.seen.append(("samples", self.progress.mark > self.mark_after_compute + 1))
+        return HostSample([])
 
 
 def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits_when_done() -> None:
@@ -125,6 +127,6 @@ def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits
         iteration_log=None,
         delay_ms=600.0,
     )
-    executor.run(executor.take(asks(1, token=3), received_ns=0))
-    assert stage.seen == [("step 1: state", False), ("step 1: computes", False), ("draws", True)]
+    executor.run(executor.receive(asks(1, token=3), received_ns=0))
+    assert stage.seen == [("step 1: state", False), ("step 1: computes", False), ("samples", True)]
     assert (progress.doing, progress.is_waiting) == ("step 1: done", True)

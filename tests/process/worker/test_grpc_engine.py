@@ -8,7 +8,7 @@ import pytest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Row, Step
-from orca.scheduler.engines.grpc_engine import GrpcEngine, Loading
+from orca.scheduler.engines.grpc_engine import GrpcEngine, StageLoading
 from orca.worker.controller.controller import Controller
 from support.worker.engine_builders import error_of, next_result
 
@@ -86,7 +86,7 @@ async def test_an_address_that_serves_another_stage_is_refused(
 
 
 async def test_a_stage_that_nobody_serves_is_an_error_after_the_bound(start_engine: StartEngine) -> None:
-    told: list[Loading] = []
+    told: list[StageLoading] = []
     engine = start_engine(["127.0.0.1:1"], join_timeout_s=0.5, on_loading=told.append)
     error = await error_of(engine.form(Epoch(1, "test")))
     assert "stage 0 at 127.0.0.1:1 does not answer" in str(error)

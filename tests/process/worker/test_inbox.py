@@ -19,7 +19,7 @@ from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
-from orca.worker.stage.sampling import HostDrawn
+from orca.worker.stage.sampling import HostSample
 from support.worker.engine_builders import new_request
 
 
@@ -48,10 +48,10 @@ class Link:
     def forward(self, plan: Step, hidden: torch.Tensor | None) -> None:  # noqa: ARG002 - a stage's shape
         self.calls.append(f"compute {plan.tokens}")
 
-    def draw(self, plan: Step, *_: object) -> Any:
-        return DrawnLater(self, plan.number) if self.draws_later else HostDrawn([])
+    def sample(self, plan: Step, *_: object) -> Any:
+        return DrawnLater(self, plan.number) if self.draws_later else HostSample([])
 
-    def send_fed(self, tokens: object) -> None:
+    def send_device_tokens(self, tokens: object) -> None:
         pass
 
 
@@ -59,14 +59,14 @@ class DrawnLater:
     """Tokens of a device that is at work until it was looked at some times, or waited for."""
 
     tokens: Sequence[int] = ()
-    is_fed = True
+    is_on_device = True
 
     def __init__(self, link: Link, number: int) -> None:
         self._link, self._number = link, number
         self._looks = 0
 
     @property
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         self._looks += 1
         self._link.on_look()
         return self._looks > 50
@@ -121,7 +121,7 @@ def step_of(tokens: int, epoch: int = 1) -> bytes:
 def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_computes(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     inbox.put((Kind.STEP, step_of(3)))
     while steps:
@@ -130,7 +130,7 @@ def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_compu
 
 
 def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     for frame in ((Kind.STEP, step_of(2)), (Kind.STOP, b""), (Kind.STEP, step_of(3))):
         inbox.put(frame)
     list(steps.run_next())
@@ -141,24 +141,24 @@ def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox:
 
 
 def test_a_step_of_another_epoch_is_passed_over(link: Link, steps: EpochSteps) -> None:
-    steps.take(step_of(1, epoch=2))
+    steps.receive(step_of(1, epoch=2))
     assert not steps
     assert link.calls == []
 
 
 def test_a_step_that_comes_again_is_passed_over_and_one_behind_a_gap_refused(link: Link, steps: EpochSteps) -> None:
     for number in (1, 2, 1, 2):
-        steps.take(step_of(number))
+        steps.receive(step_of(number))
     assert link.calls == ["post 1", "post 2"]
     with pytest.raises(EngineError, match="step 4 came after step 2"):
-        steps.take(step_of(4))
+        steps.receive(step_of(4))
 
 
 def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
     link.torn = {2}
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     with pytest.raises(RuntimeError, match="the link is gone"):
         list(steps.run_next())
@@ -169,7 +169,7 @@ def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_ar
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
     link.draws_later = True
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     inbox.put((Kind.STEP, step_of(3)))
     assert run_all(link, steps) == [
@@ -184,7 +184,7 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
     """As behind one stage: two steps are under way, and a result brings the next one."""
     link.draws_later = True
     link.on_send = {1: lambda: inbox.put((Kind.STEP, step_of(3))), 2: lambda: inbox.put((Kind.STEP, step_of(4)))}
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     assert run_all(link, steps) == [
         *("compute 1", "compute 2", "read 1", "send 1"),
@@ -199,7 +199,7 @@ def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
     link.draws_later = True
     link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))
     seen: list[tuple[str, bool]] = []
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     list(steps.run_next())
     assert seen[-1] == ("step 1: computes", False)
     assert (progress.doing, progress.is_waiting) == ("step 1: done", True)
@@ -207,7 +207,7 @@ def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
 
 def test_an_order_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     link.draws_later = True
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STOP, b""))
     assert run_all(link, steps) == ["compute 1", "read 1", "send 1"]
     assert inbox.next()[0] is Kind.STOP
@@ -223,7 +223,7 @@ def run_all(link: Link, steps: EpochSteps) -> list[str]:
 
 
 def test_tokens_that_the_host_draws_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
-    steps.take(step_of(1))
+    steps.receive(step_of(1))
     inbox.put((Kind.STEP, step_of(2)))
     assert [result.number for result in steps.run_next()] == [1]
     assert [result.number for result in steps.run_next()] == [2]

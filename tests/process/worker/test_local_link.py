@@ -13,7 +13,7 @@ import pytest
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.local_link import Kind, LocalLink, open_link
+from orca.core.transport.local_link import LinkFrameKind, LocalLink, open_link
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.controller.controller import Controller
 from orca.worker.controller.local_masters import LocalMasters
@@ -61,10 +61,10 @@ Open = Callable[..., Awaitable[LocalLink]]
 
 
 def send(link: LocalLink, message: pb.StepMessage) -> None:
-    link.write(encode(Kind.STEP, message.SerializeToString()))
+    link.write(encode(LinkFrameKind.STEP, message.SerializeToString()))
 
 
-async def heard(link: LocalLink) -> list[tuple[Kind, bytes]]:
+async def heard(link: LocalLink) -> list[tuple[LinkFrameKind, bytes]]:
     """All frames until the stage hangs up."""
     async with asyncio.timeout(20):
         return [frame async for frame in link.frames()]
@@ -95,7 +95,7 @@ async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run
 
 async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient, open_to: Open) -> None:
     reader, writer = await _connected((await stage.status()).local)
-    writer.write(encode(Kind.STEP, step(1).SerializeToString()))
+    writer.write(encode(LinkFrameKind.STEP, step(1).SerializeToString()))
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
     assert (await stage.status()).last_step == 0
@@ -104,20 +104,25 @@ async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient, op
 
 async def test_a_link_for_another_epoch_is_told_which_one_the_stage_is_in(open_to: Open) -> None:
     [(kind, payload)] = await heard(await open_to(pb.Epoch(number=7, holder="test")))
-    assert (kind, payload) == (Kind.OVER, b"this stage is in epoch 1, not 7")
+    assert (kind, payload) == (LinkFrameKind.OVER, b"this stage is in epoch 1, not 7")
 
 
 async def test_a_step_of_another_epoch_ends_the_link(open_to: Open) -> None:
     link = await open_to()
     send(link, step(1, epoch=7))
     [(kind, payload)] = await heard(link)
-    assert kind is Kind.OVER
+    assert kind is LinkFrameKind.OVER
     assert b"did not take step 1: epoch 7 is over here" in payload
 
 
 @pytest.mark.parametrize(
     "said",
-    [encode(Kind.STEP, b"\xff"), encode(Kind.OVER, b""), bytes([0, 0, 0, 0, 99]), b"\xff\xff\xff\xff\x02"],
+    [
+        encode(LinkFrameKind.STEP, b"\xff"),
+        encode(LinkFrameKind.OVER, b""),
+        bytes([0, 0, 0, 0, 99]),
+        b"\xff\xff\xff\xff\x02",
+    ],
     ids=["garbled step", "wrong direction", "unknown kind", "endless frame"],
 )
 async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to: Open, said: bytes) -> None:
@@ -126,7 +131,7 @@ async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to
     assert await heard(link) == []
     other = await open_to()
     send(other, step(1))
-    assert (await anext(other.frames()))[0] is Kind.RESULT
+    assert (await anext(other.frames()))[0] is LinkFrameKind.RESULT
 
 
 async def test_a_link_to_a_rank_that_has_died_is_told_how(start_controllers: StartControllers) -> None:
@@ -141,7 +146,7 @@ async def test_a_link_to_a_rank_that_has_died_is_told_how(start_controllers: Sta
     link = open_link((await client.status()).local, EPOCH)
     assert link is not None
     [(kind, reason)] = await heard(link)
-    assert kind is Kind.OVER
+    assert kind is LinkFrameKind.OVER
     assert b"rank 0 ended with status -9" in reason
     link.close()
     await client.close()
@@ -155,12 +160,12 @@ async def test_a_newer_epoch_ends_the_links_of_the_one_before(stage: StageClient
     link = await open_to()
     send(link, step(1))
     frames = link.frames()
-    assert (await anext(frames))[0] is Kind.RESULT
+    assert (await anext(frames))[0] is LinkFrameKind.RESULT
     await stage.join(2)
-    assert await anext(frames) == (Kind.OVER, b"epoch 2 begins")
+    assert await anext(frames) == (LinkFrameKind.OVER, b"epoch 2 begins")
     other = await open_to(pb.Epoch(number=2, holder="test"))
     send(other, step(1, epoch=2))
-    assert (await anext(other.frames()))[0] is Kind.RESULT
+    assert (await anext(other.frames()))[0] is LinkFrameKind.RESULT
 
 
 @pytest.mark.parametrize("stage", [2], indirect=True)
@@ -172,7 +177,7 @@ async def test_results_that_came_before_the_end_of_the_epoch_are_heard_before_it
     await until(lambda: _has_result(stage))
     await stage.join(2)
     (first, result), (last, reason) = await _two(link)
-    assert (first, last) == (Kind.RESULT, Kind.OVER)
+    assert (first, last) == (LinkFrameKind.RESULT, LinkFrameKind.OVER)
     assert pb.ResultMessage.FromString(result).number == 1
     assert reason == b"epoch 2 begins"
 
@@ -181,7 +186,7 @@ async def _has_result(stage: StageClient) -> bool:
     return (await anext(aiter(stage.results()))).number == 1
 
 
-async def _two(link: LocalLink) -> list[tuple[Kind, bytes]]:
+async def _two(link: LocalLink) -> list[tuple[LinkFrameKind, bytes]]:
     async with asyncio.timeout(20):
         frames = link.frames()
         return [await anext(frames), await anext(frames)]
@@ -263,7 +268,7 @@ async def test_a_rank_that_is_killed_ends_the_epoch_with_its_controllers_word(
 
 
 def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Callable[..., Any]) -> None:
-    async def session() -> list[Kind]:
+    async def session() -> list[LinkFrameKind]:
         results = ResultLog()
         masters = LocalMasters(_never, lambda _: results)
         link = open_link(masters.address, EPOCH)
@@ -277,7 +282,7 @@ def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Calla
         await masters.close()
         return kinds
 
-    assert run(session()) == [Kind.RESULT, Kind.RESULT, Kind.RESULT, Kind.OVER]
+    assert run(session()) == [LinkFrameKind.RESULT, LinkFrameKind.RESULT, LinkFrameKind.RESULT, LinkFrameKind.OVER]
 
 
 def test_who_says_nothing_or_too_much_before_the_key_is_hung_up_on(

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from orca.pool.api import CommitAnswer, CommitEntry
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.observer import IterationRecord
 from orca.worker.models.build import load_stage

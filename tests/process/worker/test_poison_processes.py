@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler.dependencies import Seams, Times
-from orca.scheduler.loop import Choices, Scheduler
-from orca.scheduler.observer import IterationLog
-from orca.scheduler.policy.iteration import Iteration
+from orca.pool.records import Caller, LogSlice, OnDisconnect, RequestState, Submission
+from orca.scheduler.dependencies import Dependencies, LoopTimings
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.observer import IterationHistory
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 from support.worker import poisoned_rank
@@ -64,7 +63,7 @@ class Group:
         return await self.pool.read(f"{parent}.0", 0)
 
 
-class Blames(IterationLog):
+class Blames(IterationHistory):
     """Keeps who was blamed, and who ended for it."""
 
     def __init__(self) -> None:
@@ -95,17 +94,17 @@ async def group(tiny_model: Path, blames: Blames) -> AsyncIterator[Group]:
         await pool.set_revision("r1", 1)
         engine = engine_for([controller.address for controller in controllers])
         stack.push_async_callback(engine.close)
-        seams = Seams(
+        dependencies = Dependencies(
             pool=pool,
             engine=engine,
-            policy=Iteration(),
+            policy=IterationPolicy(),
             caller=Caller(group="g", process="p", revision="r1"),
             calls=count(1),
             clock_ns=time.monotonic_ns,
             observer=blames,
-            times=Times(form_retry_s=0.05, form_retry_max_s=0.2),
+            timings=LoopTimings(form_retry_s=0.05, form_retry_max_s=0.2),
         )
-        scheduler = Scheduler(seams, Choices(max_batch_size=4))
+        scheduler = GroupScheduler(dependencies, SchedulingOptions(max_batch_size=4))
         running = asyncio.create_task(scheduler.run())
         yield Group(pool)
         scheduler.stop()

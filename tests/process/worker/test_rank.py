@@ -17,7 +17,7 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.local_link import Kind as LinkKind
+from orca.core.transport.local_link import LinkFrameKind
 from orca.worker.controller.rank_process import RANK_COMMAND
 from orca.worker.messages import frames
 from orca.worker.messages.frames import JoinOrder, Kind
@@ -96,14 +96,14 @@ def step_of(epoch: int, handle: int) -> bytes:
 
 
 @contextmanager
-def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkKind]]:
+def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkFrameKind]]:
     """A master whose link is handed to the rank."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             # The controller's end of this link is a FrameSocket here, which hands nothing over.
             socket.send_fds(link._connection, [frames.encode_link(epoch, b"")], [theirs.fileno()])
-        yield FrameSocket(ours, LinkKind)
+        yield FrameSocket(ours, LinkFrameKind)
 
 
 def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]) -> None:
@@ -117,35 +117,35 @@ def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]
 def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(rank: FrameSocket[Kind]) -> None:
     joined(rank, 1)
     with master_of(rank, epoch=1) as master:
-        master.write(encode(LinkKind.STEP, step_of(1, handle=1)))
+        master.write(encode(LinkFrameKind.STEP, step_of(1, handle=1)))
         kind, result = heard_by(master)
-        assert kind is LinkKind.RESULT
+        assert kind is LinkFrameKind.RESULT
         assert len(pb.ResultMessage.FromString(result).sampled) == 1
         join(rank, 2)
-        assert heard_by(master) == (LinkKind.OVER, b"epoch 2 begins")
+        assert heard_by(master) == (LinkFrameKind.OVER, b"epoch 2 begins")
         assert master.read() is None
     with master_of(rank, epoch=1) as late:
         assert late.read() is None
     assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
     with master_of(rank, epoch=2) as first, master_of(rank, epoch=2) as second:
         assert second.read() is None
-        first.write(encode(LinkKind.STEP, step_of(2, handle=1)))
-        assert heard_by(first)[0] is LinkKind.RESULT
+        first.write(encode(LinkFrameKind.STEP, step_of(2, handle=1)))
+        assert heard_by(first)[0] is LinkFrameKind.RESULT
 
 
 def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(rank: FrameSocket[Kind]) -> None:
     joined(rank, 1)
     with master_of(rank, epoch=1) as master:
-        master.write(encode(LinkKind.STEP, step_of(1, handle=7)))
+        master.write(encode(LinkFrameKind.STEP, step_of(1, handle=7)))
         kind, reason = heard_by(master)
-    assert kind is LinkKind.OVER
+    assert kind is LinkFrameKind.OVER
     assert b"rank 0: step 1" in reason
     rank._connection.setblocking(False)  # it is here by now
     assert said(rank)[0] is Kind.BROKEN
     rank._connection.setblocking(True)
 
 
-def heard_by(master: FrameSocket[LinkKind]) -> tuple[LinkKind, bytes]:
+def heard_by(master: FrameSocket[LinkFrameKind]) -> tuple[LinkFrameKind, bytes]:
     frame = master.read()
     assert frame is not None
     return frame

@@ -26,7 +26,7 @@ async def redis(tmp_path: Path) -> AsyncIterator[CountedRedis]:
 
 async def test_a_stopped_redis_is_woken_and_not_killed(redis: CountedRedis) -> None:
     told: list[str] = []
-    probing = asyncio.create_task(Probe([redis], period_s=0.2, tell=told.append).run())
+    probing = asyncio.create_task(Probe([redis], period_s=0.2, report=told.append).run())
     pid = redis.pid
     assert pid is not None
     await until(lambda: redis.answers)
@@ -35,7 +35,7 @@ async def test_a_stopped_redis_is_woken_and_not_killed(redis: CountedRedis) -> N
     assert await redis.is_answering(60.0)
     assert redis.pid == pid
     assert f"redis (pid {pid}) is frozen" in told[0]
-    assert "told to go on" in told[0]
+    assert "resumed (SIGCONT)" in told[0]
     probing.cancel()
 
 

@@ -55,7 +55,7 @@ async def test_a_redis_that_dies_while_it_starts_again_is_restarted_until_it_sta
     child: RedisChild, tmp_path: Path
 ) -> None:
     told: list[str] = []
-    supervisor = Supervisor([child], tell=told.append, restart_delays_s=(0.0, 0.01, 0.5, 0.5))
+    supervisor = Supervisor([child], report=told.append, restart_delays_s=(0.0, 0.01, 0.5, 0.5))
     supervisor.was_up = True
     running = asyncio.create_task(supervisor.run())
     (tmp_path / "moody").touch()

@@ -38,7 +38,7 @@ class Parts:
     def gateway(self, model: Path, other: Path) -> str:
         """Returns: its URL."""
         port = free_port()
-        others = OtherModel(folder=str(other)).word()
+        others = OtherModel(folder=str(other)).to_text()
         self._start("gateway", "--model", str(model), "--other-models", others, "--port", str(port), *self._common)
         return f"http://127.0.0.1:{port}"
 

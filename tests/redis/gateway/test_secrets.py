@@ -10,11 +10,11 @@ import httpx
 import pytest
 import redis
 
-from orca.core.api_keys import ApiKey, digest, line, make_key
+from orca.core.api_keys import ApiKey, key_digest, key_line, make_key
 from orca.core.process.logs import JsonFormatter
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
-from orca.gateway.models.models import Models, Served
+from orca.gateway.models.models import Models, ServedModel
 from orca.gateway.settings import Settings
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
@@ -58,13 +58,13 @@ def everything_in(url: str) -> bytes:
 async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "keys"
-    file.write_text(line(ApiKey("alice", digest(RIGHT))))
+    file.write_text(key_line(ApiKey("alice", key_digest(RIGHT))))
     settings = Settings(model="tiny", api_keys=(SET,), api_keys_file=str(file))
     with EmbeddedRedis(tmp_path / "redis") as server:
         pool = RedisPool(server.url, "test", PATIENT_POOL)
         await pool.set_revision(MODEL.revision, 0)
         await pool.promise_slots(MODEL.revision, 1_000)
-        app = create_app(pool, Models(Served.of(MODEL, tokenizer(), settings)), settings, tracing=Tracing(None))
+        app = create_app(pool, Models(ServedModel.of(MODEL, tokenizer(), settings)), settings, tracing=Tracing(None))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),

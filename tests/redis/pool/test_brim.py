@@ -10,7 +10,7 @@ import pytest
 from orca.core.domain.errors import PoolFull
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.pool import codec
-from orca.pool.api import Claimed, CommitAnswer, CommitEntry, OnDisconnect
+from orca.pool.records import Claimed, CommitAnswer, CommitEntry, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from support.pool.beds import REVISION, RedisBed, Scheduler, started, submission, with_settings
 from support.pool.kinds import KINDS, redis_binary

@@ -3,7 +3,8 @@
 import pytest
 
 from orca.core.domain.errors import UnknownRequest
-from orca.pool.api import RequestState, StaleCall
+from orca.pool.api import StaleCall
+from orca.pool.records import RequestState
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 

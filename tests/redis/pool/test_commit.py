@@ -4,8 +4,7 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, RequestState
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import CommitAnswer, CommitEntry, LogSlice, RequestState
 from support.pool.beds import Bed, entry, started, submission
 
 

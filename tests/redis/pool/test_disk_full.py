@@ -10,7 +10,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
-from orca.pool.api import CommitAnswer, OnDisconnect
+from orca.pool.records import CommitAnswer, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from support.pool.beds import RedisBed, entry, started, submission, with_settings
 from support.pool.kinds import KINDS, redis_binary

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.ports import free_port
-from orca.pool.api import Claimed
+from orca.pool.records import Claimed
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import RedisBed, add_user, entry, started, submission, until_followed, with_settings

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from orca.core.domain.request import FinishReason
 from orca.pool.hints import Hints, LogNews
 from orca.pool.redis.embedded import EmbeddedRedis
-from orca.pool.redis.link import _Script
 from orca.pool.redis.subscription import Subscription
+from orca.pool.redis.transitions import Transition
 from orca.pool.schemas import SCHEMAS
 from support.pool.beds import (
     REVISION,
@@ -271,7 +271,7 @@ async def test_what_redis_may_still_hold_back_is_not_told(redis_bed: RedisBed) -
     script = redis_bed.pool._link._transitions["commit"]
     text = script.text.replace("'aof_pending_bio_fsync:[1-9]'", "'aof_pending_bio_fsync:%d'")
     assert text != script.text
-    syncing = _Script("commit", SCHEMAS)
+    syncing = Transition("commit", SCHEMAS)
     syncing.text, syncing.sha = text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     redis_bed.pool._link._transitions = {**redis_bed.pool._link._transitions, "commit": syncing}
     with begun(redis_bed.pool.log_news({"a.0": 0})) as news:

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from orca.core.domain.errors import PoolUnavailable, UnknownRequest
-from orca.pool.api import CommitAnswer, OnDisconnect
+from orca.pool.records import CommitAnswer, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import REVISION, Scheduler, entry, submission, whole_log, with_settings

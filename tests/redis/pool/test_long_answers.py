@@ -8,9 +8,8 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.routes.request_state import read_logs
-from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_TOKENS_MAX
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import CommitEntry, LogSlice
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import RedisBed, Scheduler, started
 

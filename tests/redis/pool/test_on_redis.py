@@ -12,7 +12,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import NAMED, SINGLE, lua_key_builders
 from orca.pool.redis.pool import RedisPool, open_redis_pool
@@ -72,9 +72,10 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
 
 
 def test_scripts_build_no_key_names_of_their_own() -> None:
-    scripts = Path(__file__).parents[3] / "services" / "orca" / "pool" / "scripts"
-    builders = lua_key_builders()
-    for path in scripts.glob("*.lua"):
+    scripts = Path(__file__).parents[3] / "services" / "orca" / "pool" / "redis" / "scripts"
+    builders, paths = lua_key_builders(), list(scripts.glob("*.lua"))
+    assert paths
+    for path in paths:
         assert "PREFIX" not in path.read_text(), path.name
         assert "KEYS[" not in path.read_text(), path.name
     assert all(f"{kind}_key(name)" in builders for kind in NAMED)

@@ -3,12 +3,12 @@
 import pytest
 
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import Claimed, CommitAnswer, Entered, OnDisconnect, RequestState
 from orca.pool.poison import FAILURES_IN_COMPANY, FAILURES_MAX
+from orca.pool.records import Claimed, CommitAnswer, OnDisconnect, RequestState, SeatEntered
 from support.pool.beds import SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 
-async def fails(scheduler: Scheduler, times: int) -> Entered:
+async def fails(scheduler: Scheduler, times: int) -> SeatEntered:
     """The engine fails from inside so often, while all that the group can claim runs. Returns: the last answer."""
     for _ in range(times):
         answer = await scheduler.fail(*(await scheduler.take()).values())

@@ -4,8 +4,7 @@ import pytest
 
 from orca.core.domain.errors import NeverFits
 from orca.core.domain.request import FinishReason
-from orca.pool.api import OnDisconnect, RequestState
-from orca.pool.counts import LargerRequests
+from orca.pool.records import LargerRequests, OnDisconnect, RequestState
 from support.pool.beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, state, submission
 
 LARGE, SMALL = 60, 12

@@ -3,9 +3,8 @@
 import pytest
 
 from orca.core.domain.request import End, FinishReason, Logprob, Token
-from orca.pool.api import CommitEntry
 from orca.pool.contract import READ_BYTES_MAX, READ_TOKENS_MAX
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import CommitEntry, LogSlice
 from support.pool.beds import Bed, started
 from support.pool.kinds import KINDS
 

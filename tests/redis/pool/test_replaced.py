@@ -1,8 +1,7 @@
 """What the pool tells of revisions that were replaced: who still runs, and whose records somebody may still read."""
 
 from orca.core.domain.request import FinishReason
-from orca.pool.api import OnDisconnect
-from orca.pool.counts import PoolStats
+from orca.pool.records import OnDisconnect, PoolStats
 from support.pool.beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.request import FinishReason
-from orca.pool.api import CommitAnswer, RequestState, SeatLost
+from orca.pool.api import SeatLost
+from orca.pool.records import CommitAnswer, RequestState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission

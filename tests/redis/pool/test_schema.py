@@ -6,7 +6,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
 from support.pool.beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission

@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitAnswer, CommitEntry, RequestState
+from orca.pool.records import CommitAnswer, CommitEntry, RequestState
 from support.pool.beds import SETTINGS, RedisBed, Scheduler, entry
 from support.pool.schema_1 import write_schema_1
 

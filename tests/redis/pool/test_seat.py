@@ -2,8 +2,9 @@
 
 import pytest
 
-from orca.pool.api import Entered, ProcessClosed, RequestState, SeatLost, StaleCall, Wait
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.contract import CLOSED_FOR_MS
+from orca.pool.records import RequestState, SeatEntered, SeatHeld
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 
@@ -18,7 +19,7 @@ async def test_epochs_rise_above_the_pools_own_and_the_stages(bed: Bed) -> None:
 async def test_the_same_enter_call_gets_the_same_epoch(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     again = await bed.pool.enter(scheduler.caller, 1, reported_epoch=0)
-    assert isinstance(again, Entered)
+    assert isinstance(again, SeatEntered)
     assert again.epoch.number == 1
     # Nothing was given back by it.
     assert list(await scheduler.heartbeat()) == ["a.0"]
@@ -38,7 +39,7 @@ async def test_another_process_waits_until_the_lease_is_over(bed: Bed) -> None:
     await Scheduler(bed, "p1").enter()
     other = Scheduler(bed, "p2")
     answer = await bed.pool.enter(other.caller, 1, reported_epoch=0)
-    assert isinstance(answer, Wait)
+    assert isinstance(answer, SeatHeld)
     assert 0 < answer.lease_ms <= SETTINGS.seat_lease_ms
     await bed.pass_awake(SETTINGS.seat_lease_ms)
     assert await other.enter() == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.errors import PoolNotDurable, PoolUnavailable
-from orca.pool.api import Claimed, OnDisconnect
+from orca.pool.records import Claimed, OnDisconnect
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import REVISION, RedisBed, entry, started, submission, with_settings

@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.api import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, RequestState
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, request, started, submission, with_settings
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, UnknownRequest
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import CommitAnswer, OnDisconnect, RequestState
+from orca.pool.records import CommitAnswer, OnDisconnect, RequestState
 from support.pool.beds import (
     REVISION,
     SETTINGS,

@@ -15,10 +15,11 @@ from redis.asyncio import Connection, Redis
 from redis.exceptions import NoScriptError
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool.api import Caller
+from orca.pool.records import Caller
 from orca.pool.redis.embedded import EmbeddedRedis
+from orca.pool.redis.fair_connections import FairConnections
 from orca.pool.redis.keys import Keys
-from orca.pool.redis.link import Lane, Purpose, RedisLink, read_info
+from orca.pool.redis.link import CallPurpose, RedisLink, read_info
 from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS
 from support.pool.beds import connections, with_settings
@@ -53,8 +54,8 @@ async def pool(own_redis: EmbeddedRedis) -> AsyncIterator[RedisPool]:
 
 
 @contextlib.asynccontextmanager
-async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 60) -> AsyncIterator[Lane]:
-    lane = Lane(size, timeout_s, connections(redis.url))
+async def lane_of(redis: EmbeddedRedis, size: int, timeout_s: float = 60) -> AsyncIterator[FairConnections]:
+    lane = FairConnections(size, timeout_s, connections(redis.url))
     try:
         yield lane
     finally:
@@ -77,10 +78,13 @@ async def are_held(url: str, connections: int) -> bool:
         return bool((await redis.info("clients"))["blocked_clients"] == connections)
 
 
-@pytest.mark.parametrize("purpose", [Purpose.CLIENT, Purpose.READING])
+@pytest.mark.parametrize("purpose", [CallPurpose.ONE_CLIENT, CallPurpose.READING])
 @pytest.mark.parametrize("call", FOR_ALL.values(), ids=FOR_ALL)
 async def test_what_serves_all_clients_does_not_wait_for_their_connections(
-    call: Callable[[RedisPool], Coroutine[Any, Any, Any]], purpose: Purpose, pool: RedisPool, own_redis: EmbeddedRedis
+    call: Callable[[RedisPool], Coroutine[Any, Any, Any]],
+    purpose: CallPurpose,
+    pool: RedisPool,
+    own_redis: EmbeddedRedis,
 ) -> None:
     async with meanwhile(*(pool._link.pipeline(("BLPOP", "nothing", 0), purpose=purpose) for _ in range(50))):
         await until(lambda: are_held(own_redis.url, 2), limit_s=30)
@@ -89,7 +93,7 @@ async def test_what_serves_all_clients_does_not_wait_for_their_connections(
 
 
 async def test_reading_for_one_client_holds_up_no_other_call(pool: RedisPool, own_redis: EmbeddedRedis) -> None:
-    held = (pool._link.pipeline(("BLPOP", "nothing", 0), purpose=Purpose.READING) for _ in range(50))
+    held = (pool._link.pipeline(("BLPOP", "nothing", 0), purpose=CallPurpose.READING) for _ in range(50))
     async with meanwhile(*held, pool.read_many({"a.0": 0}, for_all=False)):
         await until(lambda: are_held(own_redis.url, 2), limit_s=30)
         async with asyncio.timeout(20):
@@ -186,7 +190,7 @@ def test_a_connection_that_was_reset_is_an_outage_once_and_is_made_anew(
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        lane = Lane(1, 20, partial(Connection, port=port, protocol=2, driver_info=None, socket_timeout=None))
+        lane = FairConnections(1, 20, partial(Connection, port=port, protocol=2, driver_info=None, socket_timeout=None))
         try:
             assert await lane.call(("PING",)) == [b"PONG"]
             # With nothing to linger for the system answers a close with a reset.

@@ -6,8 +6,8 @@ import pytest
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, FinishReason
-from orca.pool.api import OnDisconnect, RequestState
-from orca.pool.contract import PASSED_FOR_MS
+from orca.pool.contract import SKIPPED_FOR_MS
+from orca.pool.records import OnDisconnect, RequestState
 from orca.pool.schemas import SCHEMAS
 from support.pool.beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
 
@@ -82,6 +82,6 @@ async def test_what_was_passed_over_comes_up_again_for_the_release_that_reads_it
     await bed.pass_awake(UNREAD_MS)
     await bed.pool.sweep()
     await bed.set_record_schema("a", SCHEMAS.newest)
-    await bed.pass_awake(PASSED_FOR_MS)
+    await bed.pass_awake(SKIPPED_FOR_MS)
     await bed.pool.sweep()
     assert await state(bed, "a.0") is RequestState.ENDED

@@ -10,38 +10,38 @@ import pytest
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request, Token
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
-from orca.scheduler.dependencies import Seams
-from orca.scheduler.engines.simulated_engine import CostModel, Fault, SimulatedEngine, seeded_tokens
-from orca.scheduler.loop import Choices, Scheduler
+from orca.scheduler.dependencies import Dependencies
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, StepFault, seeded_tokens
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.iteration import IterationPolicy
 from support.scheduler.scheduler_world import REVISION, a_request
 from support.waiting import PATIENT_POOL, until
 
 TOKENS = seeded_tokens(7)
 
 
-def a_group(pool: RedisPool, name: str, chance: random.Random) -> Scheduler:
+def a_group(pool: RedisPool, name: str, chance: random.Random) -> GroupScheduler:
     """A group whose stages die now and then."""
     engine = SimulatedEngine(
         EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=128),
         cost=CostModel(step_us=500),
         tokens=TOKENS,
-        faults=lambda step: Fault.DEATH if step.number > 20 and chance.random() < 0.02 else None,
+        faults=lambda step: StepFault.DEATH if step.number > 20 and chance.random() < 0.02 else None,
     )
-    seams = Seams(
+    dependencies = Dependencies(
         pool=pool,
         engine=engine,
-        policy=Iteration(),
+        policy=IterationPolicy(),
         caller=Caller(group=name, process=f"{name}-p1", revision=REVISION),
         calls=count(1),
         clock_ns=time.monotonic_ns,
         observer=Observer(),
     )
-    return Scheduler(seams, Choices(max_batch_size=4, prefetch=1))
+    return GroupScheduler(dependencies, SchedulingOptions(max_batch_size=4, prefetch=1))
 
 
 async def submit(pool: RedisPool, request: Request) -> None:

@@ -15,7 +15,8 @@ from orca.core.domain.errors import NotInForce
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import Request, SamplingParams
 from orca.operator.cluster import authority
-from orca.pool.api import OnDisconnect, Pool, RequestState, Submission
+from orca.pool.api import Pool
+from orca.pool.records import OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import open_redis_pool
 from support.waiting import PATIENT_POOL

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.programs import HELM as BUILT
+from cluster.programs.go_programs import HELM as BUILT
 
 CHART = Path(__file__).parents[3] / "charts" / "orca"
 Manifest = dict[str, Any]

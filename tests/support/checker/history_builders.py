@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import Answered, Claimed, Closed, Event, Expected, Opening, PoolLog, Ran, Record, Sent
+from checker.history.records import Answered, Claimed, Closed, Event, Expected, Opening, PoolLog, Ran, Record, Sent
 
 
 def decode(ids: Sequence[int]) -> str:

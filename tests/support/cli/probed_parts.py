@@ -50,7 +50,7 @@ class FakePart:
 async def probing(part: FakePart) -> AsyncIterator[list[str]]:
     """The sentences that are told while the part is probed."""
     told: list[str] = []
-    probe = Probe([part], period_s=PERIOD_S, tell=told.append, clock=lambda: part.clock_s)
+    probe = Probe([part], period_s=PERIOD_S, report=told.append, clock=lambda: part.clock_s)
     running = asyncio.create_task(probe.run())
     yield told
     running.cancel()

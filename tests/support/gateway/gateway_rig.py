@@ -22,12 +22,13 @@ from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
-from orca.gateway.models.models import Models, Served
+from orca.gateway.models.models import Models, ServedModel
 from orca.gateway.settings import Settings
-from orca.pool.api import Caller, Claimed, CommitAnswer, CommitEntry, Pool
+from orca.pool.api import Pool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
-from orca.scheduler.policy.finish import Ending
+from orca.scheduler.policy.finish import FinishDetector
 from support import waiting
 
 TEMPLATE = (
@@ -172,7 +173,7 @@ def scripted(request: Request, answer: Sequence[int]) -> tuple[list[Token], End]
     def output_text(one: Request) -> OutputText:
         return OutputText(tokenizer(), one.sampling.stop, one.sampling.min_tokens)
 
-    ending, tokens = Ending(request, (eos(),), output_text), []
+    ending, tokens = FinishDetector(request, (eos(),), output_text), []
     for index, token_id in enumerate(answer):
         tokens.append(_token(request, index, token_id))
         if (end := ending.push(token_id)) is not None:
@@ -249,8 +250,8 @@ async def rig(
     pool: MemoryPool | None = None,
     pool_settings: PoolSettings | None = None,
     model: ModelInfo = MODEL,
-    newest: Served | None = None,
-    others: Sequence[Served] = (),
+    newest: ServedModel | None = None,
+    others: Sequence[ServedModel] = (),
     chat_template: str | None = TEMPLATE,
     schedules: bool = True,
     runs_tasks: bool = True,
@@ -267,7 +268,7 @@ async def rig(
         await pool.set_revision(model.revision, 0)
         await pool.promise_slots(model.revision, SLOTS)
     settings = settings or Settings(model="tiny")
-    newest = newest or Served.of(model, tokenizer(chat_template), settings)
+    newest = newest or ServedModel.of(model, tokenizer(chat_template), settings)
     app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.
     app.state.gateway.overload.lag.most_seconds = math.inf
@@ -282,7 +283,7 @@ async def rig(
         try:
             # The gateway's first round has told the pool its revision.
             if runs_tasks:
-                await until(lambda: pool.revision and (app.state.gateway.models.has_formed or not schedules))
+                await until(lambda: pool.state.revision and (app.state.gateway.models.has_formed or not schedules))
             yield Rig(app, pool, scheduler, client)
         finally:
             if task is not None:

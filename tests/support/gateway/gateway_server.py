@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from orca.gateway.http.bounds import Door
+from orca.gateway.http.bounds import OpenConnections
 from orca.gateway.server import Server, make_server
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import Rig, rig, until
@@ -25,11 +25,11 @@ class Served:
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @property
-    def door(self) -> Door:
+    def open_connections(self) -> OpenConnections:
         """Of the port for calls."""
-        door = self.server.config.http.door  # type: ignore[union-attr]
-        assert isinstance(door, Door)
-        return door
+        found = self.server.config.http.open_connections  # type: ignore[union-attr]
+        assert isinstance(found, OpenConnections)
+        return found
 
     @property
     def url(self) -> str:
@@ -72,7 +72,7 @@ async def served(settings: Settings | None = None, **options: Any) -> AsyncItera
         task = asyncio.create_task(server.serve())
         doors = 1 if settings.metrics_port is None else 2
         await until(lambda: server.started and len(server.servers) == doors)
-        await until(lambda: one.pool.revision is not None)
+        await until(lambda: one.pool.state.revision is not None)
         both = Served(one, server, task)
         try:
             yield both

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from orca.core.domain.request import SCHEMA
-from orca.pool.counts import PoolStats
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import PoolStats
 
 
 def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fields: Any) -> PoolStats:

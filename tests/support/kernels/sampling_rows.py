@@ -9,7 +9,7 @@ from torch import Tensor
 from orca.core.domain.request import SamplingParams
 from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.gpu.sampling import sample
-from orca.worker.stage.sampling import settings_of
+from orca.worker.stage.sampling import line_settings
 from support.kernels.gpu import DEVICE
 
 CASES: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def lines_of(
     """Line n has the n-th parameters; prompts are 3, 3, 5."""
     state = SamplingLines(len(all_params), vocab, device)
     for line, params in enumerate(all_params):
-        state.put(line, settings_of(params, EOS), (3, 3, 5), output)
+        state.put(line, line_settings(params, EOS), (3, 3, 5), output)
     return state
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from orca.core.transport import grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from orca.operator.cluster import authority
 from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY
 from orca.operator.domain.resource import Json
@@ -86,16 +86,16 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def shown(files: Files, folder: Path) -> Certificates:
+def shown(files: Files, folder: Path) -> TlsFiles:
     """Puts files where a pod has them. Args: folder: of the test."""
     here = folder / str(len(list(folder.iterdir())))
     here.mkdir()
     for key in FILES:
         (here / key).write_text(files[key])
-    return Certificates(here / CA, here / CERTIFICATE, here / KEY, NAME)
+    return TlsFiles(here / CA, here / CERTIFICATE, here / KEY, NAME)
 
 
-async def ask(server: Certificates, client: Certificates) -> str:
+async def ask(server: TlsFiles, client: TlsFiles) -> str:
     """Returns: "here". Raises: AioRpcError when one of the two refuses the other."""
     async with answering_stage.serving(server) as address:
         return await answering_stage.ask(grpc_links.open_channel(address, client), limit_s=30)

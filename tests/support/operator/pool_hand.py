@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from orca.core.domain.request import Request, SamplingParams
-from orca.pool.api import Caller, OnDisconnect, Pool, Submission
-from orca.pool.counts import PoolStats
+from orca.pool.api import Pool
+from orca.pool.records import Caller, OnDisconnect, PoolStats, Submission
 from orca.pool.redis.pool import RedisPool
 from support.waiting import PATIENT_POOL
 

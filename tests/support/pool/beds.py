@@ -13,20 +13,20 @@ from redis.asyncio.connection import AbstractConnection
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import (
+from orca.pool.api import Pool
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import (
     Caller,
     ClaimAnswer,
     Claimed,
     CommitAnswer,
     CommitEntry,
-    Entered,
     OnDisconnect,
-    Pool,
     RequestState,
+    SeatEntered,
     Submission,
 )
-from orca.pool.memory.pool import MemoryPool
-from orca.pool.redis.access import acl_words
+from orca.pool.redis.access import acl_rights
 from orca.pool.redis.keys import Keys
 from orca.pool.redis.link import RedisLink
 from orca.pool.redis.pool import RedisPool
@@ -46,7 +46,7 @@ def add_user(url: str, deployment: str) -> None:
     """The user of a deployment, named like it, with the rights that services have and no others."""
     with SyncRedis.from_url(url) as admin:
         admin.execute_command(
-            "ACL", "SETUSER", deployment, "on", f">{PASSWORD_FILE.read_text()}", *acl_words(deployment)
+            "ACL", "SETUSER", deployment, "on", f">{PASSWORD_FILE.read_text()}", *acl_rights(deployment)
         )
 
 
@@ -128,7 +128,7 @@ class MemoryBed(Bed):
         super().__init__(self.twin, is_repeated=is_repeated)
 
     async def pass_awake(self, ms: int) -> None:
-        self.twin.awake += ms
+        self.twin.state.awake += ms
 
     async def freeze(self, ms: int) -> None:
         self.clock.wall += ms
@@ -140,16 +140,16 @@ class MemoryBed(Bed):
         return self.clock.wall
 
     async def report_as(self, part: str, schemas: Schemas) -> None:
-        self.twin.parts[part] = self.twin.awake + self.twin.settings.seat_lease_ms, schemas
+        self.twin.state.parts[part] = self.twin.state.awake + self.twin.settings.seat_lease_ms, schemas
 
     async def writers(self, request_id: str) -> list[int]:
-        return self.twin.records[request_id].writers
+        return self.twin.state.records[request_id].writers
 
     async def set_record_schema(self, parent: str, number: int) -> None:
-        self.twin.records[f"{parent}.0"].schema = number
+        self.twin.state.records[f"{parent}.0"].schema = number
 
     async def recount(self) -> None:
-        self.twin.check()
+        self.twin.state.check()
 
 
 class RedisBed(Bed):
@@ -264,14 +264,14 @@ class Scheduler:
         answer = await self.bed.pool.enter(
             self.caller, self.next_call(), reported_epoch=reported_epoch, is_holder_dead=is_holder_dead
         )
-        assert isinstance(answer, Entered), answer
+        assert isinstance(answer, SeatEntered), answer
         assert answer.epoch.holder == self.caller.process
         return answer.epoch.number
 
-    async def fail(self, *ran: Claimed) -> Entered:
+    async def fail(self, *ran: Claimed) -> SeatEntered:
         """Enter again after the group's engine failed from inside while these ran."""
         blamed = {claimed.request.id: claimed.claim for claimed in ran}
-        answer: Entered = await self.bed.pool.enter(self.caller, self.next_call(), reported_epoch=0, blamed=blamed)
+        answer: SeatEntered = await self.bed.pool.enter(self.caller, self.next_call(), reported_epoch=0, blamed=blamed)
         return answer
 
     async def ask(self, *, free_slots: int = 10_000, total_slots: int = 10_000, most: int = 100) -> ClaimAnswer:

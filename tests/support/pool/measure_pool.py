@@ -18,7 +18,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from orca.core.domain.request import Request, SamplingParams, Token
-from orca.pool.api import Caller, CommitEntry, OnDisconnect, Submission
+from orca.pool.records import Caller, CommitEntry, OnDisconnect, Submission
 from orca.pool.redis.embedded import EmbeddedRedis, find_redis_server
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import PoolSettings

@@ -12,23 +12,23 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Step
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.dependencies import Seams, Times
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
+from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import (
     CostModel,
-    Fault,
     SimulatedEngine,
+    StepFault,
     TokenSource,
     no_faults,
     seeded_tokens,
 )
 from orca.scheduler.engines.virtual_time import VirtualClock
-from orca.scheduler.loop import Choices, Scheduler
-from orca.scheduler.observer import IterationLog, IterationRecord
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.policy import Limits, Policy, next_batch
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.observer import IterationHistory, IterationRecord
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
 from orca.scheduler.policy.state import GroupState
 
 REVISION = "r1"
@@ -62,15 +62,15 @@ def by_index(token: Callable[[int], int]) -> TokenSource:
     return lambda request_id, index: token(index)  # noqa: ARG005 - a token source's shape
 
 
-def some_limits(**changes: Any) -> Limits:
+def some_limits(**changes: Any) -> BatchLimits:
     """Wide limits of one stage, to be narrowed by the test."""
     wide = {"stages": 1, "max_batch_size": 4, "slots": 4096, "block_tokens": 1, "max_model_len": 1024}
-    return Limits(**(wide | changes))
+    return BatchLimits(**(wide | changes))
 
 
 def schedule_all(
     policy: Policy,
-    limits: Limits,
+    limits: BatchLimits,
     requests: Iterable[Request],
     *,
     late: Sequence[tuple[int, Request]] = (),
@@ -91,13 +91,13 @@ def schedule_all(
             state.add(to_come.pop(0)[1], Claim(1, "test/1"))
         batch = next_batch(policy, state, limits)
         state.check()
-        if batch.picks or (batch.freed and not state.steps):
+        if batch.rows or (batch.freed and not state.steps):
             steps.append(state.schedule(batch, epoch))
             state.check()
             assert state.reserved <= limits.slots
             continue
         assert state.steps, "deadlock: nothing runs and nothing can be selected"
-        for pick in state.read().picks:
+        for pick in state.read().rows:
             if pick.sample and not pick.request.is_ended:
                 index = pick.request.received
                 state.receive(pick.request, 7)
@@ -161,13 +161,13 @@ class UnreliablePool:
             await asyncio.sleep(self._chance.random() * self._delay_ms / 1e3)
 
 
-class Checks(IterationLog):
+class Checks(IterationHistory):
     """Keeps the iteration log and recounts the group's state whenever a step was read."""
 
     def __init__(self, limits: Callable[[], tuple[int, int | None]]) -> None:
         super().__init__()
         self._limits = limits
-        self.scheduler: Scheduler | None = None
+        self.scheduler: GroupScheduler | None = None
         self.ends: list[str] = []
         self.reasons: list[str] = []  # why epochs broke
         self.alone: list[str] = []  # requests that had to run alone
@@ -179,7 +179,7 @@ class Checks(IterationLog):
         assert self.scheduler.state is not None
         self.scheduler.state.check()
         max_batch_size, max_batch_tokens = self._limits()
-        assert len(record.batch.picks) <= max_batch_size
+        assert len(record.batch.rows) <= max_batch_size
         assert max_batch_tokens is None or record.tokens <= max_batch_tokens
 
     def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
@@ -203,7 +203,7 @@ class Group:
     engine: SimulatedEngine
     processes: int = 0
     task: asyncio.Task[None] | None = None
-    scheduler: Scheduler | None = None
+    scheduler: GroupScheduler | None = None
     logs: list[Checks] = field(default_factory=list)
 
     @property
@@ -217,13 +217,13 @@ class World:
 
     tokens: TokenSource
     eos: tuple[int, ...] = ()
-    choices: Choices = field(default_factory=Choices)
-    policy: Policy = field(default_factory=Iteration)
+    choices: SchedulingOptions = field(default_factory=SchedulingOptions)
+    policy: Policy = field(default_factory=IterationPolicy)
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     loss: float = 0.0
     delay_ms: float = 0.0
-    times: Times = field(default_factory=Times)
-    make_output_text: Any = None
+    timings: LoopTimings = field(default_factory=LoopTimings)
+    make_stop_string_matcher: Any = None
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -237,7 +237,7 @@ class World:
         *,
         name: str = "g0",
         cost: CostModel | None = None,
-        faults: Callable[[Step], Fault | None] = no_faults,
+        faults: Callable[[Step], StepFault | None] = no_faults,
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
     ) -> Group:
         engine = SimulatedEngine(
@@ -246,11 +246,11 @@ class World:
         self.groups[name] = Group(name, engine)
         return self.groups[name]
 
-    def start(self, group: Group) -> Scheduler:
+    def start(self, group: Group) -> GroupScheduler:
         """Start a scheduler process for the group, a new one each time."""
         group.processes += 1
         checks = Checks(lambda: (self.choices.max_batch_size, self.choices.max_batch_tokens))
-        seams = Seams(
+        dependencies = Dependencies(
             pool=UnreliablePool(self.pool, self.chance, loss=self.loss, delay_ms=self.delay_ms),  # type: ignore[arg-type]
             engine=group.engine,
             policy=self.policy,
@@ -260,10 +260,10 @@ class World:
             wall_ms=self.clock.wall_ms,
             observer=checks,
             eos_token_ids=self.eos,
-            make_output_text=self.make_output_text,
-            times=self.times,
+            make_stop_string_matcher=self.make_stop_string_matcher,
+            timings=self.timings,
         )
-        scheduler = Scheduler(seams, self.choices)
+        scheduler = GroupScheduler(dependencies, self.choices)
         checks.scheduler = group.scheduler = scheduler
         group.logs.append(checks)
         group.task = asyncio.create_task(scheduler.run())
@@ -287,12 +287,12 @@ class World:
     def delay_calls(self, group: Group, delay_ms: float) -> None:
         """From now on calls of the group's scheduler take so long each way at most."""
         assert group.scheduler is not None
-        group.scheduler._seams.pool.__dict__["_delay_ms"] = delay_ms
+        group.scheduler._dependencies.pool.__dict__["_delay_ms"] = delay_ms
 
     def lose_all_calls(self, group: Group) -> None:
         """From now on nothing that the group's scheduler sends reaches the pool."""
         assert group.scheduler is not None
-        group.scheduler._seams.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
+        group.scheduler._dependencies.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
 
     async def submit(self, request: Request) -> Request:
         if await self._is_closed():

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 
 ASK_EVERY_S = 0.02
@@ -32,7 +32,7 @@ def seconds_of_a_start(model: str, options: Sequence[str]) -> float:
         # A user's environment: with bytecode kept.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         began = time.monotonic()
-        command = leashed([sys.executable, "-m", "orca.cli.main", *words])
+        command = die_with_parent([sys.executable, "-m", "orca.cli.main", *words])
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
         try:
             while not _has_token(port):

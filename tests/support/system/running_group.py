@@ -18,13 +18,13 @@ from typing import Any, Self
 
 from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
-from orca.pool.api import Caller, OnDisconnect, RequestState, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.dependencies import Seams
+from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
+from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from orca.scheduler.loop import Choices, Scheduler
-from orca.scheduler.observer import IterationLog
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.observer import IterationHistory
+from orca.scheduler.policy.iteration import IterationPolicy
 
 REVISION = "r1"
 BLOCK_TOKENS = 8
@@ -87,7 +87,7 @@ class RunningGroup:
         return "\n".join(path.read_text()[-2000:] for path in sorted(Path(self._logs.name).iterdir()))
 
     async def serve(
-        self, works: Sequence[Work], *, log: IterationLog | None = None, limit_s: float = 250.0, **choices: Any
+        self, works: Sequence[Work], *, log: IterationHistory | None = None, limit_s: float = 250.0, **choices: Any
     ) -> list[Output]:
         """Run a scheduler with these choices until every work has ended. Returns: outputs in order of `works`."""
         prefetch = choices.get("prefetch", 0)
@@ -100,17 +100,17 @@ class RunningGroup:
             step_timeout_s=60.0,
             join_timeout_s=60.0,
         )
-        seams = Seams(
+        dependencies = Dependencies(
             pool=self.pool,
             engine=engine,
-            policy=Iteration(),
+            policy=IterationPolicy(),
             caller=Caller(group="g0", process=next(self._words), revision=REVISION),
             calls=itertools.count(1),
             clock_ns=time.monotonic_ns,
-            observer=log or IterationLog(),
+            observer=log or IterationHistory(),
             eos_token_ids=EOS,
         )
-        scheduler = Scheduler(seams, Choices(**choices))
+        scheduler = GroupScheduler(dependencies, SchedulingOptions(**choices))
         running = asyncio.create_task(scheduler.run())
         try:
             async with asyncio.timeout(limit_s):

@@ -7,7 +7,7 @@ from grpc import aio
 
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc, grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 
 
 class _Answering(engine_pb2_grpc.StageServicer):
@@ -16,7 +16,7 @@ class _Answering(engine_pb2_grpc.StageServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(shown: Certificates) -> AsyncIterator[str]:
+async def serving(shown: TlsFiles) -> AsyncIterator[str]:
     """Address of such a stage."""
     server = grpc_links.new_server()
     grpc_links.serve_stage(server, _Answering())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orca.core.domain.step import Epoch, Row, Step
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from support.certificates import Authority
 from support.worker.engine_builders import Stages, engine_for, new_request
 from support.worker.tiny_model import write_tiny_model
@@ -28,7 +28,7 @@ NAME = "all.parts.svc"
 class Group:
     """Two stages and their master."""
 
-    def __init__(self, folder: Path, shown: Certificates | None, *flags: str) -> None:
+    def __init__(self, folder: Path, shown: TlsFiles | None, *flags: str) -> None:
         folder.mkdir()
         model = write_tiny_model(folder / "model")
         self.stages = Stages(model, stages=2, tensor=1, log_folder=folder, slots=16384, flags=flags)
@@ -68,7 +68,7 @@ class Group:
 async def measure(epochs: int, folder: Path) -> dict[str, Any]:
     authority = Authority(folder / "authority")
     own = authority.issue("all", f"DNS:{NAME}")
-    shown = Certificates(authority.ca, own.certificate, own.key, NAME)
+    shown = TlsFiles(authority.ca, own.certificate, own.key, NAME)
     flags = ["--tls-ca-file", shown.ca, "--tls-certificate-file", shown.certificate, "--tls-key-file", shown.key]
     encrypted = Group(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
     plain = Group(folder / "plain", None)

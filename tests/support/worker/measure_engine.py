@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orca.core.domain.step import Epoch, Row, Step
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.cpu_time import cpu_time_s
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from support.worker.engine_builders import Stages, engine_for, new_request
 from support.worker.tiny_model import write_tiny_model
@@ -73,7 +73,7 @@ async def _turn(group: Stages, batch: int, way: str) -> _Turn:
 
 
 def _controllers_s(group: Stages) -> float:
-    return sum(processor_time_s(process.pid) for process in group.processes)
+    return sum(cpu_time_s(process.pid) for process in group.processes)
 
 
 def _summed_up(turns: list[_Turn]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from orca.worker.rank import rank
-from orca.worker.rank.executor import Executor, Ordered, Task
+from orca.worker.rank.executor import Executor, LaunchedStep, ReceivedStep
 
 POISON = 77
 """First prompt token of a poisoned request."""
@@ -22,14 +22,14 @@ class PoisonedExecutor(Executor):
 
     _fatal: dict[int, int]  # handle -> positions at which it is over
 
-    def run(self, task: Task) -> Ordered | None:
+    def run(self, received: ReceivedStep) -> LaunchedStep | None:
         self._fatal = getattr(self, "_fatal", {}) | {
-            new.handle: new.prompt_length + FATAL_TOKENS for new in task.step.new if new.tokens[0] == POISON
+            new.handle: new.prompt_length + FATAL_TOKENS for new in received.step.new if new.tokens[0] == POISON
         }
-        over = (row.start + row.count >= self._fatal.get(row.handle, 1_000_000) for row in task.step.rows)
+        over = (row.start + row.count >= self._fatal.get(row.handle, 1_000_000) for row in received.step.rows)
         if self._shard.is_last and any(over):
             os.kill(os.getpid(), signal.SIGSEGV)
-        return super().run(task)
+        return super().run(received)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ from typing import Any
 from orca.core.domain.engine import Engine
 from orca.core.domain.request import End, Request, SamplingParams
 from orca.core.domain.step import Epoch
-from orca.pool.api import Caller, OnDisconnect, Submission
-from orca.pool.log_slice import LogSlice
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.dependencies import Seams
+from orca.pool.records import Caller, LogSlice, OnDisconnect, Submission
+from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.virtual_time import VirtualClock
-from orca.scheduler.loop import Choices, Scheduler
-from orca.scheduler.observer import IterationLog
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.observer import IterationHistory
+from orca.scheduler.policy.iteration import IterationPolicy
 from support.worker.engine_builders import generate, new_request, until
 
 REVISION = "r1"
@@ -45,18 +44,20 @@ class Scheduled:
         self, engine: Engine, *, max_batch_size: int, prefetch: int = 0, pool: MemoryPool | None = None
     ) -> None:
         self.pool = pool or MemoryPool(VirtualClock())
-        self.log = IterationLog()
+        self.log = IterationHistory()
         self._engine = engine
-        seams = Seams(
+        dependencies = Dependencies(
             pool=self.pool,
             engine=engine,
-            policy=Iteration(),
+            policy=IterationPolicy(),
             caller=Caller(group="g0", process="g0-p1", revision=REVISION),
             calls=count(1),
             clock_ns=time.monotonic_ns,
             observer=self.log,
         )
-        self._scheduler = Scheduler(seams, Choices(max_batch_size=max_batch_size, prefetch=prefetch))
+        self._scheduler = GroupScheduler(
+            dependencies, SchedulingOptions(max_batch_size=max_batch_size, prefetch=prefetch)
+        )
 
     async def __aenter__(self) -> "Scheduled":
         self._running = asyncio.create_task(self._scheduler.run())

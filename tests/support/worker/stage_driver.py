@@ -15,7 +15,8 @@ from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
-from orca.worker.stage.stage import Plan, Stage
+from orca.worker.stage.stage import Stage
+from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from orca.worker.weights.linear import Linear
 
 EPOCH = Epoch(1, "test")
@@ -114,19 +115,19 @@ class Chain:
 
     def run(self, step: Step) -> list[Sampled]:
         """One step through all stages, as the runtime does it."""
-        plans = [[stage.begin(step) for stage in ranks] for ranks in self.stages]
+        prepared = [[stage.begin(step) for stage in ranks] for ranks in self.stages]
         if not step.rows:
             return []
-        hidden: list[Tensor | None] = [None] * len(self.stages[0])
-        for ranks, ranks_plans in zip(self.stages, plans, strict=True):
-            hidden = list(self._pool.map(_forward, ranks, ranks_plans, hidden))
-        assert hidden[0] is not None
-        drawn = self.stages[-1][0].draw(plans[-1][0], hidden[0])
+        outputs: list[StepOutput | None] = [None] * len(self.stages[0])
+        for ranks, ranks_steps in zip(self.stages, prepared, strict=True):
+            outputs = list(self._pool.map(_forward, ranks, ranks_steps, outputs))
+        assert outputs[0] is not None
+        sample = self.stages[-1][0].sample(prepared[-1][0], outputs[0])
         handles = [row.handle for row in step.rows if row.sample]
-        if self.feeds_tokens and handles and not (drawn.is_fed and len(self.stages) == 1):
+        if self.feeds_tokens and handles and not (sample.is_on_device and len(self.stages) == 1):
             for stage in self.stages[0]:
-                stage.feed(handles, drawn.tokens)
-        sampled = drawn.read()
+                stage.put_device_tokens(handles, sample.tokens)
+        sampled = sample.read()
         for ranks in self.stages:
             for stage in ranks:
                 stage.check()
@@ -136,8 +137,8 @@ class Chain:
         self._pool.shutdown()
 
 
-def _forward(stage: Stage, plan: Plan, hidden: Tensor | None) -> Tensor:
-    return stage.forward(plan, hidden)
+def _forward(stage: Stage, prepared: PreparedStep, before: StepOutput | None) -> StepOutput:
+    return stage.forward(prepared, None if before is None else before.tensor)
 
 
 def serve(

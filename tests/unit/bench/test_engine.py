@@ -7,7 +7,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Step
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, Fault, SimulatedEngine
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, StepFault
 
 SHAPE = EngineShape(stages=2, slots=4096, block_tokens=16, max_model_len=512)
 COST = CostModel(step_us=1_000, token_us=10)
@@ -26,9 +26,9 @@ def test_a_batch_takes_the_sum_of_its_iterations_on_all_stages() -> None:
 def test_each_round_is_an_epoch_of_its_own_and_the_median_counts() -> None:
     epochs: list[int] = []
 
-    def slow_at_first_and_last(step: Step) -> Fault | None:
+    def slow_at_first_and_last(step: Step) -> StepFault | None:
         epochs.append(step.epoch.number)
-        return Fault.SLOW if step.epoch.number in (1, 4) else None
+        return StepFault.SLOW if step.epoch.number in (1, 4) else None
 
     batch = BatchShape(requests=1, prompt_tokens=16, new_tokens=1)
     engine = SimulatedEngine(SHAPE, cost=COST, faults=slow_at_first_and_last)

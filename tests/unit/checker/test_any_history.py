@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checker.answers import DONE
-from checker.history import Event, Record
-from checker.verdict import judge
+from checker.history.answers import DONE
+from checker.history.records import Event, Record
+from checker.rules.verdict import judge
 from support.checker.history_builders import Break, decode, good_call, good_history
 
 # Different tokens, so that two events never have equal data by chance.

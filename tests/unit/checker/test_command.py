@@ -6,13 +6,13 @@ import httpx
 import pytest
 
 from checker.__main__ import main
-from checker.chain_model import make_chain_model
-from checker.history import Event, HistoryWriter, Record
-from checker.oracle import expected_tokens
-from checker.oracles import chain_expectations, undisturbed_expectations
-from checker.rest import resources
-from checker.system import System, SystemBroke
-from checker.workload import PlannedCall, chain, plan_calls
+from checker.clients.workload import PlannedCall, chain, plan_calls
+from checker.history.records import Event, HistoryWriter, Record
+from checker.oracles.chain_model import make_chain_model
+from checker.oracles.chain_oracle import expected_tokens
+from checker.oracles.expectations import chain_expectations, undisturbed_expectations
+from checker.systems.resources import resources
+from checker.systems.system import System, SystemBroke
 from support.checker.fake_pool import pool
 from support.checker.history_builders import good_call, good_history
 

@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
-from checker.evidence import Evidence
-from checker.growth import MIB, does_not_grow, growth_table, measure_growth, slope
-from checker.history import Sample
+from checker.history.records import Sample
+from checker.rules.evidence import Evidence
+from checker.rules.growth import MIB, does_not_grow, growth_table, measure_growth, slope
 
 
 def life(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from checker.history import Fault, GroupNews, HistoryWriter, Left, Refused, Resources, from_line, read_history
-from checker.verdict import judge
+from checker.history.records import Fault, GroupNews, HistoryWriter, Left, Refused, Resources, from_line, read_history
+from checker.rules.verdict import judge
 from support.checker.history_builders import Break, decode, good_call, good_history
 
 OTHERS = [

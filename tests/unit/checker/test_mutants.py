@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from checker.evidence import Harm
-from checker.history import Answered, Claimed, Closed, Event, Expected, Left, PoolLog, Record, Sent
-from checker.verdict import judge
+from checker.history.records import Answered, Claimed, Closed, Event, Expected, Left, PoolLog, Record, Sent
+from checker.rules.evidence import Harm
+from checker.rules.verdict import judge
 from support.checker.history_builders import Break, decode, good_call, good_history
 
 Mutant = Callable[[list[Record]], list[Record]]

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from checker.evidence import Evidence
-from checker.offers import judge_offers, read_offers
-from checker.system_rules import stale_work_is_refused
+from checker.history.offers import judge_offers, read_offers
+from checker.rules.evidence import Evidence
+from checker.rules.system import stale_work_is_refused
 
 
 def claimed(at: float, claim: int, process: str = "scheduler-1") -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from checker.chain_model import ChainModel, load_chain_model, make_chain_model, text_of, tokens_of
-from checker.oracle import PRIME, drawn_place, expected_tokens, philox
+from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model, text_of, tokens_of
+from checker.oracles.chain_oracle import PRIME, drawn_place, expected_tokens, philox
 
 # Random123, kat_vectors: counter, key, result.
 VECTORS = [

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from checker.history import Claimed, GroupNews, Opening, Ran
-from checker.pool_log import LASTING, PREFIX, count_keys, read_log
-from checker.sse import EventCutter, RawEvent
-from checker.system_logs import read_deaths, read_iterations, read_logs
+from checker.clients.sse import EventCutter, RawEvent
+from checker.history.records import Claimed, GroupNews, Opening, Ran
+from checker.history.system_logs import read_deaths, read_iterations, read_logs
+from checker.systems.pool_reader import LASTING, PREFIX, count_keys, read_log
 from orca.pool.redis import keys
 from support.checker.fake_pool import pool
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from checker.answers import choices_asked
-from checker.faults import ROLES, plan_faults
-from checker.oracles import cut_at_stop
-from checker.workload import CHAT, PlannedCall, chain, english, plan_calls
+from checker.clients.workload import CHAT, PlannedCall, chain, english, plan_calls
+from checker.faults.injector import ROLES, plan_faults
+from checker.history.answers import choices_asked
+from checker.oracles.expectations import cut_at_stop
 
 
 def calls(seed: int = 7, *, drops: bool = True) -> list[PlannedCall]:

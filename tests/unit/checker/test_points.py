@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checker.faults import PlannedFault
-from checker.freezes import NewClaims, standby_command
-from checker.partitions import plan_partitions
+from checker.faults.freezes import NewClaims, standby_command
+from checker.faults.injector import PlannedFault
+from checker.faults.partitions import plan_partitions
+from checker.faults.walk import plan_walk
 from checker.points.fault_points import HeldCommits, LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, LATE_POINTS, POINTS
-from checker.spread import Cut
-from checker.walk import plan_walk
+from checker.systems.spread import Cut
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
-from orca.pool.api import CommitEntry
+from orca.pool.records import CommitEntry
 
 
 def arm(folder: Path, **order: Any) -> None:

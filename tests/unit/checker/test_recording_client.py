@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checker.client import Client, Journey
-from checker.history import Answered, Closed, Event, HistoryWriter, Left, PoolLog, Record, Refused, Sent
-from checker.verdict import judge
-from checker.workload import PlannedCall
+from checker.clients.client import Client, Journey
+from checker.clients.workload import PlannedCall
+from checker.history.records import Answered, Closed, Event, HistoryWriter, Left, PoolLog, Record, Refused, Sent
+from checker.rules.verdict import judge
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

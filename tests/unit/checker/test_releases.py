@@ -12,17 +12,17 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from checker.checkouts import Release, Releases
-from checker.client import Client, Journey
-from checker.history import Checked, HandedOver, HistoryWriter
-from checker.layout import GROUPS, PARTS, Layout, parts_of
-from checker.ports import free_ports
-from checker.releases import UNITS, NumberInForce, what_forming_came_to
-from checker.retelling import Telling, compare, plan_questions, retell
-from checker.rolling import DEATHS_MAX, RollingSystem
-from checker.system import SystemBroke, wait_for
-from checker.verdict import judge, table
-from checker.workload import PlannedCall, chain
+from checker.clients.client import Client, Journey
+from checker.clients.workload import PlannedCall, chain
+from checker.faults.releases import UNITS, NumberInForce, what_forming_came_to
+from checker.faults.retelling import Telling, compare, plan_questions, retell
+from checker.history.records import Checked, HandedOver, HistoryWriter
+from checker.rules.verdict import judge, table
+from checker.systems.checkouts import Release, Releases
+from checker.systems.layout import GROUPS, PARTS, Layout, parts_of
+from checker.systems.ports import free_ports
+from checker.systems.rolling import DEATHS_MAX, RollingSystem
+from checker.systems.system import SystemBroke, wait_for
 from support.checker.history_builders import good_call, good_history
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from checker.history import Event, Fault, GroupNews, Record
-from checker.repair import measure_repairs, repair_table
+from checker.history.records import Event, Fault, GroupNews, Record
+from checker.rules.repairs import measure_repairs, repair_table
 
 
 def token(at: float, call: str = "c0") -> Event:

@@ -8,9 +8,9 @@ import httpx
 import psutil
 import pytest
 
-from checker.history import HistoryWriter, Sample
-from checker.samples import Sampler
-from checker.system import System
+from checker.history.records import HistoryWriter, Sample
+from checker.systems.sampler import Sampler
+from checker.systems.system import System
 
 METRICS = 'orca_asyncio_tasks{group="g"} 9.0\norca_other 1.0\n'
 

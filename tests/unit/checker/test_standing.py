@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from checker.history import Event, HistoryWriter, PoolLog, Ran, Record
-from checker.standing import JudgingHistory
-from checker.verdict import judge, judge_system
+from checker.history.records import Event, HistoryWriter, PoolLog, Ran, Record
+from checker.rules.judging_history import JudgingHistory
+from checker.rules.verdict import judge, judge_system
 from support.checker.history_builders import decode, good_call, good_history
 
 

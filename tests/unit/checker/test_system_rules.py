@@ -1,7 +1,7 @@
 """What must hold for the whole system: nobody works for nothing, claims rise, all comes to rest."""
 
-from checker.history import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
-from checker.verdict import judge, table
+from checker.history.records import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
+from checker.rules.verdict import judge, table
 from support.checker.history_builders import decode, good_call, good_history
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
-from orca.cli.up.places import DataFolder, default_data_folder
+from orca.cli.up.local_resources import DataFolder, default_data_folder
 from orca.scheduler.policy.request_level import HABITS
 
 OPEN = ("--open-to-network", "true")
@@ -60,8 +60,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--max-batch-size", "0"], "setting --max-batch-size: 0 is not 1 or more"),
         (["--slots", "15"], "setting --slots: 15 is not 16 or more"),
         (["--max-batch-tokens", "16"], "setting --max-batch-tokens: 16 is not above max_batch_size (16)"),
-        (["--api-keys", " ,"], "setting --api-keys: ' ,' is not words, parted by commas"),
-        (["--api-keys", ""], "setting --api-keys: '' is not words, parted by commas"),
+        (["--api-keys", " ,"], "setting --api-keys: ' ,' is not a comma-separated list of words"),
+        (["--api-keys", ""], "setting --api-keys: '' is not a comma-separated list of words"),
         (["--port", "70000"], "setting --port: 70000 is not 65535 or less"),
         (["--port", "65535", "--gateways", "2"], "setting --port: 65535 is not 65534 or less, with 2 gateways"),
         (
@@ -92,7 +92,7 @@ def test_a_bad_flag_is_refused_in_one_sentence(refused, flags: list[str], said: 
 
 def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_GATEWAY_API_KEYS", "")
-    assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not words, parted by commas"
+    assert refused() == "setting ORCA_GATEWAY_API_KEYS: '' is not a comma-separated list of words"
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_an_unknown_kind_of_model_is_refused_with_those_that_are_known(refused, 
 
 def test_a_model_given_as_a_file_is_refused(refused) -> None:
     file = small_model_folder() / "model.safetensors"
-    assert refused("--model", str(file)) == f"--model {file} is a file; a folder in Hugging Face layout is needed"
+    assert refused("--model", str(file)) == f"--model {file} is a file; give a folder in Hugging Face layout"
 
 
 def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
-    assert said.startswith("--model nobody/nothing-at-all is not a folder, and could not be fetched by that name: ")
+    assert said.startswith("--model nobody/nothing-at-all is not a folder, and the hub could not provide it: ")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orca.cli.up.questions import http_status
+from orca.cli.up.health_checks import http_status
 from orca.core.process.internal_port import InternalPort, Page
 
 ANSWERS_WITHIN_S = 60.0  # a shared machine; alone it takes a millisecond

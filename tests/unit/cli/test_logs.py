@@ -75,5 +75,5 @@ def test_configuring_again_replaces_what_was_there() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="'yaml' is none of json, text, auto"):
+    with pytest.raises(ValueError, match="'yaml' is not one of json, text, auto"):
         configure_logging("gateway", fmt="yaml")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.layout import with_layout
-from orca.cli.up.plan import Addresses, Surroundings, plan
+from orca.cli.up.plan import Addresses, RuntimeContext, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.errors import SettingError
@@ -22,7 +22,7 @@ def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
 
 
 def planned_by(settings: UpSettings, *, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
-    around = Surroundings(
+    around = RuntimeContext(
         addresses=Addresses.find(settings),
         redis_url="unix:///r.sock",
         redis_login={"ORCA_POOL_USER": "u"},
@@ -169,7 +169,9 @@ def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
 
 
 def test_a_host_that_others_reach_needs_keys_or_a_word_that_it_is_meant_to_be_open() -> None:
-    with pytest.raises(SettingError, match=r"--host 0\.0\.0\.0 can be reached from outside .* --open-to-network true"):
+    with pytest.raises(
+        SettingError, match=r"--host 0\.0\.0\.0 can be reached from other machines .* --open-to-network true"
+    ):
         parse_settings(["--host", "0.0.0.0"])
 
 

@@ -16,10 +16,10 @@ def test_a_pool_that_is_away_is_said_so(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say what to do"),
-        (["forget"], "say what to do"),
+        ([], "an action is needed"),
+        (["forget"], "an action is needed"),
         (["schema", "new"], "'new' is not a number"),
-        (["stats", "--data", "/nowhere"], "/nowhere/redis is of no `orca up`"),
+        (["stats", "--data", "/nowhere"], "/nowhere/redis is not from `orca up`"),
         (["acl", "--deployment", "a b"], "setting --deployment: a deployment's name must be free of"),
     ],
 )

@@ -18,7 +18,7 @@ class Asked:
 
     def question(self, *, is_answered: bool, took_s: float, pid: int | None = 7) -> bool:
         asked_s, self.now_s = self.now_s, self.now_s + took_s
-        is_frozen = self.silence.note(pid, asked_s, self.now_s, is_answered=is_answered)
+        is_frozen = self.silence.record(pid, asked_s, self.now_s, is_answered=is_answered)
         self.now_s = max(self.now_s, asked_s + 2)
         return is_frozen
 
@@ -56,8 +56,8 @@ def test_no_rounding_of_the_clock_keeps_a_freeze_from_its_end() -> None:
     start_s, bound_s = 4.8, 0.06
     silence = Silence(bound_s=bound_s)
     assert start_s + bound_s - start_s < bound_s
-    silence.note(7, 0.0, start_s, is_answered=True)
-    assert silence.note(7, start_s, start_s + bound_s, is_answered=False)
+    silence.record(7, 0.0, start_s, is_answered=True)
+    assert silence.record(7, start_s, start_s + bound_s, is_answered=False)
 
 
 def test_an_answer_ends_the_silence() -> None:
@@ -92,7 +92,7 @@ async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path:
         await until(lambda: part.asked >= 1)
         part.answers = False
         await until(lambda: told)
-    assert told[0] == "worker-0.1 (pid 7) is frozen: it answered nothing for 0.06 s; it is killed"
+    assert told[0] == "worker-0.1 (pid 7) is frozen: it did not answer for 0.06 s; it is killed"
     assert part.unfrozen == len(told)
 
 
@@ -114,5 +114,5 @@ async def test_while_the_supervisor_itself_stood_still_nobody_is_blamed(tmp_path
 
 async def test_a_period_of_nought_asks_nobody(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
-    await asyncio.wait_for(Probe([part], period_s=0.0, tell=print).run(), 60)
+    await asyncio.wait_for(Probe([part], period_s=0.0, report=print).run(), 60)
     assert part.asked == 0

@@ -54,7 +54,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
 
 
 async def test_a_group_that_broke_is_ready_again_in_its_next_epoch(system: System) -> None:
-    system.recovery.note_break("scheduler-0", 1)
+    system.recovery.record_break("scheduler-0", 1)
     with pytest.raises(TimeoutError):
         await system.sentence(0.5)
     system.epoch = 2
@@ -63,22 +63,22 @@ async def test_a_group_that_broke_is_ready_again_in_its_next_epoch(system: Syste
 
 async def test_who_was_restarted_is_told_with_its_new_pid_and_once(system: System) -> None:
     for epoch, pid in ((1, 8), (2, 9)):
-        system.recovery.note_death(system.spec)
+        system.recovery.record_death(system.spec)
         await system.asked.wait()
         system.epoch, system.pid = epoch + 1, pid
         assert (await system.sentence()).endswith(f" s, worker-0.0 is pid {pid}")
         system.asked.clear()
-    system.recovery.note_break("scheduler-0", 3)
+    system.recovery.record_break("scheduler-0", 3)
     await system.asked.wait()
     system.epoch = 4
     assert (await system.sentence()).endswith(" s")
 
 
 async def test_a_break_that_is_heard_of_when_the_next_epoch_has_been_formed_is_not_told_again(system: System) -> None:
-    system.recovery.note_death(system.spec)
+    system.recovery.record_death(system.spec)
     await system.asked.wait()
     system.epoch = 2
     assert (await system.sentence()).startswith("ready again after ")
-    system.recovery.note_break("scheduler-0", 1)
+    system.recovery.record_break("scheduler-0", 1)
     with pytest.raises(TimeoutError):
         await system.sentence(0.5)

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from orca.cli.up.display import Display, access_note, examples, interpreter
-from orca.cli.up.log_errors import Follower, error_message, follow_errors, readable
-from orca.cli.up.questions import http_status
-from orca.cli.up.readiness import READY, STARTING, Standing, epochs_of, wait_until_ready
+from orca.cli.up.health_checks import http_status
+from orca.cli.up.log_errors import LogFollower, error_message, follow_errors, readable
+from orca.cli.up.readiness import READY, STARTING, StartStatus, epochs_of, wait_until_ready
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.process.internal_port import InternalPort, Page
 from orca.core.transport import engine_pb2 as pb
@@ -26,7 +26,7 @@ from orca.core.transport import engine_pb2_grpc as pb_grpc
 def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:
     display = Display(Console(file=(shown := io.StringIO()), force_terminal=False))
     with display.progress(["worker-0.0"]) as progress:
-        for standing in (STARTING, STARTING, Standing("loading 10 %", 90), Standing("loading 50 %", 450), READY):
+        for standing in (STARTING, STARTING, StartStatus("loading 10 %", 90), StartStatus("loading 50 %", 450), READY):
             progress.show("worker-0.0", standing)
     assert shown.getvalue().splitlines() == ["worker-0.0: starting", "worker-0.0: loading 10 %", "worker-0.0: ready"]
 
@@ -39,7 +39,7 @@ def test_what_happens_is_told_behind_its_time() -> None:
 def test_on_a_terminal_the_start_is_a_bar_per_process() -> None:
     display = Display(Console(file=(shown := io.StringIO()), force_terminal=True, width=100))
     with display.progress(["gateway", "worker-0.0"]) as progress:
-        progress.show("worker-0.0", Standing("loading weights 40 %", 360))
+        progress.show("worker-0.0", StartStatus("loading weights 40 %", 360))
     assert "loading weights 40 %" in shown.getvalue()
     assert "gateway" in shown.getvalue()
 
@@ -84,12 +84,12 @@ def test_the_example_s_interpreter_is_named_from_the_present_folder(
 @pytest.mark.parametrize(
     ("host", "keys", "said"),
     [
-        ("127.0.0.1", 0, "open, to this machine only"),
-        ("::1", 0, "open, to this machine only"),
-        ("localhost", 0, "open, to this machine only"),
-        ("0.0.0.0", 0, "WARNING: open to all who can reach 0.0.0.0"),
-        ("box.example", 0, "WARNING: open to all who can reach box.example"),
-        ("0.0.0.0", 2, "2 keys; a call must show one"),
+        ("127.0.0.1", 0, "open, but only to this machine"),
+        ("::1", 0, "open, but only to this machine"),
+        ("localhost", 0, "open, but only to this machine"),
+        ("0.0.0.0", 0, "WARNING: open to everybody who can reach 0.0.0.0"),
+        ("box.example", 0, "WARNING: open to everybody who can reach box.example"),
+        ("0.0.0.0", 2, "each call needs one of 2 keys"),
     ],
 )
 def test_who_may_call_is_said(host: str, keys: int, said: str) -> None:
@@ -97,7 +97,7 @@ def test_who_may_call_is_said(host: str, keys: int, said: str) -> None:
 
 
 def test_a_file_of_keys_is_named() -> None:
-    assert access_note("0.0.0.0", 0, "/etc/keys") == "api:  the keys of /etc/keys; a call must show one"
+    assert access_note("0.0.0.0", 0, "/etc/keys") == "api:  each call needs one of the keys in /etc/keys"
 
 
 def test_an_error_line_is_told_with_the_end_of_its_exception() -> None:
@@ -134,7 +134,7 @@ def test_a_traceback_is_shown_by_its_last_line() -> None:
 def test_a_follower_reads_whole_lines_from_where_it_began(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("old\n")
-    follower = Follower(log)
+    follower = LogFollower(log)
     with log.open("a") as file:
         file.write("one\ntw")
         file.flush()
@@ -194,14 +194,14 @@ async def test_a_stage_that_waits_says_why_and_is_up_only_in_a_newer_epoch(tmp_p
     spec = ProcessSpec(role=Role.WORKER, name="w", command=(), address=address, log=tmp_path, scheduler="scheduler-0")
     shown: list[str] = []
 
-    def show(_: str, standing: Standing) -> None:
+    def show(_: str, standing: StartStatus) -> None:
         if standing != STARTING:  # as which a stage counts that did not answer in time
             shown.append(standing.text)
             stage.has_joined = True
 
     assert await epochs_of([spec]) == {"w": 4}
-    why = {"scheduler-0": "the engine failed: too few slots"}.get
-    await asyncio.wait_for(wait_until_ready([spec], show, why=why, older_epochs={"w": 3}), 60)
+    reason_of = {"scheduler-0": "the engine failed: too few slots"}.get
+    await asyncio.wait_for(wait_until_ready([spec], show, reason_of=reason_of, older_epochs={"w": 3}), 60)
     assert shown == ["waiting for the group: the engine failed: too few slots", "ready"]
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wait_until_ready([spec], show, older_epochs={"w": 4}), 0.3)
@@ -226,13 +226,13 @@ async def test_a_group_is_up_only_when_its_scheduler_has_formed_it(tmp_path: Pat
     ]
     shown: list[tuple[str, str]] = []
 
-    def show(name: str, standing: Standing) -> None:
+    def show(name: str, standing: StartStatus) -> None:
         nonlocal status
         if standing != STARTING:  # as which a stage counts that did not answer in time
             shown.append((name, standing.text))
             status = 200
 
-    await asyncio.wait_for(wait_until_ready(specs, show, why={"scheduler-0": "too few slots"}.get), 60)
+    await asyncio.wait_for(wait_until_ready(specs, show, reason_of={"scheduler-0": "too few slots"}.get), 60)
     assert (shown[0], shown[-1]) == (("w", "waiting for the group: too few slots"), ("w", "ready"))
     ready.close()
     await server.stop(None)
@@ -257,7 +257,7 @@ async def test_a_stage_says_what_it_does_before_it_reads_weights(tmp_path: Path)
     spec = ProcessSpec(role=Role.WORKER, name="w", command=(), address=address, log=tmp_path)
     shown: list[str] = []
 
-    def show(_: str, standing: Standing) -> None:
+    def show(_: str, standing: StartStatus) -> None:
         if standing != STARTING:  # as which a stage counts that did not answer in time
             shown.append(standing.text)
             stage.steps = min(len(shown), 2)

@@ -7,8 +7,8 @@ import tarfile
 
 import pytest
 
-from cluster.archives import chain_ids, without_layers
-from cluster.images import add_bytes
+from cluster.images.archives import chain_ids, without_layers
+from cluster.images.scratch import add_bytes
 
 LOWER, UPPER = b"lower" * 1000, b"upper" * 1000
 CONFIG = b'{"architecture": "amd64"}'

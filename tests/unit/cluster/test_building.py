@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES, builder_here, image_of
+from cluster.images.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES, builder_here, image_of
 
 TEXT = (CHECKOUT / CONTAINERFILE).read_text()
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cache import cache_folder, cached, check_space, key_of
-from cluster.errors import ClusterError
+from cluster.machine.cache import cache_folder, cached, check_space, key_of
+from cluster.machine.errors import ClusterError
 
 
 def fill(folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cluster.__main__ import main
-from cluster.debian import COMMANDS, install, missing_packages
-from cluster.errors import ClusterError
+from cluster.machine.debian import COMMANDS, install, missing_packages
+from cluster.machine.errors import ClusterError
 
 
 @pytest.fixture

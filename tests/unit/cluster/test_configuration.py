@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from cluster.certificates import identities
-from cluster.components import control_plane, node_components
-from cluster.configuration import PRIVILEGED_NAMESPACES, containerd, write_configuration
-from cluster.errors import ClusterError
-from cluster.images import service_images
-from cluster.layout import (
+from cluster.images.scratch import service_images
+from cluster.kubernetes.certificates import identities
+from cluster.kubernetes.components import control_plane, node_components
+from cluster.kubernetes.configuration import PRIVILEGED_NAMESPACES, containerd, write_configuration
+from cluster.kubernetes.services import DEPLOYMENTS, manifests
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import (
     DNS_ADDRESS,
     INGRESS_ADDRESS,
     NODE_RANGE,
@@ -25,7 +26,6 @@ from cluster.layout import (
     found_layout,
     write_mark,
 )
-from cluster.services import DEPLOYMENTS, manifests
 
 
 @pytest.fixture

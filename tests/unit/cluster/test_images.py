@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.images import ScratchImage
+from cluster.images.scratch import ScratchImage
 
 
 @pytest.fixture

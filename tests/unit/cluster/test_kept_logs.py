@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cluster.layout import Layout
 from cluster.lifecycle import keep_pod_logs
+from cluster.machine.layout import Layout
 
 
 def test_logs_of_pods_are_kept_and_those_of_the_cluster_before_go(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.loading import stream
+from cluster.images.loading import stream
+from cluster.machine.errors import ClusterError
 
 MANY_BYTES = ["head", "--bytes=5000000", "/dev/zero"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.programs import ETCD, KUBERNETES, PROGRAMS, Program, build_programs
+from cluster.machine.errors import ClusterError
+from cluster.programs.go_programs import ETCD, KUBERNETES, PROGRAMS, Program, build_programs
 
 MODULES = {
     "kubernetes": "k8s.io/kubernetes",

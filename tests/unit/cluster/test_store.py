@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import store as store_module
-from cluster.building import Builder
-from cluster.errors import ClusterError
-from cluster.layout import Node
-from cluster.store import keep, link_into, store_folder
+from cluster.images import store as store_module
+from cluster.images.building import Builder
+from cluster.images.store import keep, link_into, store_folder
+from cluster.machine.errors import ClusterError
+from cluster.machine.layout import Node
 
 LAYER = Path("io.containerd.snapshotter.v1.overlayfs/snapshots/1/fs/program")
 DATABASE = Path("io.containerd.metadata.v1.bolt/meta.db")

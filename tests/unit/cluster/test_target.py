@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ClusterError
-from cluster.kubectl import ContextKubectl, Kubectl
+from cluster.kubernetes.kubectl import ContextKubectl, Kubectl
+from cluster.machine.errors import ClusterError
 from orca.core.domain.errors import SettingError
 from target import OURS, choose, read_settings
 from visit import DEFINITION, check_free, delete_definition

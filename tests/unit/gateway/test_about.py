@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_ends_the_span_of_its_call() -> None:
     exporter = InMemorySpanExporter()
     async with rig(tracing=Tracing(exporter), schedules=False) as one:
         call = asyncio.create_task(one.post("/v1/completions", prompt="a"))
-        await until(lambda: len(one.pool.parents) == 1)
+        await until(lambda: len(one.pool.state.parents) == 1)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
     [span] = [span for span in exporter.get_finished_spans() if span.name == "POST /v1/completions"]

@@ -86,7 +86,7 @@ async def test_a_key_has_so_many_calls_at_a_time_until_their_answers_end() -> No
         body = {"prompt": "a", "max_tokens": 5, "stream": True}
         right, also = ({"authorization": f"Bearer {key}"} for key in settings.api_keys)
         async with client.stream("POST", COMPLETIONS, json=body, headers=right) as response:
-            await until(lambda: any(record.log for record in one.rig.pool.records.values()))
+            await until(lambda: any(record.log for record in one.rig.pool.state.records.values()))
             refused = await client.post("/tokenize", json={"prompt": "a"}, headers=right)
             assert error_of(refused)[1]["code"] == "too_many_calls"
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

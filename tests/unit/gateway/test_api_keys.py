@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, Limits, digest, line, make_key, parse_keys
+from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, KeyLimits, key_digest, key_line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.limits.auth import check_access
-from orca.gateway.limits.key_ring import READING_LEAST, KeyRing
-from orca.gateway.limits.rate_limit import TokenBucket
+from orca.gateway.limits.key_ring import READING_LEAST, KeyRing, TokenBucket
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import Rig, error_of, rig, until
 
@@ -28,7 +27,7 @@ def settings_with(file: Path, **fields: Any) -> Settings:
 
 
 def write(file: Path, *keys: tuple[str, str], **limits: int) -> Path:
-    file.write_text("".join(line(ApiKey(name, digest(key), Limits(**limits))) + "\n" for name, key in keys))
+    file.write_text("".join(key_line(ApiKey(name, key_digest(key), KeyLimits(**limits))) + "\n" for name, key in keys))
     return file
 
 
@@ -43,10 +42,10 @@ async def call(one: Rig, key: str) -> httpx.Response:
     return await one.client.post("/tokenize", json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
 
 
-@given(limits=st.builds(Limits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
-def test_a_line_reads_back_as_it_was_written(limits: Limits) -> None:
-    key = ApiKey("team-a.1", digest(make_key()), limits)
-    assert parse_keys(f"# who may call\n\n  {line(key)}  # since May\n") == (key,)
+@given(limits=st.builds(KeyLimits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
+def test_a_line_reads_back_as_it_was_written(limits: KeyLimits) -> None:
+    key = ApiKey("team-a.1", key_digest(make_key()), limits)
+    assert parse_keys(f"# who may call\n\n  {key_line(key)}  # since May\n") == (key,)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +57,13 @@ def test_a_line_reads_back_as_it_was_written(limits: Limits) -> None:
         (f"al/ice: {HASH}", "line 1: is not `name: sha256"),
         (f"{'a' * 65}: {HASH}", "line 1: is not `name: sha256"),
         (f"alice: {HASH[:-1]}", "line 1: is not `name: sha256"),
-        (f"alice: {HASH} orca-secret=5", "line 1: has a limit that is none of calls, queue_percent, requests_per"),
-        (f"alice: {HASH} calls=0", "line 1: calls must be there once, as a whole number from 1 on"),
-        (f"alice: {HASH} calls=orca-secret", "line 1: calls must be there once, as a whole number from 1 on"),
-        (f"alice: {HASH} calls=1 calls=2", "line 1: calls must be there once"),
+        (f"alice: {HASH} orca-secret=5", "line 1: has an unknown limit; the limits are calls, queue_percent, req"),
+        (f"alice: {HASH} calls=0", "line 1: calls must occur once and be a whole number of 1 or more"),
+        (f"alice: {HASH} calls=orca-secret", "line 1: calls must occur once and be a whole number of 1 or more"),
+        (f"alice: {HASH} calls=1 calls=2", "line 1: calls must occur once"),
         (f"alice: {HASH} queue_percent=101", "line 1: queue_percent must be 100 or less"),
-        (f"alice: {HASH}\nalice: {HASH}", "the name alice is there twice"),
-        (f"alice: {HASH}\nbob: {HASH}", "one key is there under two names"),
+        (f"alice: {HASH}\nalice: {HASH}", "the name alice occurs twice"),
+        (f"alice: {HASH}\nbob: {HASH}", "one key has two names"),
         ("".join(f"n{i}: sha256:{i:064x}\n" for i in range(KEYS_MAX + 1)), f"more than {KEYS_MAX} keys"),
     ],
 )
@@ -205,7 +204,7 @@ async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_p
         never = await complete(prompt="a", n=11, background=True)
         assert (error_of(never)[0], error_of(never)[1]["code"]) == (400, "beyond_rate_limit")
         assert error_of(never)[1]["param"] == "n"
-        assert len(one.pool.records) == 6
+        assert len(one.pool.state.records) == 6
 
 
 async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(
         body = {"prompt": "a", "n": 3, "max_tokens": 1}
         answers = [await one.client.post("/v1/completions", json=body, headers=keyed) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
-        assert len(one.pool.records) == 3
+        assert len(one.pool.state.records) == 3
 
 
 async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are_used_up(tmp_path: Path) -> None:
@@ -223,8 +222,8 @@ async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are
     async with rig(schedules=False, settings=settings_with(file)) as one:
         keyed = {"authorization": "Bearer a"}
         running = asyncio.create_task(one.client.post("/v1/completions", json={"prompt": "a"}, headers=keyed))
-        await until(lambda: len(one.pool.parents) == 1)
-        [parent] = one.pool.parents
+        await until(lambda: len(one.pool.state.parents) == 1)
+        [parent] = one.pool.state.parents
         assert (await call(one, "a")).status_code == 429
         for method in ("GET", "DELETE"):
             answer = await one.client.request(method, f"/v1/requests/{parent}", headers=keyed)

@@ -8,18 +8,18 @@ import orjson
 import pytest
 
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.gateway.answer.delivery import Accepted, StreamDelivery, Timing
-from orca.gateway.answer.log_watcher import Follower, LogWatcher
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery
+from orca.gateway.answer.log_watcher import LogSubscription, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
 from orca.gateway.metrics import Metrics
-from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, text_so_far
-from orca.pool.log_slice import LogSlice
+from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions, stream_end, text_so_far
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import LogSlice
 from support.gateway.gateway_rig import WallClock, eos, ids, make_request, scripted, tokenizer, turns_during
 
-READING = Reading(tokenizer(), frozenset({eos()}))
-RENDERING = Rendering(kind=Kind.COMPLETION, model="tiny", created=1)
+READING = RenderModel(tokenizer(), frozenset({eos()}))
+RENDERING = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=1)
 
 
 def choices(count: int, tokens: int) -> tuple[list[Request], list[tuple[list[Token], End]]]:
@@ -53,11 +53,15 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     requests = [replace(make_request(choice=choice, logprobs=1, prompt_logprobs=1), prompt=prompt) for choice in (0, 1)]
     rendering = replace(RENDERING, echo=True)
     logs = {request.id: LogSlice(0, *scripted(request, ids("ab"))) for request in requests}
-    follower = Follower(LogWatcher(MemoryPool(WallClock())), logs)
+    subscription = LogSubscription(LogWatcher(MemoryPool(WallClock())), logs)
     for request_id, log in logs.items():
-        follower.give(request_id, log)
-    accepted = Accepted(
-        requests=requests, rendering=rendering, follower=follower, timing=Timing(0.0), leave=lambda _: None
+        subscription.add(request_id, log)
+    accepted = AcceptedCall(
+        requests=requests,
+        options=rendering,
+        subscription=subscription,
+        timing=CallTiming(0.0),
+        remove_reader=lambda _: None,
     )
     sent: list[bytes] = []
 

@@ -14,7 +14,7 @@ import httptools
 import httpx
 import pytest
 
-from orca.gateway.http.open_files import allow_open_files
+from orca.gateway.server import allow_open_files
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import check_refusal, until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, completion, served
@@ -212,4 +212,4 @@ async def test_bytes_that_are_no_http_get_a_refusal_or_silence_and_leave_no_conn
         print(f"{count} connections, seed {seed}: {sum(map(len, found))} answers: {', '.join(kinds)}")
         assert len(kinds) > 5
         await until(lambda: not one.server.server_state.connections)
-        await until(lambda: all(record.end for record in one.rig.pool.records.values()))
+        await until(lambda: all(record.end for record in one.rig.pool.state.records.values()))

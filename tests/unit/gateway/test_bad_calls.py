@@ -62,10 +62,10 @@ async def fire(one: Rig, seed: int, count: int) -> collections.Counter[str]:
             kinds[await judged(one, call, accepted)] += 1
         except Exception as error:
             raise AssertionError(f"call {number} of seed {seed}: {shown(call)}") from error
-    await until(lambda: all(record.end for record in one.pool.records.values()))
+    await until(lambda: all(record.end for record in one.pool.state.records.values()))
     await until(lambda: not living_readers(one))
     # What was refused cost no iteration, and left no record.
-    assert {request.parent for request in seen} == set(one.pool.parents) == accepted
+    assert {request.parent for request in seen} == set(one.pool.state.parents) == accepted
     for request in seen:
         check_wire(request)
     return kinds
@@ -76,9 +76,9 @@ def living_readers(one: Rig) -> list[str]:
     pool = one.pool
     return [
         reader
-        for parent in pool.parents.values()
+        for parent in pool.state.parents.values()
         for reader, lease_end in parent.readers.items()
-        if lease_end > pool.awake
+        if lease_end > pool.state.awake
     ]
 
 

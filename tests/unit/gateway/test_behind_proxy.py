@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orca.gateway.http import behind_proxy
-from orca.gateway.http.behind_proxy import BehindProxy
+from orca.gateway.http.behind_proxy import ProxyPause
 from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import rig
@@ -42,7 +42,7 @@ class Call:
         return self
 
     async def run(self, pause_s: float = PAUSE_S) -> None:
-        await BehindProxy(self._answer, pause_s)(self.scope, self._receive, self._send)
+        await ProxyPause(self._answer, pause_s)(self.scope, self._receive, self._send)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if self.reads:
@@ -202,7 +202,7 @@ async def test_without_a_pause_all_calls_pass_untouched() -> None:
     async def receive() -> Any: ...
     async def send(_: Any) -> None: ...
 
-    await BehindProxy(app, 0)({"type": "http", "headers": [FORWARDED, BODY]}, receive, send)
+    await ProxyPause(app, 0)({"type": "http", "headers": [FORWARDED, BODY]}, receive, send)
     assert given == [receive, send]
 
 

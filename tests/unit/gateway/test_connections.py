@@ -38,12 +38,12 @@ async def test_a_client_that_leaves_takes_out_its_reader_and_the_pool_cancels() 
     async with served(Settings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         _, writer = await one.open_stream()
-        await until(lambda: any(record.log for record in one.rig.pool.records.values()))
+        await until(lambda: any(record.log for record in one.rig.pool.state.records.values()))
         writer.close()
         await writer.wait_closed()
-        (parent,) = one.rig.pool.parents.values()
+        (parent,) = one.rig.pool.state.parents.values()
         await until(lambda: not parent.readers)
-        (record,) = one.rig.pool.records.values()
+        (record,) = one.rig.pool.state.records.values()
         await until(lambda: record.end is not None)
         assert record.end is not None
         assert record.end.reason is FinishReason.CANCELLED
@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_behind_a_second_request_is_noticed_though_no
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         await writer.drain()
         writer.transport.abort()
-        (parent,) = one.rig.pool.parents.values()
+        (parent,) = one.rig.pool.state.parents.values()
         await until(lambda: not parent.readers and not one.server.server_state.connections)
 
 
@@ -65,21 +65,21 @@ async def test_a_client_that_leaves_a_whole_found_noticed_too() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         _, writer = await one.open_stream(stream=False)
-        await until(lambda: any(parent.readers for parent in one.rig.pool.parents.values()))
+        await until(lambda: any(parent.readers for parent in one.rig.pool.state.parents.values()))
         writer.close()
         await writer.wait_closed()
-        await until(lambda: not any(parent.readers for parent in one.rig.pool.parents.values()))
+        await until(lambda: not any(parent.readers for parent in one.rig.pool.state.parents.values()))
 
 
 async def test_readers_are_renewed_for_as_long_as_the_connection_lives() -> None:
     async with served(Settings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
-        await until(lambda: one.rig.pool.records)
-        (record,) = one.rig.pool.records.values()
-        began = one.rig.pool.awake
+        await until(lambda: one.rig.pool.state.records)
+        (record,) = one.rig.pool.state.records.values()
+        began = one.rig.pool.state.awake
         # Well beyond lease and grace together.
-        await until(lambda: one.rig.pool.awake > began + 1_200)
+        await until(lambda: one.rig.pool.state.awake > began + 1_200)
         assert record.end is None
         one.rig.scheduler.turns_left = None
         one.rig.scheduler.may_run.set()
@@ -146,7 +146,7 @@ async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await reader.readuntil(b"}")
         writer.write(b"12345" + STREAM)
-        await until(lambda: one.rig.pool.awake > 800)
+        await until(lambda: one.rig.pool.state.awake > 800)
         one.rig.scheduler.turns_left = None
         one.rig.scheduler.may_run.set()
         assert b"[DONE]" in await asyncio.wait_for(reader.readuntil(b"[DONE]"), LIMIT_SECONDS)
@@ -164,7 +164,7 @@ async def test_a_long_answer_outlives_the_time_for_headers() -> None:
     async with served(Settings(model="tiny", port=0, header_seconds_max=0.1)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
-        await until(lambda: one.rig.pool.awake > 400)
+        await until(lambda: one.rig.pool.state.awake > 400)
         one.rig.scheduler.turns_left = None
         one.rig.scheduler.may_run.set()
         await reader.readuntil(b"[DONE]")
@@ -192,7 +192,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_gets_all_when_it_
         one.rig.scheduler.answer = lambda request: (7,) * request.max_new_tokens
         reader, writer = await one.open_stream(n=20, logprobs=20)
         assert (await one.rig.complete(max_tokens=5))["usage"]["completion_tokens"] == 5
-        await until(lambda: all(record.end for record in one.rig.pool.records.values()))
+        await until(lambda: all(record.end for record in one.rig.pool.state.records.values()))
         found = b""
         while b"[DONE]" not in found:
             found += await asyncio.wait_for(reader.read(1 << 20), 10)

@@ -54,7 +54,7 @@ async def open_and_paused(one: Served, *, accept: str = "*/*", **body: Any) -> a
     content = orjson.dumps({"prompt": "the fox", "max_tokens": 100, "stream": True, **body})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: orca\r\naccept: {accept}\r\ncontent-type: application/json\r\n"
     reader, _ = await one.open(f"{head}content-length: {len(content)}\r\n\r\n".encode(), content)
-    await until(lambda: any(record.log for record in one.rig.pool.records.values()))
+    await until(lambda: any(record.log for record in one.rig.pool.state.records.values()))
     return reader
 
 
@@ -112,11 +112,11 @@ async def test_a_stream_with_event_ids_is_cut_with_the_place_to_go_on() -> None:
         _, _, last = events.rpartition("event: resume\n")
         data = orjson.loads(last.partition("data: ")[2].partition("\n\n")[0])
         assert data["error"]["code"] == "gateway_draining"
-        (parent,) = one.rig.pool.parents
+        (parent,) = one.rig.pool.state.parents
         assert data["resume"] == {"request_id": parent, "last_event_ids": ["0.0", "1.0"]}
         assert "[DONE]" not in events
         await ended(one)
-        assert not one.rig.pool.parents[parent].readers
+        assert not one.rig.pool.state.parents[parent].readers
 
 
 async def test_a_stream_without_event_ids_is_cut_with_an_error() -> None:
@@ -143,7 +143,7 @@ async def test_both_ways_to_end_leave_no_reader_and_no_span_behind(signals: int)
     settings = SECONDS if signals == 1 else HOURS
     async with served(settings, tracing=Tracing(kept)) as one:
         await open_and_paused(one)
-        (parent,) = one.rig.pool.parents.values()
+        (parent,) = one.rig.pool.state.parents.values()
         assert parent.readers
         signalled(one, signals)
         await ended(one)

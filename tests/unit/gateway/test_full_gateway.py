@@ -6,11 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from orca.core.api_keys import ApiKey, Limits, digest, line
+from orca.core.api_keys import ApiKey, KeyLimits, key_digest, key_line
 from orca.core.domain.request import Request
-from orca.gateway.limits.overload import ASK_SECONDS, LAG_MOST_SECONDS
+from orca.gateway.limits.backlog import POLL_SECONDS
+from orca.gateway.limits.overload import LAG_MOST_SECONDS
 from orca.gateway.settings import Settings
-from orca.pool.api import Parent, Submission
+from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import Rig, error_of, recording, rig, until
 from support.gateway.told_pool import ToldPool, stats
@@ -21,7 +22,7 @@ COMPLETIONS = "/v1/completions"
 async def filled(one: Rig, calls: int) -> list[asyncio.Task[Any]]:
     """So many calls that wait in the pool."""
     tasks = [asyncio.create_task(one.post(COMPLETIONS, prompt="a", max_tokens=2)) for _ in range(calls)]
-    await until(lambda: len(one.pool.parents) == calls)
+    await until(lambda: len(one.pool.state.parents) == calls)
     return tasks
 
 
@@ -65,7 +66,7 @@ async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
         started, before = time.monotonic(), pool.asked
         for _ in range(50):
             assert (await one.error(COMPLETIONS, prompt="a"))[0] == 429
-        assert pool.asked - before <= 1 + (time.monotonic() - started) / ASK_SECONDS
+        assert pool.asked - before <= 1 + (time.monotonic() - started) / POLL_SECONDS
 
 
 async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
@@ -88,7 +89,7 @@ async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> No
         assert (status, error["code"]) == (503, "too_many_answers")
         repeated = await one.client.post(COMPLETIONS, json={"prompt": "b"}, headers=keyed)
         assert repeated.status_code == 422
-        for parent in list(one.pool.parents):
+        for parent in list(one.pool.state.parents):
             assert (await one.client.delete(f"/v1/requests/{parent}")).status_code == 200
         await asyncio.gather(*waiting)
 
@@ -105,8 +106,8 @@ async def test_a_refusal_by_the_pool_itself_is_remembered() -> None:
 
 async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill(tmp_path: Any) -> None:
     file = tmp_path / "keys"
-    keys = [ApiKey("batch", digest("b"), Limits(queue_percent=50)), ApiKey("people", digest("p"))]
-    file.write_text("\n".join(map(line, keys)))
+    keys = [ApiKey("batch", key_digest("b"), KeyLimits(queue_percent=50)), ApiKey("people", key_digest("p"))]
+    file.write_text("\n".join(map(key_line, keys)))
     settings = Settings(model="tiny", api_keys_file=str(file))
     async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=60))) as one:
         answers = [
@@ -132,7 +133,7 @@ async def test_a_loop_that_is_late_takes_no_new_calls_until_it_keeps_up_again() 
 
 async def test_a_refused_call_counts_by_its_path_and_against_its_keys_limits(tmp_path: Any) -> None:
     file = tmp_path / "keys"
-    file.write_text(line(ApiKey("one", digest("k"), Limits(requests_per_minute=1))))
+    file.write_text(key_line(ApiKey("one", key_digest("k"), KeyLimits(requests_per_minute=1))))
     settings = Settings(model="tiny", api_keys_file=str(file))
     async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=100))) as one:
         keyed = {"authorization": "Bearer k"}

@@ -204,8 +204,8 @@ async def test_a_missing_max_tokens_is_cut_to_the_slots_that_are_promised_since_
 async def test_a_missing_max_tokens_is_cut_to_the_context_while_no_group_was_formed() -> None:
     async with rig(schedules=False) as one:
         post = asyncio.create_task(one.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]))
-        await until(lambda: one.pool.records)
-        (record,) = one.pool.records.values()
+        await until(lambda: one.pool.state.records)
+        (record,) = one.pool.state.records.values()
         assert record.request.max_total_tokens == MODEL.max_model_len
         await one.pool.cancel(record.request.parent)
         assert (await post).status_code == 409
@@ -250,8 +250,8 @@ async def test_a_stream_of_a_record_that_is_lost_fails_rather_than_waits_for_eve
     async with rig() as one:
         one.scheduler.turns_left = 1
         streaming = asyncio.create_task(streamed(one))
-        await until(lambda: any(record.log for record in one.pool.records.values()))
-        one.pool.records.clear()
+        await until(lambda: any(record.log for record in one.pool.state.records.values()))
+        one.pool.state.records.clear()
         *_, (_, last) = await asyncio.wait_for(streaming, 20)
         assert last["error"]["code"] == "unknown_request"
 

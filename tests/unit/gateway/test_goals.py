@@ -9,11 +9,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from orca.core.domain.request import End, FinishReason
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outcome, judge, latency_of, summary
+from orca.gateway.latency_goals import (
+    NO_GOALS,
+    SCHEMA_LEAST,
+    Goal,
+    GoalOutcome,
+    LatencyGoals,
+    judge,
+    latency_of,
+    summary,
+)
 from orca.gateway.metrics import Metrics
-from orca.gateway.render.render import Rendering
+from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import Settings
-from orca.pool.api import RequestState, RequestStatus
+from orca.pool.records import RequestState, RequestStatus
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import observed
@@ -24,8 +33,8 @@ SOFT = Settings(model="tiny", round_seconds=0.05)
 ENFORCING = Settings(model="tiny", round_seconds=0.05, slo_enforce=True)
 LOOSE = {"x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "600000.5"}
 TIGHT = {"x-slo-ttft-ms": "0.001", "x-slo-tpot-ms": "0.000001"}
-BOTH = Goals(ttft_ms=100, tpot_ms=10)
-MET, MISSED = Outcome.MET, Outcome.MISSED
+BOTH = LatencyGoals(ttft_ms=100, tpot_ms=10)
+MET, MISSED = GoalOutcome.MET, GoalOutcome.MISSED
 SUBMITTED_MS = 1_700_000_000_000
 
 
@@ -68,7 +77,7 @@ async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_
 
 
 async def is_seen_in_force(one: Rig, schema: int) -> bool:
-    counts = await one.app.state.gateway.overload.counts(1.0)
+    counts = await one.app.state.gateway.overload.backlog.counts(1.0)
     return counts is not None and bool(counts.schema == schema)
 
 
@@ -113,7 +122,7 @@ async def state(one: Rig, request_id: str) -> dict[str, Any]:
         "cut off when it could not",
     ],
 )
-def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict[Goal, Outcome]) -> None:
+def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict[Goal, GoalOutcome]) -> None:
     assert judge(BOTH, seen) == outcomes
 
 
@@ -141,10 +150,10 @@ def test_a_summary_tells_the_slowest_of_all_choices_and_how_many_missed() -> Non
 
 def test_soft_goals_are_no_deadlines_and_enforced_ones_keep_the_sooner_one() -> None:
     assert (BOTH.first_token_deadline_ms, BOTH.deadline_ms(None, 11), BOTH.deadline_ms(70, 11)) == (None, None, 70)
-    hard = Goals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
+    hard = LatencyGoals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
     assert (hard.first_token_deadline_ms, hard.deadline_ms(None, 11), hard.deadline_ms(70, 11)) == (100, 200, 70)
-    assert Goals(tpot_ms=10, is_enforced=True).deadline_ms(None, 11) is None
-    assert Goals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+    assert LatencyGoals(tpot_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+    assert LatencyGoals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -181,7 +190,7 @@ async def test_goals_that_are_missed_end_nothing_and_change_no_byte(stream: bool
         assert "ttft" not in answer.text
         request_id = answer.headers["x-request-id"]
         assert (await state(one, request_id))["choices"][0]["text"] == WORDS
-        assert one.pool.records[f"{request_id}.0"].request.deadline_wall_ms is None
+        assert one.pool.state.records[f"{request_id}.0"].request.deadline_wall_ms is None
         metrics = one.app.state.gateway.metrics
         await until(lambda: counted(metrics) == {("ttft", "missed"): 1, ("tpot", "missed"): 1})
 
@@ -222,7 +231,7 @@ async def test_an_enforced_goal_ends_a_request_that_has_no_token_by_then() -> No
         one.scheduler.may_run.clear()
         code, error = error_of(await post(one, {"x-slo-ttft-ms": "50"}))
         assert (code, error["code"]) == (504, "deadline_exceeded")
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert record.end == End(FinishReason.DEADLINE_EXCEEDED, 0)
         metrics = one.app.state.gateway.metrics
         await until(lambda: counted(metrics) == {("ttft", "missed"): 1})
@@ -233,7 +242,7 @@ async def test_an_enforced_goal_lets_a_request_go_on_that_has_its_first_token() 
     async with rig(settings=ENFORCING) as one:
         answer = await post(one, {"x-slo-ttft-ms": "60000"})
         assert answer.json()["choices"][0]["text"] == WORDS
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert (record.request.first_token_deadline_ms, record.request.deadline_ms) == (60_000, None)
 
 
@@ -242,7 +251,7 @@ async def test_both_enforced_goals_bound_the_whole_request() -> None:
         one.scheduler.turns_left = 1
         answer = await post(one, {"x-slo-ttft-ms": "2000", "x-slo-tpot-ms": "1"}, max_tokens=3)
         assert error_of(answer)[1]["code"] == "deadline_exceeded"
-        [record] = one.pool.records.values()
+        [record] = one.pool.state.records.values()
         assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
 
 
@@ -280,6 +289,6 @@ async def test_without_goals_the_record_is_one_that_the_release_before_reads() -
     async with rig() as one:
         await one.complete()
         await post(one, LOOSE)
-        plain, asked = (Rendering.from_json(parent.submission.render) for parent in one.pool.parents.values())
-        assert ["goals" in parent.submission.render for parent in one.pool.parents.values()] == [False, True]
-        assert (plain.goals, asked.goals) == (NO_GOALS, Goals(ttft_ms=600_000, tpot_ms=600_000.5))
+        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.state.parents.values())
+        assert ["goals" in parent.submission.render for parent in one.pool.state.parents.values()] == [False, True]
+        assert (plain.goals, asked.goals) == (NO_GOALS, LatencyGoals(ttft_ms=600_000, tpot_ms=600_000.5))

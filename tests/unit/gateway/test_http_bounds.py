@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orca.gateway.http import bounds
-from orca.gateway.http.connection import TURNED_AWAY_MAX
+from orca.gateway.http.connection import LINGERING_MAX
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
@@ -171,9 +171,9 @@ async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger
     async with served(bounded(connections_max=1)) as one:
         held, _ = await one.open(HEALTH)
         await held.readuntil(b'"ok"}')
-        answers = await asyncio.gather(*(refused(one, b"") for _ in range(2 * TURNED_AWAY_MAX)))
+        answers = await asyncio.gather(*(refused(one, b"") for _ in range(2 * LINGERING_MAX)))
         # Nobody has closed yet.
-        assert len(one.server.server_state.connections) <= 1 + TURNED_AWAY_MAX
+        assert len(one.server.server_state.connections) <= 1 + LINGERING_MAX
         assert {code for _, code, _ in answers} == {"too_many_connections"}
         await until(lambda: len(one.server.server_state.connections) <= 1)
 
@@ -217,10 +217,10 @@ async def test_as_many_connections_give_way_as_come_at_once(bound: str) -> None:
         answers = await asyncio.gather(*(reader.readline() for reader, _ in opened))
         assert all(b" 200 " in answer for answer in answers)
         await until(lambda: len(one.server.server_state.connections) == 5)
-        door = one.door
+        counted = one.open_connections
         for _, writer in opened:
             writer.close()
-        await until(lambda: (door.total, door.idle, door.by_address) == (0, {}, {}))
+        await until(lambda: (counted.total, counted.idle, counted.by_address) == (0, {}, {}))
 
 
 @pytest.mark.usefixtures("_idle_at_once")
@@ -233,7 +233,7 @@ async def test_a_connection_whose_answer_is_on_its_way_does_not_give_way() -> No
             client.setblocking(False)
             await loop.sock_connect(client, ("127.0.0.1", one.server.port))
             await loop.sock_sendall(client, HEALTH.replace(b"/health", b"/large"))
-            await until(lambda: one.door.idle)
+            await until(lambda: one.open_connections.idle)
             assert (await refused(one, HEALTH))[0] == 503
 
 
@@ -242,7 +242,7 @@ async def test_a_connection_without_a_request_for_so_long_is_closed() -> None:
         reader, _ = await one.open(HEALTH)
         await reader.readuntil(b'"ok"}')
         assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
-        await until(lambda: not one.door.total and not one.door.idle)
+        await until(lambda: not one.open_connections.total and not one.open_connections.idle)
 
 
 async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:

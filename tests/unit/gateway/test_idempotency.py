@@ -9,7 +9,7 @@ import pytest
 from orca.core.domain.errors import QueueFull
 from orca.core.domain.request import Request
 from orca.gateway.settings import Settings
-from orca.pool.api import OnDisconnect
+from orca.pool.records import OnDisconnect
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
 
@@ -51,9 +51,9 @@ async def test_a_repetition_while_the_first_still_runs_joins_it() -> None:
     async with rig() as one:
         one.scheduler.turns_left = 3
         posting = [asyncio.create_task(keyed(one))]
-        await until(lambda: [record for record in one.pool.records.values() if len(record.log) == 3])
+        await until(lambda: [record for record in one.pool.state.records.values() if len(record.log) == 3])
         posting.append(asyncio.create_task(keyed(one)))
-        await until(lambda: [len(parent.readers) for parent in one.pool.parents.values()] == [2])
+        await until(lambda: [len(parent.readers) for parent in one.pool.state.parents.values()] == [2])
         one.scheduler.turns_left = None
         one.scheduler.may_run.set()
         assert len({(await response).content for response in posting}) == 1
@@ -97,7 +97,7 @@ async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
             headers = {"idempotency-key": "k", "authorization": f"Bearer {api_key}"}
             names.add((await one.client.post("/v1/completions", json=BODY, headers=headers)).json()["id"])
         assert len(names) == 2
-        assert not any("secret" in str(parent) for parent in one.pool.parents.values())
+        assert not any("secret" in str(parent) for parent in one.pool.state.parents.values())
 
 
 @pytest.mark.parametrize("keys", [[""], ["x" * 256], ["tab\there"], ["é"], ["one", "another"]])
@@ -124,7 +124,7 @@ async def test_what_a_disconnect_does_follows_from_the_body_and_the_key(
 ) -> None:
     async with rig() as one:
         response = await one.client.post("/v1/completions", json=BODY | body, headers=headers)
-        assert one.pool.parents[response.headers["x-request-id"]].submission.on_disconnect is kept
+        assert one.pool.state.parents[response.headers["x-request-id"]].submission.on_disconnect is kept
 
 
 async def test_a_refused_call_may_be_sent_again_under_its_key() -> None:

@@ -71,7 +71,7 @@ async def test_who_does_not_ask_for_event_streams_gets_events_alone() -> None:
     async with served(OFTEN) as one, httpx.AsyncClient(base_url=one.url, timeout=LIMIT_SECONDS) as client:
         one.rig.scheduler.may_run.clear()
         posted = asyncio.create_task(client.post("/v1/completions", json=CALL))
-        await until(lambda: one.rig.pool.records, LIMIT_SECONDS)
+        await until(lambda: one.rig.pool.state.records, LIMIT_SECONDS)
         async with client.stream("POST", "/v1/completions", json=CALL, headers=EVENTS) as beside:
             lines = beside.aiter_lines()
             for _ in range(6):  # three comments: it has had the time for as many

@@ -14,7 +14,7 @@ from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
-from orca.gateway.http.receive import Intake, receive_body
+from orca.gateway.http.receive import BodyBudget, UnreadBody, receive_body
 from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import error_of, rig, until
 
@@ -36,8 +36,9 @@ async def received(content: bytes, **settings: Any) -> Noting:
         return {"type": "http.request", "body": content}
 
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    with Intake(1 << 30).call() as held:
-        return await receive_body(Request(scope, receive), Noting, Settings(model="tiny", **settings), held)
+    with BodyBudget(1 << 30).for_call() as budget:
+        unread = UnreadBody.of(Request(scope, receive))
+        return await receive_body(unread, Noting, Settings(model="tiny", **settings), budget)
 
 
 @pytest.mark.parametrize(("size", "is_inline"), [(1_000, True), (4_000_000, False)])
@@ -150,11 +151,11 @@ async def test_bodies_beyond_what_there_is_for_all_of_them_are_refused_until_oth
     settings = Settings(model="tiny", body_bytes_max=1_000, bodies_bytes_max=1_000)
     headers = {"content-type": "application/json"}
     async with rig(schedules=False, settings=settings) as one:
-        intake = one.app.state.gateway.intake
+        budget = one.app.state.gateway.body_budget
         slow = asyncio.create_task(one.client.post("/v1/completions", content=half_a_body(), headers=headers))
-        await until(lambda: intake.held_bytes == 600)
+        await until(lambda: budget.held_bytes == 600)
         refused = await one.client.post("/tokenize", content=b" " * 500, headers=headers)
         assert (error_of(refused)[0], refused.headers["retry-after"]) == (503, "1")
         may_end.set()
         assert (await slow).status_code == 400
-        assert intake.held_bytes == 0
+        assert budget.held_bytes == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
+from checker.faults.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
 from orca.gateway.settings import Settings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
@@ -27,7 +27,7 @@ def tasks_and_files() -> tuple[int, int]:
 async def ends_seen(pool: MemoryPool, ends: dict[int, float]) -> None:
     """Until cancelled: note when the request of each client has ended and is out of queue and group."""
     while True:
-        for record in pool.records.values():
+        for record in pool.state.records.values():
             if record.end is not None:
                 ends.setdefault(record.request.sampling.seed, time.monotonic())
         await asyncio.sleep(0.01)
@@ -38,8 +38,8 @@ def is_at_rest(one: Served) -> bool:
     gateway, pool = one.rig.app.state.gateway, one.rig.pool
     assert isinstance(pool, MemoryPool)
     held: list[Any] = [
-        any(pool.queues.values()),
-        any(pool.own.values()),
+        any(pool.state.queues.values()),
+        any(pool.state.own.values()),
         one.rig.scheduler.running,
         gateway.readers._open,
         gateway.drain._open,
@@ -68,7 +68,7 @@ async def free_seconds(clients: int, seed: int) -> list[float]:
         await asyncio.sleep(0.02)
         watching.cancel()
         await until(lambda: tasks_and_files() <= before)
-        one.rig.pool.check()
+        one.rig.pool.state.check()
         assert one.rig.scheduler.running == {}
     return [ends[client.number] - client.at_s for client in gone if client.number in ends]
 

@@ -17,7 +17,7 @@ import orca.cli.small_model as small_model
 from orca.core.domain.errors import SettingError
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.models.models import Served, load_others
+from orca.gateway.models.models import ServedModel, load_others
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import MODEL, SLOTS, FakeScheduler, Rig, WallClock, events, rig, tokenizer, until
@@ -77,8 +77,8 @@ async def change() -> AsyncIterator[Change]:
     settings = Settings(model="newer")
     old = FakeScheduler(pool, OLD.revision, "old", answer=lambda _: tokenizer().encode(OLD_TEXT))
     new = FakeScheduler(pool, NEW.revision, "new", answer=lambda _: new_tokenizer().encode(NEW_TEXT))
-    others = [Served.of(OLD, tokenizer(), settings)]
-    newest = Served.of(NEW, new_tokenizer(), settings)
+    others = [ServedModel.of(OLD, tokenizer(), settings)]
+    newest = ServedModel.of(NEW, new_tokenizer(), settings)
     async with rig(settings=settings, pool=pool, newest=newest, others=others, schedules=False) as one:
         tasks = [asyncio.create_task(each.run()) for each in (old, new)]
         try:
@@ -114,8 +114,8 @@ async def test_before_the_pool_has_said_so_a_call_is_encoded_for_the_old_model_a
     async with change() as both:
         both.old.may_run.clear()
         posted = asyncio.create_task(call(both.one, prompt="the fox"))
-        await until(lambda: both.pool.records)
-        (record,) = both.pool.records.values()
+        await until(lambda: both.pool.state.records)
+        (record,) = both.pool.state.records.values()
         assert (record.request.revision, record.request.prompt) == ("r1", tuple(tokenizer().encode("the fox")))
         both.old.may_run.set()
         assert text_of(await posted) == OLD_TEXT
@@ -144,7 +144,7 @@ async def test_a_stream_of_the_old_model_goes_on_in_its_own_words_behind_the_cha
     async with change() as both:
         both.old.turns_left = 3
         streaming = asyncio.create_task(both.one.post("/v1/completions", prompt="a", max_tokens=30, stream=True))
-        await until(lambda: any(len(record.log) == 3 for record in both.pool.records.values()))
+        await until(lambda: any(len(record.log) == 3 for record in both.pool.state.records.values()))
         await both.put_in_force(NEW.revision)
         assert text_of(await call(both.one)) == NEW_TEXT
         both.old.turns_left = None
@@ -178,7 +178,7 @@ async def test_a_keyed_call_that_is_repeated_behind_the_change_gets_its_first_an
 async def test_each_name_means_the_model_in_force_and_the_list_has_that_alone() -> None:
     async with change() as both:
         for revision, model in ((OLD.revision, OLD), (NEW.revision, NEW)):
-            if revision != both.pool.revision:
+            if revision != both.pool.state.revision:
                 await both.put_in_force(revision)
             await both.told(revision)
             for name in (OLD.name, NEW.name, None):
@@ -242,7 +242,7 @@ async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypat
 def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
     other = OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16", quantization="int8")
     words = [OtherModel(folder=str(tmp_path / "gone")), other]
-    settings = Settings(model="a", other_models=tuple(word.word() for word in words))
+    settings = Settings(model="a", other_models=tuple(word.to_text() for word in words))
     (found,) = load_others(settings)
     assert (found.info.name, found.info.dtype, found.info.folder) == ("b", "bfloat16", AUSTEN)
     assert found.info.quantization == "int8"
@@ -256,8 +256,8 @@ def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp
     ],
 )
 def test_another_model_is_read_as_it_was_written_and_has_no_comma(other: OtherModel) -> None:
-    assert OtherModel.read(other.word()) == other
-    assert "," not in other.word()
+    assert OtherModel.from_text(other.to_text()) == other
+    assert "," not in other.to_text()
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,4 @@ async def test_the_client_does_not_have_a_call_computed_again_whose_deadline_pas
         one.rig.scheduler.reason = FinishReason.DEADLINE_EXCEEDED
         with pytest.raises(openai.InternalServerError):
             await client.completions.create(model="tiny", prompt="a")
-        assert len(one.rig.pool.parents) == 1
+        assert len(one.rig.pool.state.parents) == 1

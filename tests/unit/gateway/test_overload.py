@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.domain.errors import PoolUnavailable, QueueFull
-from orca.gateway.limits.overload import EndRate, Overload, retry_after_seconds
-from orca.pool.counts import PoolStats
+from orca.gateway.limits.backlog import EndRate
+from orca.gateway.limits.overload import Overload, retry_after_seconds
+from orca.pool.records import PoolStats
 from support.gateway.gateway_rig import rig, until
 from support.gateway.overloads import Clock, observed, overload_of
 from support.gateway.told_pool import ToldPool, stats
@@ -63,7 +64,7 @@ def test_calls_that_are_refused_together_are_told_different_times() -> None:
 def test_a_rate_is_what_ended_while_others_waited(samples: list[tuple[int, int, int]], expected: float | None) -> None:
     rate = EndRate()
     for second, queued, ended in samples:
-        rate.note(second, stats(queued=queued, ended_ever=ended))
+        rate.add(second, stats(queued=queued, ended_ever=ended))
     assert rate.per_second == expected
 
 
@@ -173,7 +174,7 @@ async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
     overload = overload_of(pool, clock)
     await overload.check()
     if is_refused_since:
-        overload.note_full()
+        overload.backlog.note_full()
     clock.now_s = age_s
     pool.may_answer.clear()
     call = asyncio.create_task(overload.check())
@@ -186,24 +187,24 @@ async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
 async def test_whoever_asks_for_counts_shares_one_answer_of_the_pool_for_a_while() -> None:
     pool, clock = ToldPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
-    assert await asyncio.gather(*(overload.counts(10) for _ in range(50))) == [pool.told] * 50
+    assert await asyncio.gather(*(overload.backlog.counts(10) for _ in range(50))) == [pool.told] * 50
     clock.now_s = 0.2
-    assert (await overload.counts(10), pool.asked) == (pool.told, 1)
+    assert (await overload.backlog.counts(10), pool.asked) == (pool.told, 1)
     clock.now_s = 0.3
     pool.told = stats(queued=4)
-    assert (await overload.counts(10), pool.asked) == (pool.told, 2)
+    assert (await overload.backlog.counts(10), pool.asked) == (pool.told, 2)
 
 
 async def test_counts_that_do_not_come_in_time_are_none_and_none_are_made_up() -> None:
     pool, clock = ToldPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
-    await overload.counts(10)
+    await overload.backlog.counts(10)
     pool.may_answer.clear()
     clock.now_s = 0.3
-    assert await overload.counts(0.01) is None
+    assert await overload.backlog.counts(0.01) is None
     pool.told = PoolUnavailable("away")
     pool.may_answer.set()
-    assert await overload.counts(10) is None
+    assert await overload.backlog.counts(10) is None
 
 
 async def test_a_pool_that_stops_answering_refuses_nobody_by_what_it_said_before() -> None:
@@ -217,7 +218,7 @@ async def test_a_refusal_by_the_pool_counts_until_it_says_otherwise() -> None:
     pool, clock = ToldPool(stats(queued_prompt_tokens=99)), Clock()
     overload = overload_of(pool, clock)
     assert not await is_refused(overload)
-    overload.note_full()
+    overload.backlog.note_full()
     assert await is_refused(overload)
     clock.now_s = 0.6
     assert not await is_refused(overload)

@@ -66,7 +66,7 @@ async def test_before_an_answer_begins_it_is_an_interim_one() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream(stream=False)
-        await until(lambda: one.rig.pool.records)
+        await until(lambda: one.rig.pool.state.records)
         writer.write_eof()
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         one.rig.scheduler.turns_left = None

@@ -7,9 +7,9 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
+from orca.gateway.calls import submit
 from orca.gateway.models.models import Models
-from orca.gateway.routes import generation
-from orca.pool.api import Submission
+from orca.pool.records import Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import MODEL, error_of, rig, until
 
@@ -95,11 +95,11 @@ async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_bec
         answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
         document = answer.json()
         assert (answer.status_code, document["status"]) == (202, "queued")
-        assert list(one.pool.parents) == [document["id"]]
+        assert list(one.pool.state.parents) == [document["id"]]
 
 
 async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "TAKE_BACK_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(submit, "TAKE_BACK_SECONDS", (0.01, 0.01))
     async with rig(schedules=False) as one:
         store = one.pool.submit
 
@@ -110,7 +110,7 @@ async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypa
         monkeypatch.setattr(one.pool, "submit", lose_the_answer)
         answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
         assert (answer.status_code, error_of(answer)[1]["code"]) == (503, "pool_unavailable")
-        await until(lambda: [parent.left for parent in one.pool.parents.values()] == [0])
+        await until(lambda: [parent.left for parent in one.pool.state.parents.values()] == [0])
 
 
 async def test_a_pool_that_is_away_is_told_of_without_its_address(

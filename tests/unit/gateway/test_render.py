@@ -9,23 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, Token
-from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering, stream_end, whole_answer, whole_choice
+from orca.gateway.render.render import (
+    AnswerKind,
+    ChoiceStream,
+    RenderModel,
+    RenderOptions,
+    stream_end,
+    whole_answer,
+    whole_choice,
+)
 from support.gateway.gateway_rig import WORDS, eos, events, ids, make_request, scripted, tokenizer
 
-READING = Reading(tokenizer(), frozenset({0}))
+READING = RenderModel(tokenizer(), frozenset({0}))
 
 
-def rendering(kind: Kind = Kind.COMPLETION, **fields: Any) -> Rendering:
-    return Rendering(kind=kind, model="tiny", created=1_700_000_000, **fields)
+def rendering(kind: AnswerKind = AnswerKind.COMPLETION, **fields: Any) -> RenderOptions:
+    return RenderOptions(kind=kind, model="tiny", created=1_700_000_000, **fields)
 
 
-def stream(request: Request, how: Rendering, tokens: Sequence[Token], end: End) -> list[bytes]:
+def stream(request: Request, how: RenderOptions, tokens: Sequence[Token], end: End) -> list[bytes]:
     """Every event, one by one."""
     one = ChoiceStream(request, how, READING)
     return [*(one.token(token) for token in tokens), one.end(end)]
 
 
-def answer_of(request: Request, how: Rendering, tokens: Sequence[Token], end: End) -> dict[str, Any]:
+def answer_of(request: Request, how: RenderOptions, tokens: Sequence[Token], end: End) -> dict[str, Any]:
     """The answer that is not streamed."""
     answer: dict[str, Any] = orjson.loads(
         whole_answer([request], how, [whole_choice(request, how, tokens, end, READING)], [end])
@@ -52,30 +60,30 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(AnswerKind))
 @pytest.mark.parametrize("options", OPTIONS, ids=[",".join(options) or "plain" for options in OPTIONS])
 @pytest.mark.parametrize("sampling", [{}, {"logprobs": 2, "prompt_logprobs": 2}, {"stop": (" and",)}], ids=str)
 def test_a_second_gateway_writes_the_same_bytes_from_every_index(
-    kind: Kind, options: dict[str, bool], sampling: dict[str, Any]
+    kind: AnswerKind, options: dict[str, bool], sampling: dict[str, Any]
 ) -> None:
     request, how = make_request(**sampling), rendering(kind, **options)
     tokens, end = scripted(request, ids(WORDS + "<|end|>"))
     whole = stream(request, how, tokens, end)
     for index in range(len(tokens) + 1):
-        second = ChoiceStream(request, Rendering.from_json(how.to_json()), READING)
+        second = ChoiceStream(request, RenderOptions.from_json(how.to_json()), READING)
         for token in tokens[:index]:
             second.token(token)
         rest = [*(second.token(token) for token in tokens[index:]), second.end(end)]
         assert rest == whole[index:]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(AnswerKind))
 @given(data=st.data())
-def test_a_stream_joins_to_the_whole_answer(data: st.DataObject, kind: Kind) -> None:
+def test_a_stream_joins_to_the_whole_answer(data: st.DataObject, kind: AnswerKind) -> None:
     text = data.draw(st.text("ab 🐋é<|end|>", max_size=30)) + "x"
     request = make_request(stop=tuple(data.draw(st.lists(st.sampled_from(["ab", "🐋", " a"]), max_size=2))), logprobs=1)
     tokens, end = scripted(request, ids(text))
-    how = rendering(kind, echo=kind is Kind.COMPLETION and data.draw(st.booleans()))
+    how = rendering(kind, echo=kind is AnswerKind.COMPLETION and data.draw(st.booleans()))
     answer = answer_of(request, how, tokens, end)
     choice = answer["choices"][0]
     assert "".join(texts(stream(request, how, tokens, end))) == text_of(choice)
@@ -114,13 +122,14 @@ def test_the_first_event_of_a_chat_brings_the_role() -> None:
     request = make_request()
     tokens, end = scripted(request, ids("ab"))
     deltas = [
-        data["choices"][0]["delta"] for _, data in events(b"".join(stream(request, rendering(Kind.CHAT), tokens, end)))
+        data["choices"][0]["delta"]
+        for _, data in events(b"".join(stream(request, rendering(AnswerKind.CHAT), tokens, end)))
     ]
     assert [delta.get("role") for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
 
 
 def test_a_chat_that_ends_without_a_token_still_has_a_role() -> None:
-    event = ChoiceStream(make_request(), rendering(Kind.CHAT), READING).end(End(FinishReason.STOP, 0))
+    event = ChoiceStream(make_request(), rendering(AnswerKind.CHAT), READING).end(End(FinishReason.STOP, 0))
     (_, data), *_ = events(event)
     assert data["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
@@ -210,7 +219,7 @@ def test_completion_logprobs_are_parallel_lists_with_offsets_into_the_text() -> 
 def test_chat_logprobs_carry_bytes_so_that_characters_can_be_put_together() -> None:
     request = make_request(logprobs=2)
     tokens, end = scripted(request, ids("🐋"))
-    answer = answer_of(request, rendering(Kind.CHAT), tokens, end)
+    answer = answer_of(request, rendering(AnswerKind.CHAT), tokens, end)
     content = answer["choices"][0]["logprobs"]["content"]
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "🐋"
     assert [len(entry["top_logprobs"]) for entry in content] == [2] * len(tokens)
@@ -223,12 +232,12 @@ def test_minus_infinity_is_written_as_a_number() -> None:
     assert data["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_token_ids_come_with_each_chunk_and_the_prompts_with_the_first(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(AnswerKind))
+def test_token_ids_come_with_each_chunk_and_the_prompts_with_the_first(kind: AnswerKind) -> None:
     request = make_request()
     tokens, end = scripted(request, ids("ab"))
     found = [data for _, data in events(b"".join(stream(request, rendering(kind, return_token_ids=True), tokens, end)))]
     assert [i for data in found for i in data["choices"][0]["token_ids"]] == [token.id for token in tokens]
-    first = found[0] if kind is Kind.CHAT else found[0]["choices"][0]
+    first = found[0] if kind is AnswerKind.CHAT else found[0]["choices"][0]
     assert tuple(first["prompt_token_ids"]) == request.prompt
     assert sum("prompt_token_ids" in str(data) for data in found) == 1

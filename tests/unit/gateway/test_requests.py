@@ -31,7 +31,7 @@ async def state(one: Rig, request_id: str) -> dict[str, Any]:
 
 
 async def ended(one: Rig, request_id: str) -> None:
-    await until(lambda: one.pool.parents[request_id].left == 0)
+    await until(lambda: one.pool.state.parents[request_id].left == 0)
 
 
 async def test_a_call_in_the_background_is_answered_with_its_id_and_where_to_look() -> None:
@@ -76,7 +76,7 @@ async def test_the_state_tells_the_text_so_far_and_the_result_waits_for_the_end(
     async with rig() as one:
         one.scheduler.turns_left = 4
         request_id = await in_background(one, n=2)
-        await until(lambda: [len(record.log) for record in one.pool.records.values()] == [4, 4])
+        await until(lambda: [len(record.log) for record in one.pool.state.records.values()] == [4, 4])
         document = await state(one, request_id)
         assert document["status"] == "running"
         assert [choice["tokens"] for choice in document["choices"]] == [4, 4]
@@ -95,7 +95,7 @@ async def test_a_cancelled_request_says_so_however_often_it_is_cancelled() -> No
     async with rig() as one:
         one.scheduler.turns_left = 2
         request_id = await in_background(one)
-        await until(lambda: [len(record.log) for record in one.pool.records.values()] == [2])
+        await until(lambda: [len(record.log) for record in one.pool.state.records.values()] == [2])
         for _ in range(2):
             response = await one.client.delete(f"/v1/requests/{request_id}")
             choice = response.json()["choices"][0]
@@ -109,7 +109,7 @@ async def test_a_request_of_a_revision_that_is_served_elsewhere_is_cancelled_and
     async with rig() as one, rig(pool=one.pool, model=replace(MODEL, revision="r2"), schedules=False) as newer:
         one.scheduler.turns_left = 2
         request_id = await in_background(one)
-        await until(lambda: [len(record.log) for record in one.pool.records.values()] == [2])
+        await until(lambda: [len(record.log) for record in one.pool.state.records.values()] == [2])
         response = await newer.client.delete(f"/v1/requests/{request_id}")
         choice = response.json()["choices"][0]
         assert (response.status_code, choice["finish_reason"], choice["text"]) == (200, "cancelled", None)
@@ -127,8 +127,8 @@ async def test_a_cancel_ends_the_stream_that_another_gateway_writes() -> None:
     async with rig() as one, rig(pool=one.pool, schedules=False) as two:
         one.scheduler.turns_left = 2
         posting = asyncio.create_task(one.post("/v1/completions", **BODY, stream=True))
-        await until(lambda: [len(record.log) for record in one.pool.records.values()] == [2])
-        await two.client.delete(f"/v1/requests/{next(iter(one.pool.parents))}")
+        await until(lambda: [len(record.log) for record in one.pool.state.records.values()] == [2])
+        await two.client.delete(f"/v1/requests/{next(iter(one.pool.state.parents))}")
         assert '"code":"cancelled"' in (await posting).text
 
 
@@ -149,7 +149,7 @@ async def test_nobody_but_its_owner_cancels_a_request() -> None:
         one.scheduler.may_run.clear()
         request_id = await in_background(one, MINE)
         assert (await one.client.delete(f"/v1/requests/{request_id}", headers=YOURS)).status_code == 404
-        assert one.pool.parents[request_id].left == 1
+        assert one.pool.state.parents[request_id].left == 1
         one.scheduler.may_run.set()
 
 

@@ -13,7 +13,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Token
 from orca.gateway.errors import ApiError
 from orca.gateway.render.cursor import ResumedChoice, parse_cursor
-from orca.gateway.render.render import ChoiceStream, Kind, Reading, Rendering
+from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import MODEL, Rig, error_of, events, ids, make_request, rig, tokenizer, until
 from support.gateway.gateway_server import LIMIT_SECONDS, served
@@ -125,10 +125,10 @@ async def test_an_end_that_comes_to_a_client_that_came_back_is_counted_where_it_
         first.scheduler.turns_left = 2
         async with asyncio.timeout(LIMIT_SECONDS):
             leaving = asyncio.create_task(posted(first, n=2, max_tokens=5))
-            await until(lambda: [len(record.log) for record in first.pool.records.values()] == [2, 2])
-            (request_id,) = first.pool.parents
+            await until(lambda: [len(record.log) for record in first.pool.state.records.values()] == [2, 2])
+            (request_id,) = first.pool.state.parents
             coming = asyncio.create_task(resumed(second, request_id, "0.1,1.1"))
-            await until(lambda: len(first.pool.parents[request_id].readers) == 2)
+            await until(lambda: len(first.pool.state.parents[request_id].readers) == 2)
             leaving.cancel()
             first.scheduler.turns_left = None
             first.scheduler.may_run.set()
@@ -194,8 +194,8 @@ async def test_an_end_that_has_not_come_is_no_place_to_go_on_from() -> None:
     async with two_gateways() as (first, second):
         first.scheduler.turns_left = 3
         posting = asyncio.create_task(posted(first))
-        await until(lambda: [record for record in first.pool.records.values() if len(record.log) == 3])
-        (request_id,) = first.pool.parents
+        await until(lambda: [record for record in first.pool.state.records.values() if len(record.log) == 3])
+        (request_id,) = first.pool.state.parents
         status, error = error_of(await resumed(second, request_id, "0.end"))
         assert (status, error["code"]) == (400, "invalid_cursor")
         first.scheduler.turns_left = None
@@ -207,15 +207,15 @@ async def test_a_stream_that_is_still_written_is_read_on_as_it_grows() -> None:
     async with two_gateways() as (first, second):
         first.scheduler.turns_left = 4
         posting = asyncio.create_task(posted(first))
-        await until(lambda: [record for record in first.pool.records.values() if len(record.log) == 4])
-        (request_id,) = first.pool.parents
+        await until(lambda: [record for record in first.pool.state.records.values() if len(record.log) == 4])
+        (request_id,) = first.pool.state.parents
         reading = asyncio.create_task(resumed(second, request_id, "0.1"))
-        await until(lambda: len(first.pool.parents[request_id].readers) == 2)
+        await until(lambda: len(first.pool.state.parents[request_id].readers) == 2)
         first.scheduler.turns_left = None
         first.scheduler.may_run.set()
         assert blocks((await reading).text) == blocks((await posting)[1])[2:]
         await until(lambda: not any(one.app.state.gateway.readers._open for one in (first, second)))
-        await until(lambda: len(first.pool.parents[request_id].readers) == 1)
+        await until(lambda: len(first.pool.state.parents[request_id].readers) == 1)
 
 
 async def test_however_often_an_ended_answer_is_read_no_entries_gather() -> None:
@@ -223,7 +223,7 @@ async def test_however_often_an_ended_answer_is_read_no_entries_gather() -> None
         request_id, _ = await posted(one)
         for _ in range(5):
             assert (await resumed(one, request_id)).status_code == 200
-        await until(lambda: len(one.pool.parents[request_id].readers) <= 1)
+        await until(lambda: len(one.pool.state.parents[request_id].readers) <= 1)
 
 
 async def test_an_unknown_request_is_not_found() -> None:
@@ -235,7 +235,7 @@ async def test_an_unknown_request_is_not_found() -> None:
 async def test_a_record_that_this_gateway_cannot_render_is_left_without_a_reader_of_it() -> None:
     async with rig() as one:
         request_id, _ = await posted(one)
-        record = one.pool.parents[request_id]
+        record = one.pool.state.parents[request_id]
         readers = dict(record.readers)
         record.submission = replace(record.submission, render='{"of another": "release"}')
         assert (await resumed(one, request_id)).status_code == 500
@@ -253,8 +253,8 @@ async def test_a_resumed_stream_that_is_cut_tells_the_place_that_its_client_has(
     async with served() as one:
         one.rig.scheduler.turns_left = 4
         await one.open_stream(n=2)
-        await until(lambda: [len(record.log) for record in one.rig.pool.records.values()] == [4, 4])
-        (request_id,) = one.rig.pool.parents
+        await until(lambda: [len(record.log) for record in one.rig.pool.state.records.values()] == [4, 4])
+        (request_id,) = one.rig.pool.state.parents
         head = f"GET /v1/requests/{request_id}/events HTTP/1.1\r\nhost: orca\r\nlast-event-id: 0.1,1.3\r\n\r\n"
         reader, _ = await one.open(head.encode())
         await asyncio.wait_for(reader.readuntil(b"id: 0.3\n"), LIMIT_SECONDS)
@@ -266,8 +266,8 @@ async def test_a_resumed_stream_that_is_cut_tells_the_place_that_its_client_has(
 
 def test_a_resumed_choice_that_was_given_nothing_yet_stands_where_its_client_does() -> None:
     request = make_request()
-    rendering = Rendering(kind=Kind.COMPLETION, model="tiny", created=0)
-    choice = ResumedChoice(ChoiceStream(request, rendering, Reading(tokenizer(), frozenset())), "0.1")
+    rendering = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=0)
+    choice = ResumedChoice(ChoiceStream(request, rendering, RenderModel(tokenizer(), frozenset())), "0.1")
     assert [choice.token(Token(token_id)) for token_id in ids("ab")] == [b"", b""]
     assert choice.last_event_id == "0.1"
     assert choice.end(End(FinishReason.LENGTH, 2))
@@ -292,10 +292,10 @@ async def test_connections_that_read_the_same_log_at_one_gateway_do_not_take_eac
     async with rig() as one:
         one.scheduler.turns_left = 4
         posting = asyncio.create_task(posted(one))
-        await until(lambda: [record for record in one.pool.records.values() if len(record.log) == 4])
-        (request_id,) = one.pool.parents
+        await until(lambda: [record for record in one.pool.state.records.values() if len(record.log) == 4])
+        (request_id,) = one.pool.state.parents
         reading = [asyncio.create_task(resumed(one, request_id, cursor)) for cursor in ("", "0.2")]
-        await until(lambda: len(one.pool.parents[request_id].readers) == 3)
+        await until(lambda: len(one.pool.state.parents[request_id].readers) == 3)
         one.scheduler.turns_left = None
         one.scheduler.may_run.set()
         whole = (await posting)[1]

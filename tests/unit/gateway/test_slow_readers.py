@@ -61,9 +61,12 @@ def kept_for_each(one: Served) -> tuple[int, int]:
     """What the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
     connections: Any = one.server.server_state.connections
     watcher = one.rig.app.state.gateway.watcher
-    followers = {*watcher._paused, *(follower for readers in watcher._reading.values() for follower in readers)}
+    subscriptions = {
+        *watcher._paused,
+        *(subscription for readers in watcher._reading.values() for subscription in readers),
+    }
     sent = max(connection.transport.get_write_buffer_size() for connection in connections)
-    return sent, max(follower.untaken_tokens for follower in followers)
+    return sent, max(subscription.untaken_tokens for subscription in subscriptions)
 
 
 @pytest.mark.alone
@@ -96,7 +99,7 @@ async def rest_of_the_stream(reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 def ended(one: Served) -> int:
-    return sum(record.end is not None for record in one.rig.pool.records.values())
+    return sum(record.end is not None for record in one.rig.pool.state.records.values())
 
 
 def door(one: Served) -> Any:
@@ -110,9 +113,9 @@ async def test_a_reader_that_stops_for_too_long_in_the_middle_of_a_stream_is_cut
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
         door(one).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
         await stopped_reader(one)
-        await until(lambda: one.rig.pool.parents)
+        await until(lambda: one.rig.pool.state.parents)
         await until(lambda: not one.server.server_state.connections)
-        (parent,) = one.rig.pool.parents.values()
+        (parent,) = one.rig.pool.state.parents.values()
         await until(lambda: not parent.readers)
 
 

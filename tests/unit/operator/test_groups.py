@@ -124,6 +124,13 @@ def test_a_group_does_not_give_way_while_another_makes_room() -> None:
     assert replicas(other, group_of(other)) == (2, 1)
 
 
+def test_a_pod_that_somebody_has_taken_out_of_its_group_keeps_no_group_from_giving_way() -> None:
+    cluster = cluster_of()
+    cluster.add_pod("quarantined", {names.ROLE_LABEL: "stage", names.DEPLOYMENT_LABEL: "shop"})
+    pass_time(cluster, 61)
+    assert replicas(cluster, group_of(cluster)) == (0, 0)
+
+
 def test_a_group_for_which_another_has_gone_gets_its_time_again() -> None:
     """The old one's pods end after it is gone, and a node is found a moment later than that."""
     cluster = FakeCluster(deployment(startupSeconds=60))

@@ -349,4 +349,4 @@ def test_of_arguments_that_are_not_ours_nothing_is_read_back(args: list[str] | N
 
 def test_a_model_without_a_claim_needs_no_volume() -> None:
     model = KnownModel(claim=None, folder="/opt/c", dtype="float32")
-    assert model.word() == "/opt/c?dtype=float32"
+    assert model.to_text() == "/opt/c?dtype=float32"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orca.core.fetch_report import Figures
+from orca.core.fetch_report import FetchProgress
 from orca.operator.cluster import fetch_probe
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
@@ -167,7 +167,7 @@ def test_a_fetch_on_a_lost_node_makes_room_for_the_next_pod() -> None:
     assert deleted(cluster.look()) == [("Pod", f"{job}-abcde")]
 
 
-def fetching(figures: Figures | None = None, **container: Any) -> Json:
+def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
     """The condition ModelReady while the pod of the fetch is in some state."""
     cluster = FakeCluster(deployment(model=ON_HUB))
     cluster.look()
@@ -179,7 +179,7 @@ def fetching(figures: Figures | None = None, **container: Any) -> Json:
     return model_ready(cluster, figures)
 
 
-def model_ready(cluster: FakeCluster, figures: Figures | None = None) -> Json:
+def model_ready(cluster: FakeCluster, figures: FetchProgress | None = None) -> Json:
     seen = Observed(children=cluster.objects, pool=cluster.pool, fetch=figures)
     found = status.status(cluster.deployment, seen, cluster.look(RELEASE), {}, NOW)
     [condition] = [each for each in found["conditions"] if each["type"] == "ModelReady"]
@@ -187,7 +187,7 @@ def model_ready(cluster: FakeCluster, figures: Figures | None = None) -> Json:
 
 
 def test_a_fetch_tells_how_far_it_is() -> None:
-    found = fetching(Figures(bytes_done=3_100_000_000, bytes_total=15_200_000_000))
+    found = fetching(FetchProgress(bytes_done=3_100_000_000, bytes_total=15_200_000_000))
     assert (found["status"], found["reason"]) == ("False", "ModelLoading")
     assert found["message"] == "3.10 of 15.20 GB (20%) of hf://org/model are fetched"
 
@@ -203,7 +203,7 @@ def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
 
 
 def test_a_fetch_that_meets_trouble_tells_it_beside_the_figures() -> None:
-    found = fetching(Figures(1, 4, "ModelUnreachable: a.json: connection refused"))
+    found = fetching(FetchProgress(1, 4, "ModelUnreachable: a.json: connection refused"))
     assert found["reason"] == "ModelUnreachable"
     assert found["message"].startswith("a.json: connection refused; 0.00 of 0.00 GB (25%)")
 
@@ -255,7 +255,7 @@ def test_the_figures_are_those_of_the_pod_that_runs() -> None:
     with HTTPServer(("127.0.0.1", 0), _Progress) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
-        assert fetch_probe.look([pod("Failed"), pod("Running")], server.server_port) == Figures(1, 2, None)
+        assert fetch_probe.look([pod("Failed"), pod("Running")], server.server_port) == FetchProgress(1, 2, None)
         thread.join()
 
 

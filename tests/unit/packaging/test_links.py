@@ -1,4 +1,4 @@
-"""Every link of a README to a file or a heading of this repository leads there."""
+"""Every link of a page or README to a file or a heading of this repository leads there."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("services", "operator", "charts", "kernels", "tests", "e2e")
+ROOMS = ("docs", ".github", "services", "operator", "charts", "kernels", "tests", "e2e")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def documents() -> list[Path]:
-    return sorted([ROOT / "README.md", *(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))])
+    return sorted([*ROOT.glob("*.md"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))])
 
 
 def anchors(document: Path) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from orca.core.domain.errors import PoolNotDurable
 from orca.pool.redis.keys import Keys
-from orca.pool.redis.link import Purpose, RedisLink
+from orca.pool.redis.link import CallPurpose, RedisLink
 from orca.pool.redis.server_check import ServerCheck
 from orca.pool.schemas import SCHEMAS
 from orca.pool.settings import PoolSettings
@@ -31,15 +31,15 @@ class Server:
         self.seconds = 0.0
         self.check = ServerCheck(cast(RedisLink, self), Keys("d"), settings, SCHEMAS, lambda: self.seconds)
 
-    async def pipeline(self, *_commands: object, purpose: Purpose) -> list[Any]:
-        assert purpose is Purpose.ALL, "a look waits for no client's connection"
+    async def pipeline(self, *_commands: object, purpose: CallPurpose) -> list[Any]:
+        assert purpose is CallPurpose.ALL_CLIENTS, "a look waits for no client's connection"
         self.looks += 1
         return ["".join(f"{name}:{value}\r\n" for name, value in self.info.items()).encode(), None]
 
     async def look_at(self, *seconds: float, fsync: int) -> None:
         self.info["aof_pending_bio_fsync"] = fsync
         for self.seconds in seconds:
-            await self.check.look()
+            await self.check.poll()
 
     async def is_open(self) -> bool:
         try:
@@ -93,6 +93,6 @@ async def test_a_server_that_is_not_fit_any_more_gets_no_new_work(name: str, val
     server = Server()
     await server.check.check()
     server.info[name] = value
-    await server.check.look()
+    await server.check.poll()
     with pytest.raises(PoolNotDurable, match="Redis"):
         await server.check.admit()

@@ -10,9 +10,9 @@ from grpc import aio
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
-from orca.scheduler.engines.engine_epoch import EngineLife, Peer, mending_pause_s
-from orca.scheduler.engines.grpc_engine import GrpcEngine, Loading
-from orca.scheduler.engines.step_timeout import StepBound
+from orca.scheduler.engines.engine_epoch import EngineEpoch, JoinedStage, mending_pause_s
+from orca.scheduler.engines.grpc_engine import GrpcEngine, StageLoading
+from orca.scheduler.engines.step_timeout import StepTimeout
 from support.scheduler.fake_stage import FakeStage, serve, until
 
 EPOCH = Epoch(1, "test")
@@ -37,7 +37,7 @@ async def engine(stage: FakeStage) -> AsyncIterator[GrpcEngine]:
     await engine.close()
 
 
-def an_engine(*stages: FakeStage, told: list[Loading] | None = None) -> GrpcEngine:
+def an_engine(*stages: FakeStage, told: list[StageLoading] | None = None) -> GrpcEngine:
     """Its steps are lost after 0.4 s in which nothing moves."""
     return GrpcEngine(
         [stage.address for stage in stages],
@@ -77,7 +77,7 @@ async def test_a_stage_of_another_release_forms_no_group_and_is_not_asked_to_joi
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     stage.status.contract = 99
-    with pytest.raises(EngineError, match="stage 0 is of another release: it speaks contract 99"):
+    with pytest.raises(EngineError, match="stage 0 is of another release: it has contract 99"):
         await engine.form(EPOCH)
     assert stage.joins == []
 
@@ -91,7 +91,7 @@ async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeS
 
 
 def test_the_bound_of_a_step_runs_from_its_submit_and_from_the_last_move_whichever_is_later() -> None:
-    bound = StepBound(1_000)
+    bound = StepTimeout(1_000)
     bound.submit(1, now_us=5_000)
     assert bound.left_us(now_us=5_300, still_us=9_000) == 700
     assert bound.left_us(now_us=9_000, still_us=300) == 700
@@ -99,7 +99,7 @@ def test_the_bound_of_a_step_runs_from_its_submit_and_from_the_last_move_whichev
 
 
 def test_after_a_step_came_back_the_bound_is_the_next_ones() -> None:
-    bound = StepBound(1_000)
+    bound = StepTimeout(1_000)
     bound.submit(1, now_us=0)
     bound.submit(2, now_us=800)
     bound.take()
@@ -165,7 +165,7 @@ async def test_a_cause_that_cannot_be_sought_ends_the_epoch_all_the_same() -> No
         async def Status(self, request: pb.StatusRequest, **options: object) -> pb.StatusReply:  # noqa: N802, ARG002
             raise aio.UsageError("Channel is closed.")
 
-    life = EngineLife(EPOCH, [Peer(Unusable(), "first")], step_timeout_s=30.0)
+    life = EngineEpoch(EPOCH, [JoinedStage(Unusable(), "first")], step_timeout_s=30.0)
     with pytest.raises(EngineError, match="epoch 1: UsageError"):
         await asyncio.wait_for(anext(life.results()), 30)
     await life.end(None)
@@ -215,7 +215,7 @@ async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answer
         asked.append(stage.status.process)
         stage.status.process = ("first", "second")[len(asked) % 2]
 
-    told: list[Loading] = []
+    told: list[StageLoading] = []
     engine = an_engine(stage, told=told)
     await engine.wait_loaded()
     stage.on_status = take_turns

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from orca.core.domain.step import Epoch
-from orca.scheduler.formation_watch import Formation
+from orca.scheduler.formation_watch import FormationWatch
 from orca.scheduler.observer import Observers
 
 EPOCH = Epoch(1, "p")
@@ -16,7 +16,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.formation = Formation(30.0, lambda: self.now_s)
+        self.formation = FormationWatch(30.0, lambda: self.now_s)
         self.told = Observers((self.formation,))
 
     def after(self, seconds: float) -> float:

@@ -5,7 +5,7 @@ import pytest
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim, Epoch, NewRequest
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
 from orca.scheduler.policy.state import NOTHING, GroupRequest, GroupState, Phase
 from support.scheduler.scheduler_world import a_request, batches, lengths, schedule_all, some_limits
@@ -27,9 +27,9 @@ def a_state(*entries: GroupRequest) -> GroupState:
 
 def run_once(state: GroupState, limits: object, token: int = 7) -> str:
     """One turn with one stage: submit the next batch and take its result. Returns the names in it."""
-    state.schedule(next_batch(Iteration(), state, limits), EPOCH)  # type: ignore[arg-type]
+    state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)  # type: ignore[arg-type]
     names = ""
-    for pick in state.read().picks:
+    for pick in state.read().rows:
         names += pick.request.request.parent
         if pick.sample:
             state.receive(pick.request, token)
@@ -47,7 +47,7 @@ def test_figure_4_runs_two_increments_and_two_prompts_of_other_lengths_in_one_it
     state.add(a_request("3", prompt=2, arrival=3), Claim(1, "c"))
     state.add(a_request("4", prompt=3, arrival=4), Claim(1, "c"))
 
-    step = state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+    step = state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)
 
     # x1 has x11..x14 and runs position 3, x2 has x21, x22 and runs position 1; x3 and x4 run their prompts whole.
     assert [(row.start, row.count, row.sample) for row in step.rows] == [
@@ -61,7 +61,7 @@ def test_figure_4_runs_two_increments_and_two_prompts_of_other_lengths_in_one_it
 
 def test_figure_8a_three_workers_take_ab_cd_ef_and_then_ab_again() -> None:
     limits = some_limits(stages=3, max_batch_size=2)
-    steps = schedule_all(Iteration(), limits, [a_request(name, new=3) for name in "ABCDEF"])
+    steps = schedule_all(IterationPolicy(), limits, [a_request(name, new=3) for name in "ABCDEF"])
     assert batches(steps) == ["AB", "CD", "EF", "AB", "CD", "EF", "AB", "CD", "EF"]
 
 
@@ -69,10 +69,10 @@ def test_at_most_n_workers_batches_are_in_flight_and_they_share_no_request() -> 
     limits = some_limits(stages=2, max_batch_size=1)
     state = a_state(*named("A", "B", "C"))
     for _ in range(2):
-        state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+        state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)
     assert state.in_flight == 2
-    assert [step.picks[0].request.request.parent for step in state.steps] == ["A", "B"]
-    assert next_batch(Iteration(), state, limits) == NOTHING
+    assert [step.rows[0].request.request.parent for step in state.steps] == ["A", "B"]
+    assert next_batch(IterationPolicy(), state, limits) == NOTHING
 
 
 def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -> None:
@@ -90,7 +90,7 @@ def test_phases_go_from_initiation_over_running_to_increment() -> None:
     (entry,) = named("A")
     state = GroupState(requests=[entry])
     assert entry.phase is Phase.INITIATION
-    state.schedule(next_batch(Iteration(), state, some_limits()), EPOCH)
+    state.schedule(next_batch(IterationPolicy(), state, some_limits()), EPOCH)
     assert entry.phase is Phase.RUNNING
     state.read()
     assert entry.phase is Phase.INCREMENT
@@ -98,14 +98,14 @@ def test_phases_go_from_initiation_over_running_to_increment() -> None:
 
 def test_all_slots_a_request_may_ever_need_are_reserved_in_whole_blocks_when_it_is_first_scheduled() -> None:
     state = a_state(*named("A", prompt=5, new=4))
-    state.schedule(next_batch(Iteration(), state, some_limits(block_tokens=8, slots=64)), EPOCH)
+    state.schedule(next_batch(IterationPolicy(), state, some_limits(block_tokens=8, slots=64)), EPOCH)
     assert state.reserved == 16
 
 
 def test_a_request_that_does_not_fit_stops_younger_ones_even_if_they_would_fit() -> None:
     limits = some_limits(slots=10)
     requests = [a_request("A", prompt=4, new=4), a_request("B", prompt=4, new=4), a_request("C", prompt=1, new=1)]
-    assert batches(schedule_all(Iteration(), limits, requests)) == ["A", "A", "A", "A", "BC", "B", "B", "B"]
+    assert batches(schedule_all(IterationPolicy(), limits, requests)) == ["A", "A", "A", "A", "BC", "B", "B", "B"]
 
 
 def test_an_older_request_that_arrives_late_and_does_not_fit_does_not_stop_running_ones() -> None:
@@ -130,37 +130,37 @@ def test_slots_return_only_when_the_last_step_that_holds_the_request_has_returne
     limits = some_limits(prefetch=1)
     state = a_state(*named("A", new=9))
     for _ in range(2):
-        state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+        state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)
     step = state.read()
-    state.receive(step.picks[0].request, 7)
-    state.end(step.picks[0].request)
-    assert Iteration().select(state, limits).freed == (), "the second step still holds it"
+    state.receive(step.rows[0].request, 7)
+    state.end(step.rows[0].request)
+    assert IterationPolicy().select(state, limits).freed == (), "the second step still holds it"
     state.read()
-    assert Iteration().select(state, limits).freed == (step.picks[0].request,)
+    assert IterationPolicy().select(state, limits).freed == (step.rows[0].request,)
 
 
 def test_prefetch_leaves_the_token_to_the_stages_until_it_has_been_read() -> None:
     limits = some_limits(prefetch=1)
     state = a_state(*named("A", new=9))
-    fed = [state.schedule(next_batch(Iteration(), state, limits), EPOCH) for _ in range(2)][1]
+    fed = [state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH) for _ in range(2)][1]
     assert fed.rows[0].token is None
-    assert next_batch(Iteration(), state, limits) == NOTHING, "two steps at most hold a request"
+    assert next_batch(IterationPolicy(), state, limits) == NOTHING, "two steps at most hold a request"
     for _ in range(2):
-        state.receive(state.read().picks[0].request, 41)
-    known = state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+        state.receive(state.read().rows[0].request, 41)
+    known = state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)
     assert known.rows[0].token == 41
 
 
 def test_prefetch_frees_in_the_step_behind_the_last_one_that_held_the_request() -> None:
     limits = some_limits(prefetch=1, max_batch_size=1)
-    steps = schedule_all(Iteration(), limits, [a_request("A", new=1), a_request("B", new=1)])
+    steps = schedule_all(IterationPolicy(), limits, [a_request("A", new=1), a_request("B", new=1)])
     assert [(step.freed, len(step.new)) for step in steps] == [((), 1), ((1,), 1), ((2,), 0)]
 
 
 def test_a_request_that_starts_again_runs_its_prompt_and_its_log_at_once() -> None:
     state = GroupState()
     state.add(a_request("A", prompt=3, new=4), Claim(2, "c"), log=(Token(8), Token(9)))
-    step = state.schedule(next_batch(Iteration(), state, some_limits()), EPOCH)
+    step = state.schedule(next_batch(IterationPolicy(), state, some_limits()), EPOCH)
     assert isinstance(step.new[0], NewRequest)
     assert (step.new[0].tokens, step.new[0].prompt_length) == ((100, 101, 102, 8, 9), 3)
     assert (step.rows[0].start, step.rows[0].count, step.rows[0].sample) == (0, 5, True)
@@ -169,14 +169,14 @@ def test_a_request_that_starts_again_runs_its_prompt_and_its_log_at_once() -> No
 def test_chunked_prefill_gives_each_increment_its_token_and_the_oldest_prompts_the_rest() -> None:
     limits = some_limits(max_batch_size=3, max_batch_tokens=5)
     requests = [a_request("A", prompt=2, new=4), a_request("B", prompt=9, new=1), a_request("C", prompt=2, new=2)]
-    steps = schedule_all(Iteration(), limits, requests)
+    steps = schedule_all(IterationPolicy(), limits, requests)
     assert batches(steps) == ["AB", "AB", "ABC", "AC"]
     assert lengths(steps) == [[2, 3], [1, 4], [1, 2, 2], [1, 1]]
 
 
 def test_a_chunk_draws_a_token_only_when_it_holds_the_end_of_the_prompt() -> None:
     limits = some_limits(max_batch_size=1, max_batch_tokens=4)
-    steps = schedule_all(Iteration(), limits, [a_request("A", prompt=10, new=2)])
+    steps = schedule_all(IterationPolicy(), limits, [a_request("A", prompt=10, new=2)])
     rows = [step.rows[0] for step in steps if step.rows]
     assert [(row.start, row.count, row.sample) for row in rows] == [
         (0, 4, False),
@@ -193,8 +193,8 @@ def test_a_prompt_that_finds_no_tokens_left_stops_younger_prompts_but_no_increme
     run_once(state, limits)
     state.add(a_request("A", prompt=9, new=1, arrival=1), Claim(1, "c"))
     state.add(a_request("B", prompt=1, new=1, arrival=2), Claim(1, "c"))
-    batch = next_batch(Iteration(), state, limits)
-    assert [(pick.request.request.parent, pick.count) for pick in batch.picks] == [("A", 3), ("C", 1)]
+    batch = next_batch(IterationPolicy(), state, limits)
+    assert [(pick.request.request.parent, pick.count) for pick in batch.rows] == [("A", 3), ("C", 1)]
 
 
 def suspected(state: GroupState, name: str, arrival: int, **sizes: int) -> GroupRequest:
@@ -236,16 +236,16 @@ def test_no_step_is_out_beside_that_of_one_who_must_run_alone(prefetch: int) -> 
     limits, state = some_limits(stages=2, max_batch_size=1, prefetch=prefetch), GroupState()
     for arrival, name in enumerate("AB", 1):
         state.add(a_request(name, arrival=arrival, new=9), Claim(1, "c"))
-        state.schedule(next_batch(Iteration(), state, limits), EPOCH)
+        state.schedule(next_batch(IterationPolicy(), state, limits), EPOCH)
     suspect = suspected(state, "C", arrival=3, new=9)
     while state.steps:
-        assert next_batch(Iteration(), state, limits) == NOTHING
-        for pick in state.read().picks:
+        assert next_batch(IterationPolicy(), state, limits) == NOTHING
+        for pick in state.read().rows:
             state.receive(pick.request, 7)
-    batch = next_batch(Iteration(), state, limits)
-    assert [pick.request for pick in batch.picks] == [suspect]
+    batch = next_batch(IterationPolicy(), state, limits)
+    assert [pick.request for pick in batch.rows] == [suspect]
     state.schedule(batch, EPOCH)
-    assert next_batch(Iteration(), state, limits) == NOTHING
+    assert next_batch(IterationPolicy(), state, limits) == NOTHING
     state.check()
 
 

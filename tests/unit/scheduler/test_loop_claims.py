@@ -8,9 +8,9 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
-from orca.pool.api import Caller, ClaimAnswer, Heartbeat, RequestState
+from orca.pool.records import Caller, ClaimAnswer, Heartbeat, RequestState
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.loop import Choices
+from orca.scheduler.loop import SchedulingOptions
 from support.scheduler.scheduler_world import (
     REVISION,
     a_request,
@@ -38,7 +38,7 @@ async def test_an_idle_scheduler_asks_the_pool_for_work_a_few_times_a_second_onl
 
 @virtually
 async def test_a_claim_that_nobody_here_knows_is_given_back() -> None:
-    world = a_world(choices=Choices(max_batch_size=1))
+    world = a_world(choices=SchedulingOptions(max_batch_size=1))
     group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
     world.start(group)
     await world.submit(a_request("A", new=60))
@@ -128,9 +128,9 @@ async def test_an_outage_of_the_pool_costs_time_and_nothing_else(caplog: pytest.
     scheduler = world.start(group)
     request = await world.submit(a_request("A", new=10))
     await tokens_at_least(world, "A.0", 2)
-    scheduler._seams.pool.__dict__["_loss"] = 1.0
+    scheduler._dependencies.pool.__dict__["_loss"] = 1.0
     await asyncio.sleep(20)
-    scheduler._seams.pool.__dict__["_loss"] = 0.0
+    scheduler._dependencies.pool.__dict__["_loss"] = 0.0
     await asyncio.sleep(1)  # a sweep is made twice a second
     await world.finish()
     assert (await world.log_of("A.0"))[0] == world.expected(request)[0]

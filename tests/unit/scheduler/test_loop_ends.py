@@ -3,10 +3,10 @@
 import asyncio
 
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.pool.api import Caller, CommitEntry
-from orca.scheduler.dependencies import Times
+from orca.pool.records import Caller, CommitEntry
+from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.loop import Choices
+from orca.scheduler.loop import SchedulingOptions
 from support.scheduler.scheduler_world import (
     REVISION,
     a_request,
@@ -50,7 +50,7 @@ class LettersText:
 
 @virtually
 async def test_a_stop_string_ends_a_request_also_when_its_beginning_was_written_by_another_owner() -> None:
-    world = a_world(tokens=by_index(int), make_output_text=LettersText)
+    world = a_world(tokens=by_index(int), make_stop_string_matcher=LettersText)
     group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
     world.start(group)
     await world.submit(a_request("A", new=20, stop=("defg",)))
@@ -85,7 +85,7 @@ async def test_a_log_that_another_release_wrote_past_its_end_ends_behind_what_is
 
 @virtually
 async def test_a_cancelled_request_stops_as_soon_as_a_commit_is_refused() -> None:
-    world = a_world(times=Times(heartbeat_s=2.0))
+    world = a_world(timings=LoopTimings(heartbeat_s=2.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
     world.start(group)
     await world.submit(a_request("A", new=60))
@@ -99,7 +99,7 @@ async def test_a_cancelled_request_stops_as_soon_as_a_commit_is_refused() -> Non
 
 @virtually
 async def test_a_cancelled_request_stops_within_a_heartbeat_also_when_it_has_nothing_to_commit() -> None:
-    world = a_world(choices=Choices(max_batch_size=1, prefetch=0))
+    world = a_world(choices=SchedulingOptions(max_batch_size=1, prefetch=0))
     group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=1_000_000))
     world.start(group)
     await world.submit(a_request("A", new=5))

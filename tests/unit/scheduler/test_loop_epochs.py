@@ -8,11 +8,11 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
-from orca.pool.api import Caller, Entered, RequestState
-from orca.scheduler.engines.simulated_engine import CostModel, Fault
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.request_level import RequestLevel
+from orca.pool.records import Caller, RequestState, SeatEntered
+from orca.scheduler.engines.simulated_engine import CostModel, StepFault
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.request_level import RequestLevelPolicy
 from support.scheduler.scheduler_world import (
     REVISION,
     a_request,
@@ -29,10 +29,10 @@ from support.scheduler.scheduler_world import (
 async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
     broken: list[int] = []
 
-    def faults(step: Step) -> Fault | None:
+    def faults(step: Step) -> StepFault | None:
         if step.number == 4 and not broken:
             broken.append(step.epoch.number)
-            return Fault.DEATH
+            return StepFault.DEATH
         return None
 
     world = a_world()
@@ -46,7 +46,7 @@ async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
 
 @virtually
 async def test_steps_that_always_take_longer_than_their_bound_are_waited_for_while_stages_are_at_work() -> None:
-    world = a_world(choices=Choices(prefetch=1))
+    world = a_world(choices=SchedulingOptions(prefetch=1))
     group = world.add_group(a_shape(stages=3), cost=CostModel(step_us=700_000))
     world.start(group)
     request = await world.submit(a_request("A", new=6))
@@ -61,10 +61,10 @@ async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its
     world = a_world()
     lost: list[float] = []
 
-    def faults(step: Step) -> Fault | None:
+    def faults(step: Step) -> StepFault | None:
         if step.number == 2 and not lost:
             lost.append(asyncio.get_running_loop().time())
-            return Fault.LOST
+            return StepFault.LOST
         return None
 
     group = world.add_group(a_shape(), cost=CostModel(step_us=700_000), faults=faults)
@@ -81,7 +81,7 @@ async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its
 @virtually
 async def test_what_was_read_before_the_engine_broke_is_committed_and_not_computed_again() -> None:
     world = a_world(delay_ms=40.0)
-    group = world.add_group(a_shape(), faults=lambda step: Fault.DEATH if step.number == 6 else None)
+    group = world.add_group(a_shape(), faults=lambda step: StepFault.DEATH if step.number == 6 else None)
     world.start(group)
     await world.submit(a_request("A", new=10))
     await world.finish()
@@ -178,7 +178,7 @@ async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None
 @virtually
 @pytest.mark.parametrize(("chosen", "offered"), [(True, 64), (False, None)])
 async def test_slots_that_only_free_memory_gives_are_not_offered_for_good(chosen: bool, offered: int | None) -> None:
-    world = a_world(choices=Choices(are_slots_chosen=chosen))
+    world = a_world(choices=SchedulingOptions(are_slots_chosen=chosen))
     group = world.add_group(a_shape(slots=64, max_model_len=128))
     world.start(group)
     await serving(world, group)
@@ -198,7 +198,7 @@ async def test_a_group_promises_no_more_slots_than_the_longest_request_needs() -
 
 @virtually
 async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_reason() -> None:
-    world = a_world(policy=RequestLevel())
+    world = a_world(policy=RequestLevelPolicy())
     group = world.add_group(a_shape(slots=32, max_model_len=64))
     world.start(group)
     assert group.task is not None
@@ -209,12 +209,12 @@ async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_
 
 @virtually
 async def test_a_scheduler_that_ends_by_such_a_refusal_has_left_its_seat_to_another() -> None:
-    world = a_world(policy=RequestLevel())
+    world = a_world(policy=RequestLevelPolicy())
     group = world.add_group(a_shape(slots=32, max_model_len=64))
     world.start(group)
     assert group.task is not None
     await asyncio.wait((group.task,))
-    world.policy = Iteration()
+    world.policy = IterationPolicy()
     refused_s = asyncio.get_running_loop().time()
     group.task = None
     world.start(group)
@@ -286,7 +286,7 @@ async def test_a_scheduler_that_finishes_its_last_step_claims_nothing_more() -> 
 async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> None:
     world = a_world()
     other = Caller(group="g0", process="other", revision=REVISION)
-    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), Entered)
+    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), SeatEntered)
     group = world.add_group(a_shape())
     world.start(group)
     await asyncio.sleep(0.2)
@@ -318,7 +318,7 @@ async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once(
     world.start(group)
     await serving(world, group)
     await world.crash(group)
-    world.choices = Choices(is_predecessor_dead=True)
+    world.choices = SchedulingOptions(is_predecessor_dead=True)
     crashed_s = asyncio.get_running_loop().time()
     world.start(group)
     await serving(world, group)
@@ -328,14 +328,14 @@ async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once(
 
 @virtually
 async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take_it_back_by_force() -> None:
-    world = a_world(choices=Choices(is_predecessor_dead=True))
+    world = a_world(choices=SchedulingOptions(is_predecessor_dead=True))
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     world.start(group)
     await world.submit(a_request("A", new=40))
     await tokens_at_least(world, "A.0", 2)
     other = Caller(group="g0", process="other", revision=REVISION)
     taken = await world.pool.enter(other, 1, reported_epoch=0, is_holder_dead=True)
-    assert isinstance(taken, Entered)
+    assert isinstance(taken, SeatEntered)
     for _ in range(20):
         await asyncio.sleep(0.5)
         await world.pool.heartbeat(other)

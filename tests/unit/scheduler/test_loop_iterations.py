@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
-from orca.pool.api import CommitAnswer, CommitEntry
-from orca.scheduler.dependencies import Times
+from orca.pool.records import CommitAnswer, CommitEntry
+from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.loop import Choices
+from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.observer import IterationLogFile
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.iteration import IterationPolicy
 from support.scheduler.scheduler_world import (
     Group,
     World,
@@ -50,7 +50,7 @@ async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -
 
 @virtually
 async def test_the_successor_of_a_request_that_ends_by_length_starts_in_the_very_next_step() -> None:
-    world = a_world(choices=Choices(max_batch_size=1))
+    world = a_world(choices=SchedulingOptions(max_batch_size=1))
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     world.start(group)
     for name in "ABC":
@@ -76,7 +76,7 @@ async def test_a_request_that_waits_for_slots_starts_in_the_step_that_frees_them
 @virtually
 async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are_still_in_flight() -> None:
     world = a_world(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
-    world.choices = Choices(max_batch_size=1)
+    world.choices = SchedulingOptions(max_batch_size=1)
     group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
     await world.queue_up(a_request(name, new=5) for name in "ABC")
     world.start(group)
@@ -94,7 +94,7 @@ def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_poo
 
     async def looped() -> list[str]:
         world = a_world(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
-        world.choices = Choices(max_batch_size=max_batch_size)
+        world.choices = SchedulingOptions(max_batch_size=max_batch_size)
         group = world.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
         await world.queue_up(requests)
         world.start(group)
@@ -102,14 +102,16 @@ def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_poo
         return ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
 
     limits = some_limits(stages=stages, max_batch_size=max_batch_size)
-    wanted = schedule_all(Iteration(), limits, requests, ends=lambda request, index: index == lasts[request.id])
+    wanted = schedule_all(IterationPolicy(), limits, requests, ends=lambda request, index: index == lasts[request.id])
     assert virtual_time.run(looped()) == [batch for batch in batches(wanted) if batch]
 
 
 @virtually
 async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not() -> None:
-    world = a_world(tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), times=Times(flush_s=5.0))
-    world.choices = Choices(max_batch_size=2)
+    world = a_world(
+        tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), timings=LoopTimings(flush_s=5.0)
+    )
+    world.choices = SchedulingOptions(max_batch_size=2)
     group = world.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
     await world.queue_up(a_request(name, new=12) for name in "ABC")
     world.start(group)
@@ -118,12 +120,12 @@ async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not()
     await world.finish()
     steps_of_b = [record for record in group.records if record.rows and record.rows[-1].request_id == "B.0"]
     gaps_ms = [(after.submitted_ns - before.returned_ns) / 1e6 for before, after in pairwise(steps_of_b)]
-    assert [gap for gap in gaps_ms if gap > 1] == [Times().claim_s * 1000], "one step waits, and not for long"
+    assert [gap for gap in gaps_ms if gap > 1] == [LoopTimings().claim_s * 1000], "one step waits, and not for long"
 
 
 @virtually
 async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at_it() -> None:
-    world = a_world(times=Times(work_s=60.0))
+    world = a_world(timings=LoopTimings(work_s=60.0))
     group = world.add_group(a_shape())
     world.start(group)
     await serving(world, group)
@@ -136,7 +138,7 @@ async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at
 
 @virtually
 async def test_commits_are_never_waited_for_by_steps() -> None:
-    world = a_world(delay_ms=100.0, times=Times(flush_s=5.0))
+    world = a_world(delay_ms=100.0, timings=LoopTimings(flush_s=5.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=1_000))
     world.start(group)
     await world.submit(a_request("A", new=20))
@@ -148,7 +150,7 @@ async def test_commits_are_never_waited_for_by_steps() -> None:
 
 @virtually
 async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out() -> None:
-    world = a_world(times=Times(commit_s=0.1))
+    world = a_world(timings=LoopTimings(commit_s=0.1))
     commits = commits_of(world)
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
     world.start(group)
@@ -202,7 +204,7 @@ async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -
 
 @virtually
 async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
-    world = a_world(times=Times(commit_s=3600.0))
+    world = a_world(timings=LoopTimings(commit_s=3600.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
     world.start(group)
     await serving(world, group)
@@ -219,8 +221,8 @@ async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
 
 async def one_place(commit_s: float) -> tuple[World, list[list[tuple[str, int, int]]]]:
     """A world whose one group runs a request at a time, in steps of 10 ms, and gets its `commits_of`."""
-    world = a_world(times=Times(commit_s=commit_s))
-    world.choices = Choices(max_batch_size=1)
+    world = a_world(timings=LoopTimings(commit_s=commit_s))
+    world.choices = SchedulingOptions(max_batch_size=1)
     commits = commits_of(world)
     group = world.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
     world.start(group)

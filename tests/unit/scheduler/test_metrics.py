@@ -3,14 +3,14 @@
 import asyncio
 
 from orca.core.domain.engine import EngineShape
-from orca.pool.api import CommitAnswer
+from orca.pool.records import CommitAnswer
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.metrics import Metrics
-from orca.scheduler.observer import Load, Observers
+from orca.scheduler.metrics import SchedulerMetrics
+from orca.scheduler.observer import Observers, SchedulerLoad
 from support.scheduler.scheduler_world import World, a_request, by_index
 
 
-def a_run_of_two_requests(metrics: Metrics) -> None:
+def a_run_of_two_requests(metrics: SchedulerMetrics) -> None:
     async def main() -> None:
         world = World(tokens=by_index(bool), eos=(1,))
         group = world.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
@@ -27,7 +27,7 @@ def a_run_of_two_requests(metrics: Metrics) -> None:
 
 
 def test_tokens_iterations_and_queue_time_are_counted() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 60_000)
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 60_000)
     a_run_of_two_requests(metrics)
 
     def value(name: str, **labels: str) -> float | None:
@@ -43,7 +43,7 @@ def test_tokens_iterations_and_queue_time_are_counted() -> None:
 
 
 def test_answers_to_commits_are_counted_by_kind() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 0)
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
     Observers((metrics,)).answered([CommitAnswer.APPLIED, CommitAnswer.NOT_YOURS, CommitAnswer.APPLIED])
     found = {
         answer: metrics.registry.get_sample_value("orca_commit_answers_total", {"group": "g0", "answer": answer})
@@ -53,8 +53,8 @@ def test_answers_to_commits_are_counted_by_kind() -> None:
 
 
 async def test_the_tasks_of_the_loop_are_shown() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 0)
-    metrics.watch(lambda: Load(), unformed_s=lambda: 0.0, loop=asyncio.get_running_loop())
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    metrics.watch(lambda: SchedulerLoad(), unformed_s=lambda: 0.0, loop=asyncio.get_running_loop())
     tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
     assert metrics.registry.get_sample_value("orca_asyncio_tasks", {"group": "g0"}) == 1 + len(tasks)
     for task in tasks:
@@ -62,7 +62,7 @@ async def test_the_tasks_of_the_loop_are_shown() -> None:
 
 
 def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 0)
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
     metrics.blamed(["A.0", "B.0"], [])
     metrics.isolated(a_request("B"))
     metrics.blamed([], ["B.0"])
@@ -72,8 +72,8 @@ def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:
 
 
 def test_the_load_is_read_at_each_scrape() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 0)
-    load = Load(running=3, waiting=7, slots=64, slots_reserved=16)
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    load = SchedulerLoad(running=3, waiting=7, slots=64, slots_reserved=16)
     metrics.watch(lambda: load, unformed_s=lambda: 0.0)
     page = metrics.page()
     text = page.body.decode()
@@ -84,8 +84,8 @@ def test_the_load_is_read_at_each_scrape() -> None:
 
 
 def test_an_unformed_group_uses_nothing_and_says_for_how_long() -> None:
-    metrics = Metrics("g0", wall_ms=lambda: 0)
-    metrics.watch(Load, unformed_s=lambda: 12.5)
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    metrics.watch(SchedulerLoad, unformed_s=lambda: 12.5)
     values = [
         metrics.registry.get_sample_value(name, {"group": "g0"})
         for name in ("orca_kv_cache_usage_perc", "orca_group_unformed_seconds")

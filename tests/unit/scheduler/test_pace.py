@@ -7,9 +7,9 @@ import pytest
 
 from orca.core.domain.step import Claim
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.state import NOTHING, Batch, GroupState, Pick, StepInFlight
-from orca.scheduler.prefetch_timer import Pace
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
+from orca.scheduler.prefetch_timer import PrefetchTimer
 from support.scheduler.scheduler_world import (
     Group,
     World,
@@ -29,13 +29,13 @@ def a_step(submitted_ms: int, *counts: int) -> StepInFlight:
     """Of so many tokens of each request."""
     state = GroupState()
     entries = [state.add(a_request(arrival=i), Claim(1, "p/1")) for i in range(len(counts))]
-    picks = tuple(Pick(entry, 0, count, sample=True) for entry, count in zip(entries, counts, strict=True))
-    return StepInFlight(1, Batch(picks=picks) if picks else NOTHING, submitted_ms * MS)
+    rows = tuple(BatchRow(entry, 0, count, sample=True) for entry, count in zip(entries, counts, strict=True))
+    return StepInFlight(1, Batch(rows=rows) if rows else NOTHING, submitted_ms * MS)
 
 
-def after(*taken_ms: int) -> Pace:
+def after(*taken_ms: int) -> PrefetchTimer:
     """Steps of two tokens that took so long, the last of which was read at 100 ms."""
-    pace, now_ms = Pace(), 100 - sum(taken_ms)
+    pace, now_ms = PrefetchTimer(), 100 - sum(taken_ms)
     for each in taken_ms:
         now_ms += each
         pace.read(a_step(now_ms - each, 1, 1), now_ms * MS)
@@ -51,7 +51,7 @@ def test_a_predecessor_that_went_out_early_began_when_the_one_before_it_was_read
 
 
 def test_nothing_is_known_before_a_step_was_read_and_then_nothing_of_prompts() -> None:
-    assert Pace().due_ns(a_step(10, 1)) == 0
+    assert PrefetchTimer().due_ns(a_step(10, 1)) == 0
     assert after(10).due_ns(a_step(120, 1, 8)) == 0
 
 
@@ -78,7 +78,7 @@ def test_the_way_is_measured_by_steps_that_compute_nothing() -> None:
     assert pace.due_ns(a_step(300, 1)) == pytest.approx((300 + 10 - 5) * MS, abs=0.1 * MS)
 
 
-async def two_running(choices: Choices) -> tuple[World, Group]:
+async def two_running(choices: SchedulingOptions) -> tuple[World, Group]:
     """Steps of 50 ms, of two requests, which have run for some."""
     world = a_world(choices=choices)
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
@@ -92,7 +92,7 @@ async def two_running(choices: Choices) -> tuple[World, Group]:
 
 @virtually
 async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_no_stage_waits() -> None:
-    world, group = await two_running(Choices(prefetch=1))
+    world, group = await two_running(SchedulingOptions(prefetch=1))
     await asyncio.sleep(0.020)
     running = group.records[-1].step + 1
     await world.submit(a_request("C", new=1))
@@ -107,7 +107,7 @@ async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_n
 
 @virtually
 async def test_a_full_batch_is_prefetched_at_once() -> None:
-    world, group = await two_running(Choices(prefetch=1, max_batch_size=2))
+    world, group = await two_running(SchedulingOptions(prefetch=1, max_batch_size=2))
     await world.finish()
     records = [record for record in group.records if record.rows]
     out = [earlier.returned_ns == later.submitted_ns for earlier, later in zip(records[4:], records[6:], strict=False)]

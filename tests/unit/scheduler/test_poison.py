@@ -10,13 +10,13 @@ from collections import defaultdict
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler.dependencies import Times
+from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, Fault, seeded_tokens
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.engines.simulated_engine import CostModel, StepFault, seeded_tokens
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
-from orca.scheduler.policy.request_level import RequestLevel
+from orca.scheduler.policy.request_level import RequestLevelPolicy
 from support.scheduler.scheduler_world import World, a_request, a_shape, a_world, virtually
 
 SEEDS = range(7_000_000, 7_000_150)
@@ -35,13 +35,13 @@ class Poison:
             tuple[Epoch, int], tuple[str, int]
         ] = {}  # epoch and handle -> request, its next token's index
 
-    def __call__(self, step: Step) -> Fault | None:
+    def __call__(self, step: Step) -> StepFault | None:
         for new in step.new:
             self._drawn[step.epoch, new.handle] = new.request_id, len(new.tokens) - new.prompt_length
         killers = [request_id for row in step.rows if row.sample and (request_id := self._draw(step, row.handle))]
         for request_id in killers:
             self.crashes[request_id].add(step.epoch)
-        return Fault.CRASH if killers else None
+        return StepFault.CRASH if killers else None
 
     def _draw(self, step: Step, handle: int) -> str | None:
         request_id, index = self._drawn[step.epoch, handle]
@@ -79,10 +79,10 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
     world = a_world(delay_ms=20.0)
     crashes = 0
 
-    def faults(step: Step) -> Fault | None:
+    def faults(step: Step) -> StepFault | None:
         nonlocal crashes
         crashes += bool(step.rows)
-        return Fault.CRASH if step.rows and crashes <= 2 else None
+        return StepFault.CRASH if step.rows and crashes <= 2 else None
 
     group = world.add_group(a_shape(), faults=faults, cost=CostModel(step_us=10_000))
     world.start(group)
@@ -100,11 +100,11 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
 @virtually
 async def test_many_suspects_are_acquitted_one_after_the_other_and_go_on_together() -> None:
     """In a prompt and a step each; were the group emptied for each, fifteen would take their 60 s in turn."""
-    world = a_world(choices=Choices(max_batch_size=16, prefetch=1))
+    world = a_world(choices=SchedulingOptions(max_batch_size=16, prefetch=1))
     shape = a_shape(slots=8192, max_model_len=1024)
 
-    def breaks_twice(step: Step) -> Fault | None:
-        return Fault.CRASH if step.rows and step.epoch.number <= 2 else None
+    def breaks_twice(step: Step) -> StepFault | None:
+        return StepFault.CRASH if step.rows and step.epoch.number <= 2 else None
 
     group = world.add_group(shape, faults=breaks_twice, cost=CostModel(step_us=20_000))
     await world.pool.set_revision("r1", 1)
@@ -125,7 +125,7 @@ async def is_blamed(failed: list[str], times: int) -> bool:
 @virtually
 async def test_a_death_from_outside_blames_nobody_however_often_it_comes() -> None:
     world = a_world()
-    faults = iter([Fault.DEATH] * (2 * FAILURES_MAX))
+    faults = iter([StepFault.DEATH] * (2 * FAILURES_MAX))
     group = world.add_group(a_shape(), faults=lambda step: next(faults, None))  # noqa: ARG005 - shape of the argument
     world.start(group)
     await world.submit(a_request("A", new=4))
@@ -136,7 +136,7 @@ async def test_a_death_from_outside_blames_nobody_however_often_it_comes() -> No
 
 @virtually
 async def test_a_request_that_only_waited_in_the_group_is_not_blamed() -> None:
-    world = a_world(choices=Choices(max_batch_size=1))
+    world = a_world(choices=SchedulingOptions(max_batch_size=1))
     poison = Poison({"A.0": 0})
     group = world.add_group(a_shape(stages=2), faults=poison, cost=CostModel(step_us=5_000))
     await world.pool.set_revision("r1", 1)
@@ -168,14 +168,16 @@ async def has_crashed(poison: Poison, times: int) -> bool:
 
 async def run_poisoned_world(seed: int) -> None:
     chance = random.Random(seed)
-    policy: Policy = Iteration() if chance.random() < 0.7 else RequestLevel(microbatch_size=chance.choice([None, 1, 2]))
+    policy: Policy = (
+        IterationPolicy() if chance.random() < 0.7 else RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]))
+    )
     world = World(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
-        choices=Choices(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
+        choices=SchedulingOptions(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
         policy=policy,
         chance=chance,
         delay_ms=chance.choice([0.0, 5.0]),
-        times=Times(flush_s=0.5),
+        timings=LoopTimings(flush_s=0.5),
     )
     poison = Poison({})
     for number in range(chance.randint(1, 2)):

@@ -10,18 +10,18 @@ from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.policy import Limits, Policy
-from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import BatchLimits, Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.state import GroupState
 from support.scheduler.scheduler_world import World, a_request, batches, by_index, lengths, schedule_all, some_limits
 
 ALL = Habits()
 
 
-def baseline(microbatch_size: int | None = None, **off: bool) -> RequestLevel:
-    return RequestLevel(microbatch_size=microbatch_size, habits=replace(ALL, **off))
+def baseline(microbatch_size: int | None = None, **off: bool) -> RequestLevelPolicy:
+    return RequestLevelPolicy(microbatch_size=microbatch_size, habits=replace(ALL, **off))
 
 
 def draws(steps: list[Step]) -> list[list[bool]]:
@@ -118,11 +118,11 @@ def test_a_batch_gets_a_number_that_no_batch_of_the_epoch_had_before() -> None:
     assert numbers == [1, 2, 3]
 
 
-def worker_chart(policy: Policy, limits: Limits, requests: list[Request]) -> list[str]:
+def worker_chart(policy: Policy, limits: BatchLimits, requests: list[Request]) -> list[str]:
     """What each worker of a simulated pipeline does in each unit of time: batches by name, "." while it is idle."""
 
     async def main() -> list[str]:
-        choices = Choices(max_batch_size=limits.max_batch_size)
+        choices = SchedulingOptions(max_batch_size=limits.max_batch_size)
         world = World(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
         shape = EngineShape(stages=3, slots=64, block_tokens=1, max_model_len=16)
         group = world.add_group(shape, cost=CostModel(step_us=1000))
@@ -148,7 +148,7 @@ def worker_chart(policy: Policy, limits: Limits, requests: list[Request]) -> lis
 
 def test_figure_8a_orca_keeps_three_workers_busy_with_batches_of_two() -> None:
     requests = [a_request(name, new=4) for name in "ABCDEF"]
-    assert worker_chart(Iteration(), some_limits(stages=3, max_batch_size=2), requests) == [
+    assert worker_chart(IterationPolicy(), some_limits(stages=3, max_batch_size=2), requests) == [
         "AB CD EF AB CD EF AB CD EF",
         ". AB CD EF AB CD EF AB CD",
         ". . AB CD EF AB CD EF AB",
@@ -167,7 +167,7 @@ def test_figure_8b_fastertransformer_leaves_bubbles_between_the_microbatches_a_a
 def test_results_reach_the_pool_only_when_the_whole_batch_has_ended() -> None:
     async def main(holds_results: bool) -> int:
         policy = baseline(holds_results=holds_results, reserves_full_length=False)
-        world = World(tokens=by_index(lambda _: 1), policy=policy, choices=Choices(max_batch_size=2))
+        world = World(tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2))
         shape = EngineShape(stages=1, slots=64, block_tokens=1, max_model_len=64)
         group = world.add_group(shape, cost=CostModel(step_us=100_000))
         world.start(group)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Step
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.policy import Limits, Policy
-from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import BatchLimits, Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.scheduler.scheduler_world import a_request, schedule_all
 
 EXAMPLES = 300
@@ -27,10 +27,10 @@ def some_requests(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
-def limits_for(draw: st.DrawFn, *, chunks: bool = False) -> Limits:
+def limits_for(draw: st.DrawFn, *, chunks: bool = False) -> BatchLimits:
     block_tokens = draw(st.sampled_from([1, 4]))
     max_batch_size = draw(st.integers(1, 4))
-    return Limits(
+    return BatchLimits(
         stages=draw(st.integers(1, 3)),
         max_batch_size=max_batch_size,
         slots=draw(st.integers(4, 12)) * 4,
@@ -42,9 +42,9 @@ def limits_for(draw: st.DrawFn, *, chunks: bool = False) -> Limits:
 
 
 policies = st.one_of(
-    st.just(Iteration()),
+    st.just(IterationPolicy()),
     st.builds(
-        RequestLevel,
+        RequestLevelPolicy,
         microbatch_size=st.none() | st.integers(1, 2),
         habits=st.builds(Habits, **{name: st.booleans() for name in Habits.__dataclass_fields__}),
     ),
@@ -58,7 +58,7 @@ def early_ends(seed: int) -> Callable[[Request, int], bool]:
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies, seed=st.integers(0, 99), ends=st.booleans())
 def test_every_request_runs_to_its_end_and_no_limit_is_passed(
-    requests: list[Request], limits: Limits, policy: Policy, seed: int, ends: bool
+    requests: list[Request], limits: BatchLimits, policy: Policy, seed: int, ends: bool
 ) -> None:
     steps = schedule_all(policy, limits, requests, **({"ends": early_ends(seed)} if ends else {}))
     drawn = Counter(row.handle for step in steps for row in step.rows if row.sample)
@@ -75,7 +75,7 @@ def test_every_request_runs_to_its_end_and_no_limit_is_passed(
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies)
 def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
-    requests: list[Request], limits: Limits, policy: Policy
+    requests: list[Request], limits: BatchLimits, policy: Policy
 ) -> None:
     def shape(steps: list[Step]) -> list[object]:
         return [[(row.handle, row.start, row.count) for row in step.rows] for step in steps if step.rows]
@@ -87,9 +87,9 @@ def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), seed=st.integers(0, 99))
 def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
-    requests: list[Request], limits: Limits, seed: int
+    requests: list[Request], limits: BatchLimits, seed: int
 ) -> None:
-    steps = schedule_all(Iteration(), limits, requests, ends=early_ends(seed))
+    steps = schedule_all(IterationPolicy(), limits, requests, ends=early_ends(seed))
     runs: Counter[int] = Counter()
     last = {row.handle: step.number for step in steps for row in step.rows}
     for step in steps:
@@ -106,11 +106,11 @@ def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
     limits=limits_for() | limits_for(chunks=True),
 )
 def test_older_requests_that_arrive_late_lead_to_no_deadlock_and_pass_younger_ones_that_wait(
-    requests: list[Request], turns: list[int], order: list[int], limits: Limits
+    requests: list[Request], turns: list[int], order: list[int], limits: BatchLimits
 ) -> None:
     arrivals = {request.id: arrival for request, arrival in zip(requests, order, strict=False)}
     late = [(turns[i], replace(request, arrival=order[i])) for i, request in enumerate(requests)]
-    steps = schedule_all(Iteration(), limits, [], late=late)
+    steps = schedule_all(IterationPolicy(), limits, [], late=late)
     admitted = [[arrivals[new.request_id] for new in step.new] for step in steps]
     assert sorted(chain.from_iterable(admitted)) == sorted(arrivals.values())
     assert all(ages == sorted(ages) for ages in admitted)
@@ -119,9 +119,9 @@ def test_older_requests_that_arrive_late_lead_to_no_deadlock_and_pass_younger_on
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(chunks=True))
 def test_chunks_keep_to_the_bound_and_draw_once_at_the_end_of_the_prompt(
-    requests: list[Request], limits: Limits
+    requests: list[Request], limits: BatchLimits
 ) -> None:
-    steps = schedule_all(Iteration(), limits, requests)
+    steps = schedule_all(IterationPolicy(), limits, requests)
     assert limits.max_batch_tokens is not None
     assert all(step.tokens <= limits.max_batch_tokens for step in steps)
     lengths = {new.handle: len(new.tokens) for step in steps for new in step.new}
@@ -133,7 +133,9 @@ def test_chunks_keep_to_the_bound_and_draw_once_at_the_end_of_the_prompt(
 
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies)
-def test_no_step_holds_more_slots_than_the_group_has(requests: list[Request], limits: Limits, policy: Policy) -> None:
+def test_no_step_holds_more_slots_than_the_group_has(
+    requests: list[Request], limits: BatchLimits, policy: Policy
+) -> None:
     held: dict[int, int] = {}
     for step in schedule_all(policy, limits, requests):
         for handle in step.freed:
@@ -144,8 +146,8 @@ def test_no_step_holds_more_slots_than_the_group_has(requests: list[Request], li
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_request_is_in_at_most_one_batch_in_flight_and_with_prefetch_in_two(prefetch: int) -> None:
-    limits = Limits(stages=2, max_batch_size=2, slots=64, block_tokens=1, max_model_len=15, prefetch=prefetch)
-    steps = schedule_all(Iteration(), limits, [a_request(name, new=5) for name in "ABC"])
+    limits = BatchLimits(stages=2, max_batch_size=2, slots=64, block_tokens=1, max_model_len=15, prefetch=prefetch)
+    steps = schedule_all(IterationPolicy(), limits, [a_request(name, new=5) for name in "ABC"])
     in_flight = limits.stages + prefetch
     windows = [steps[i : i + in_flight] for i in range(len(steps))]
     together = max(sum(row.handle == 1 for step in window for row in step.rows) for window in windows)

@@ -4,8 +4,8 @@ import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.pool.settings import parse_pool_settings
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.settings import parse_settings
 
 NEEDED = ["--model", "m", "--stages", "h:1,h:2"]
@@ -68,12 +68,12 @@ def test_times_under_which_no_seat_or_reader_lasts_are_refused(name: str, value:
 
 
 def test_policies_are_made_with_the_habits_that_were_left_on() -> None:
-    assert parse_settings(NEEDED, {}).make_policy() == Iteration()
+    assert parse_settings(NEEDED, {}).make_policy() == IterationPolicy()
     flags = [*NEEDED, "--policy", "request_level", "--microbatch-size", "2", "--without-habits", "computes_ended"]
-    expected = RequestLevel(microbatch_size=2, habits=Habits(computes_ended=False))
+    expected = RequestLevelPolicy(microbatch_size=2, habits=Habits(computes_ended=False))
     assert parse_settings(flags, {}).make_policy() == expected
 
 
 def test_a_switch_needs_no_value() -> None:
-    assert parse_settings([*NEEDED, "--predecessor-exited"], {}).make_choices().is_predecessor_dead
-    assert not parse_settings([*NEEDED, "--predecessor-exited", "false"], {}).make_choices().is_predecessor_dead
+    assert parse_settings([*NEEDED, "--predecessor-exited"], {}).make_options().is_predecessor_dead
+    assert not parse_settings([*NEEDED, "--predecessor-exited", "false"], {}).make_options().is_predecessor_dead

@@ -17,13 +17,13 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
-from orca.scheduler.dependencies import Times
+from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, Fault, seeded_tokens
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.engines.simulated_engine import CostModel, StepFault, seeded_tokens
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
-from orca.scheduler.policy.request_level import Habits, RequestLevel
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.scheduler.scheduler_world import World, a_request
 
 SEEDS_PER_TEST = 150
@@ -32,21 +32,21 @@ EOS = 0
 
 def random_world(chance: random.Random) -> World:
     max_batch_size = chance.randint(1, 4)
-    policy: Policy = Iteration()
+    policy: Policy = IterationPolicy()
     max_batch_tokens = max_batch_size + chance.randint(1, 8) if chance.random() < 0.3 else None
     if chance.random() < 0.2:
         habits = Habits(**{name: chance.random() < 0.5 for name in Habits.__dataclass_fields__})
-        policy, max_batch_tokens = RequestLevel(microbatch_size=chance.choice([None, 1, 2]), habits=habits), None
+        policy, max_batch_tokens = RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]), habits=habits), None
     return World(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         eos=(EOS,) if chance.random() < 0.7 else (),
-        choices=Choices(
+        choices=SchedulingOptions(
             max_batch_size=max_batch_size, prefetch=chance.randint(0, 1), max_batch_tokens=max_batch_tokens
         ),
         policy=policy,
         chance=chance,
         delay_ms=chance.choice([0.0, 0.0, 1.0, 5.0]),
-        times=Times(flush_s=0.5, commit_s=chance.choice([0.0, 0.0, 0.02, 0.5])),
+        timings=LoopTimings(flush_s=0.5, commit_s=chance.choice([0.0, 0.0, 0.02, 0.5])),
     )
 
 
@@ -54,11 +54,11 @@ def add_random_group(world: World, name: str, *, is_faulty: bool, slots: int) ->
     chance = world.chance
     faults_left = chance.randint(1, 4) if is_faulty else 0
 
-    def faults(step: Step) -> Fault | None:  # noqa: ARG001 - the engine's shape
+    def faults(step: Step) -> StepFault | None:  # noqa: ARG001 - the engine's shape
         nonlocal faults_left
         if faults_left and chance.random() < 0.1:
             faults_left -= 1
-            return chance.choice(list(Fault))
+            return chance.choice(list(StepFault))
         return None
 
     def refuses(epoch: Epoch) -> str | None:  # noqa: ARG001 - the engine's shape
@@ -106,7 +106,7 @@ async def check_ends(world: World, cancelled: set[str]) -> None:
             assert tokens == expected[: len(tokens)]
         elif end.reason is FinishReason.ERROR:
             # Chance hit it so often that it counts as poison: one in some thousand worlds.
-            assert world.pool.records[request_id].failures == FAILURES_MAX
+            assert world.pool.state.records[request_id].failures == FAILURES_MAX
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, end.reason) == (expected, reason), request_id
@@ -175,7 +175,7 @@ def test_many_more_worlds_lose_and_repeat_nothing(groups: int, crashes: bool) ->
 def test_inside_a_group_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more() -> None:
     for seed in seeds(5):
         world = virtual_time.run(run_world(seed))
-        if world.choices.max_batch_tokens is None and isinstance(world.policy, Iteration):
+        if world.choices.max_batch_tokens is None and isinstance(world.policy, IterationPolicy):
             check_order(world, seed)
 
 

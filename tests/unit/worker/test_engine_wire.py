@@ -117,5 +117,5 @@ def test_a_change_of_the_messages_that_decide_tokens_raises_the_contract() -> No
 def test_a_release_that_tells_no_contract_means_the_first() -> None:
     if wire.CONTRACT == 1:
         wire.require_same_contract(0, "stage 0")
-    with pytest.raises(EngineError, match=f"stage 0 is of another release: it speaks contract 99 .* {wire.CONTRACT}$"):
+    with pytest.raises(EngineError, match=f"stage 0 is of another release: it has contract 99 .* {wire.CONTRACT}$"):
         wire.require_same_contract(99, "stage 0")

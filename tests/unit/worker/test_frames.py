@@ -133,7 +133,7 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
         stream.write(encode(Kind.STEP, bytes(unsent_bytes)))
         reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
         try:
-            await asyncio.wait_for(stream.write_with(encode(Kind.LINK, b"a link"), one), 20)
+            await asyncio.wait_for(stream.write_with_socket(encode(Kind.LINK, b"a link"), one), 20)
             one.close()
             assert (await reading)[1] == (Kind.LINK, b"a link")
         finally:
@@ -145,7 +145,7 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
             other.sendall(b"hello")
             assert taken.recv(5) == b"hello"
             assert not taken.get_inheritable()
-        with pytest.raises(OSError, match="no descriptor left"):
+        with pytest.raises(OSError, match="no file descriptor left"):
             rank.take_socket()
 
 
@@ -160,7 +160,7 @@ def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any],
                 ours.send(STOP)
             except BlockingIOError:
                 break
-        giving = asyncio.create_task(stream.write_with(encode(Kind.LINK, b"a link"), ours))
+        giving = asyncio.create_task(stream.write_with_socket(encode(Kind.LINK, b"a link"), ours))
         await asyncio.sleep(0)
         assert not giving.done()
         reading = asyncio.create_task(asyncio.to_thread(_read_to_link, rank))
@@ -209,7 +209,7 @@ def test_who_waits_for_a_peer_that_does_not_read_is_woken_by_the_end(run: Callab
     async def session() -> None:
         stream = FrameStream(ours, Kind)
         stream.write(encode(Kind.STEP, bytes(5_000_000)))
-        handing = asyncio.create_task(stream.write_with(STOP, theirs))
+        handing = asyncio.create_task(stream.write_with_socket(STOP, theirs))
         await asyncio.sleep(0)
         stream.close()
         with pytest.raises(OSError, match="Bad file descriptor"):

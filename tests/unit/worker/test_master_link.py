@@ -9,7 +9,7 @@ import pytest
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.local_link import Kind as LinkKind
+from orca.core.transport.local_link import LinkFrameKind
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Kind
 from orca.worker.messages.inbox import Inbox
@@ -24,34 +24,34 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def ends(inbox: Inbox) -> Iterator[tuple[FrameSocket[LinkKind], MasterLink]]:
+def ends(inbox: Inbox) -> Iterator[tuple[FrameSocket[LinkFrameKind], MasterLink]]:
     """The master's and the rank's."""
     ours, theirs = socket.socketpair()
     link = MasterLink(theirs, 1, b"", inbox)
     link.start()
-    master = FrameSocket(ours, LinkKind)
+    master = FrameSocket(ours, LinkFrameKind)
     yield master, link
     link.end()
     master.close()
 
 
-Ends = tuple[FrameSocket[LinkKind], MasterLink]
+Ends = tuple[FrameSocket[LinkFrameKind], MasterLink]
 
 
 def test_steps_come_with_their_time_and_results_go_back(ends: Ends, inbox: Inbox) -> None:
     master, link = ends
-    master.write(encode(LinkKind.STEP, STEP))
+    master.write(encode(LinkFrameKind.STEP, STEP))
     kind, payload = inbox.next()
     received_ns, message = frames.decode_step(payload)
     assert (kind, message) == (Kind.STEP, STEP)
     assert received_ns > 0
     link.send(b"a result")
-    assert master.read() == (LinkKind.RESULT, b"a result")
+    assert master.read() == (LinkFrameKind.RESULT, b"a result")
 
 
 def test_what_was_read_before_the_link_was_handed_on_is_heard_first(inbox: Inbox) -> None:
     ours, theirs = socket.socketpair()
-    whole = encode(LinkKind.STEP, STEP)
+    whole = encode(LinkFrameKind.STEP, STEP)
     link = MasterLink(theirs, 1, whole[:9], inbox)
     link.start()
     with ours:
@@ -77,7 +77,7 @@ def test_only_the_first_end_is_told_and_results_behind_it_are_dropped(ends: Ends
     link.end("epoch 2 begins")
     link.end("epoch 3 begins")
     link.send(b"another result")
-    heard = [(LinkKind.RESULT, b"a result"), (LinkKind.OVER, b"epoch 2 begins"), None]
+    heard = [(LinkFrameKind.RESULT, b"a result"), (LinkFrameKind.OVER, b"epoch 2 begins"), None]
     assert [master.read(), master.read(), master.read()] == heard
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.worker.processors import available_processors
+from orca.worker.machine import available_processors
 from orca.worker.settings import WorkerSettings
 
 V2 = "0::/system.slice/orca.service"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from orca.core.domain.step import Epoch, Row, Step
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.cpu_time import cpu_time_s
 from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
 from orca.worker.controller.rank_process import RankProcess
 from orca.worker.parallel.progress import Progress
@@ -58,7 +58,7 @@ def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_litt
         on_result=print,
         on_broken=print,
         on_death=print,
-        processor_time_s=lambda _: told["computed_s"],
+        cpu_time_s=lambda _: told["computed_s"],
     )
     for now, computed_s, still_s in ((50.0, 0.4, 50.0), (60.0, 0.9, 0.0), (115.0, 0.95, 55.0), (121.0, 1.0, 61.0)):
         told.update(now=now, computed_s=computed_s)
@@ -66,11 +66,11 @@ def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_litt
 
 
 def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:
-    before = processor_time_s(os.getpid())
-    while processor_time_s(os.getpid()) < before + 0.05:
+    before = cpu_time_s(os.getpid())
+    while cpu_time_s(os.getpid()) < before + 0.05:
         pass
     assert before <= time.process_time()
-    assert processor_time_s(None) == 0.0
+    assert cpu_time_s(None) == 0.0
 
 
 def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_one_works() -> None:

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import secrets
 
-from orca.core.api_keys import ApiKey, digest, line, make_key
+from orca.core.api_keys import ApiKey, key_digest, key_line, make_key
 from orca.operator.cluster import authority
 from orca.operator.domain import names
 from orca.operator.domain.actions import Issue
@@ -69,7 +69,11 @@ def api_key_secret(deployment: Deployment) -> Json:
     key = make_key()
     name = names.api_key(deployment.name)
     return _secret(
-        deployment, name, "gateway", key=key, **{names.API_KEYS_FILE: _text([line(ApiKey("default", digest(key)))])}
+        deployment,
+        name,
+        "gateway",
+        key=key,
+        **{names.API_KEYS_FILE: _text([key_line(ApiKey("default", key_digest(key)))])},
     )
 
 

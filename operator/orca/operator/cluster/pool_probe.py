@@ -17,7 +17,7 @@ from orca.operator.domain.observed import PoolLook
 from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import pool
 from orca.pool.api import Pool
-from orca.pool.counts import LargerRequests
+from orca.pool.records import LargerRequests
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from orca.core.fetch_report import Figures
+from orca.core.fetch_report import FetchProgress
 from orca.operator.domain import names
 from orca.operator.domain.resource import Json
 
@@ -42,7 +42,7 @@ class Observed:
     keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None when they can
     pool: PoolLook = field(default_factory=lambda: PoolLook(problem="it was not asked yet"))
     lost_nodes: frozenset[str] = frozenset()
-    fetch: Figures | None = None  # of the model's fetch that runs; None when none does, or it does not answer
+    fetch: FetchProgress | None = None  # of the model's fetch that runs; None when none does, or it does not answer
 
     def get(self, kind: str, name: str) -> Json | None:
         return self.children.get((kind, name))

@@ -101,7 +101,8 @@ def _somebody_leaves(observed: Observed, groups: Sequence[Group]) -> bool:
     """Whether a group goes; its pods end later than what made them."""
     known = {each.name for each in groups}
     pods = observed.pods(STAGE)
-    is_ending = any(is_going(pod) or label_map(pod)[names.GROUP_LABEL] not in known for pod in pods)
+    # A pod without the label is one that somebody has taken out of its group, to look at it: it stays.
+    is_ending = any(is_going(pod) or label_map(pod).get(names.GROUP_LABEL) not in {*known, None} for pod in pods)
     return is_ending or any(each.is_leaving for each in groups)
 
 

@@ -11,7 +11,7 @@ at the hub. One that would be another now (image, token) is made again at once, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orca.core.fetch_report import Figures, read_reason
+from orca.core.fetch_report import FetchProgress, read_reason
 from orca.operator.domain import names, problems
 from orca.operator.domain.observed import (
     Observed,
@@ -152,7 +152,7 @@ def _failure(job: Json) -> str:
     return str(told.get("message") or told.get("reason") or "")
 
 
-def _progress(deployment: Deployment, figures: Figures | None) -> Trouble:
+def _progress(deployment: Deployment, figures: FetchProgress | None) -> Trouble:
     uri = deployment.spec.model.uri
     if figures is None or not figures.bytes_total:
         return Trouble(LOADING, f"the fetch of {uri} begins")

@@ -36,7 +36,7 @@ class KnownModel:
         assert self.claim is not None
         return f"{OTHERS_FOLDER}/{_digest(self.claim)}"
 
-    def word(self) -> str:
+    def to_text(self) -> str:
         """For `--other-models`."""
         folder = self.folder if self.claim is None else f"{self.mount}/{self.folder}".rstrip("/")
         return OtherModel(
@@ -45,7 +45,7 @@ class KnownModel:
             dtype=self.dtype,
             quantization=self.quantization,
             max_model_len=self.max_model_len,
-        ).word()
+        ).to_text()
 
     def volume(self) -> tuple[Json, Json]:
         """Volume and mount of its claim."""
@@ -94,7 +94,7 @@ def _told(flags: Mapping[str, str]) -> Iterable[OtherModel]:
         )
     for word in flags.get("--other-models", "").split(","):
         if word:
-            yield OtherModel.read(word)
+            yield OtherModel.from_text(word)
 
 
 def _located(pod: Json, container: Json, told: OtherModel) -> KnownModel:

@@ -1,6 +1,6 @@
 """The download of a model: a volume, and the Job that fills it. Its pods are the only ones that look outside."""
 
-from orca.core.fetch_report import NEVER_EXIT
+from orca.core.fetch_report import PERMANENT_EXIT
 from orca.operator.domain import names
 from orca.operator.domain.resource import Deployment, Json, Resources
 from orca.operator.render import claims, model
@@ -38,7 +38,7 @@ def job(deployment: Deployment, image: str) -> Json:
                     # Another try would end the same way: no such model, no right to it, or none that can be served.
                     {
                         "action": "FailJob",
-                        "onExitCodes": {"containerName": ROLE, "operator": "In", "values": [NEVER_EXIT]},
+                        "onExitCodes": {"containerName": ROLE, "operator": "In", "values": [PERMANENT_EXIT]},
                     },
                     # A drained node is nobody's failure.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

@@ -128,7 +128,7 @@ def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[K
     spec, gateway = deployment.spec, deployment.spec.gateway
     return {
         "model": model.place(deployment).folder,
-        "other_models": ",".join(each.word() for each in others) or None,
+        "other_models": ",".join(each.to_text() for each in others) or None,
         "name": spec.model.name,
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,

@@ -1,8 +1,9 @@
-"""Models in S3, or in whatever answers like it at AWS_ENDPOINT_URL. Keys come from the usual AWS variables; without
-any, the bucket is read as one that is open to all.
+"""Reads models from S3, or from a server with the same API at AWS_ENDPOINT_URL.
 
-The digest of an object is, in this order: its SHA-256, if it was uploaded with one; its ETag, where that is an MD5 of
-the content; its ETag as the MD5s of equal parts. Under KMS an ETag means nothing, and size has to do.
+Credentials come from the usual AWS variables. Without credentials, the bucket is read as a public one.
+
+The digest of an object is, in this order: its SHA-256, if it was uploaded with one; its ETag, if that is an MD5 of the
+content; its ETag as the MD5s of equal parts. With KMS encryption an ETag is no digest, and only the size is checked.
 """
 
 import base64
@@ -17,11 +18,11 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from orca.cli.fetch.errors import FetchError, ModelMissing, ModelUnreachable, of_status
-from orca.cli.fetch.source import Digest, Listing, RemoteFile, md5, md5_of_parts, sha256
+from orca.cli.fetch.errors import FetchError, ModelMissing, ModelUnreachable, error_of_status
+from orca.cli.fetch.source import Digest, ModelListing, RemoteFile, md5, md5_of_parts, sha256
 
-ANSWER_S = 30.0
-"""Bound on the silence of the store."""
+TIMEOUT_S = 30.0
+"""Longest time to wait for the next bytes of the store."""
 PIECE_BYTES = 1 << 20
 
 
@@ -33,21 +34,21 @@ class BucketSource:
         self._bucket = bucket
         self._prefix = f"{path}/"
         self._client = _client()
-        self._tags: dict[str, str] = {}  # ETag by name: the content that was listed
+        self._tags: dict[str, str] = {}  # ETag by file name: identifies the content that was listed
 
-    def listing(self) -> Listing:
+    def listing(self) -> ModelListing:
         try:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
             )
-            found = [each for page in pages for each in page.get("Contents", ()) if each["Key"] != self._prefix]
-            files = tuple(self._remote_file(each["Key"]) for each in found)
+            keys = [item["Key"] for page in pages for item in page.get("Contents", ()) if item["Key"] != self._prefix]
+            files = tuple(self._remote_file(key) for key in keys)
         except (ClientError, BotoCoreError) as error:
-            raise _of(error, "the list of files") from error
+            raise _fetch_error(error, "the list of files") from error
         if not files:
-            raise ModelMissing("there is no file below that path")
+            raise ModelMissing("there is no file at this path")
         lines = [f"{file.name} {file.size_bytes} {self._tags[file.name]}\n" for file in files]
-        return Listing(hashlib.sha256("".join(lines).encode()).hexdigest()[:40], files)
+        return ModelListing(hashlib.sha256("".join(lines).encode()).hexdigest()[:40], files)
 
     @contextmanager
     def read(self, file: RemoteFile, from_byte: int) -> Iterator[Iterator[bytes]]:
@@ -61,7 +62,7 @@ class BucketSource:
             with closing(found["Body"]) as body:
                 yield body.iter_chunks(PIECE_BYTES)
         except (ClientError, BotoCoreError) as error:
-            raise _of(error, file.name) from error
+            raise _fetch_error(error, file.name) from error
 
     def _remote_file(self, key: str) -> RemoteFile:
         head = self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
@@ -88,12 +89,12 @@ def _client() -> Any:
     is_open = session.get_credentials() is None
     config = Config(
         signature_version=UNSIGNED if is_open else None,
-        connect_timeout=ANSWER_S,
-        read_timeout=ANSWER_S,
-        # The download begins again by itself, from where it was.
+        connect_timeout=TIMEOUT_S,
+        read_timeout=TIMEOUT_S,
+        # The download itself tries again and resumes.
         retries={"total_max_attempts": 1},
         response_checksum_validation="when_required",
-        # Stores other than Amazon's seldom have a name for each bucket.
+        # Stores other than Amazon's seldom have a host name for each bucket.
         s3={"addressing_style": "path" if _has_endpoint(os.environ) else "auto"},
     )
     return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
@@ -103,10 +104,11 @@ def _has_endpoint(environment: Mapping[str, str]) -> bool:
     return bool(environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"))
 
 
-def _of(error: Exception, what: str) -> FetchError:
+def _fetch_error(error: Exception, what: str) -> FetchError:
+    """Convert an error of botocore. Args: what: names the thing that was read."""
     if not isinstance(error, ClientError):
         return ModelUnreachable(f"{what}: {error}")
-    status, said = error.response["ResponseMetadata"]["HTTPStatusCode"], error.response["Error"].get("Message", "")
+    status, message = error.response["ResponseMetadata"]["HTTPStatusCode"], error.response["Error"].get("Message", "")
     if status == 412:
         return ModelUnreachable(f"{what}: it was changed while it was fetched")
-    return of_status(status, f"{what}: {said}".removesuffix(": "))
+    return error_of_status(status, f"{what}: {message}".removesuffix(": "))

@@ -1,11 +1,12 @@
-"""Brings a model's files into a folder that nobody sees before it is whole.
+"""Downloads a model's files into a folder that appears only when it is whole.
 
     INTO                        the model, made by one rename at the very end
-    .NAME.IDENTITY/             beside it, while it is not whole: NAME is the folder's, IDENTITY the revision's
+    .NAME.IDENTITY/             the unfinished model beside it: NAME is the folder's name, IDENTITY the revision's
         model.safetensors       verified against its digest, and synced
-        other.safetensors.part  the beginning of a file; the next start goes on behind it
+        other.safetensors.part  the first part of a file; the next start resumes after it
 
-A kill at any moment leaves one of these states. Another identity, such as a branch that has moved on, begins anew.
+A kill at any moment leaves one of these states. Another identity, such as a branch that has moved on, starts from
+scratch.
 """
 
 import errno
@@ -21,41 +22,41 @@ from pathlib import Path
 from typing import IO
 
 from orca.cli.fetch.errors import ModelBroken, ModelUnreachable, NoSpace
-from orca.cli.fetch.progress import Progress
+from orca.cli.fetch.progress import ProgressCounter
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.domain.model import load_model_info, read_config, tokenizer_file
-from orca.core.fetch_report import last_line
+from orca.core.fetch_report import format_reason
 
 log = logging.getLogger(__name__)
 
-AT_A_TIME = 4
-"""Files; one stream seldom fills a line."""
-WAIT_FIRST_S = 1.0
-"""Before the second try of a file, then twice as long each time."""
+FILES_AT_ONCE = 4
+"""Files to download at the same time; one stream seldom fills the network link."""
+RETRY_DELAY_S = 1.0
+"""Delay before the second try of a file; it doubles with each further try."""
 READ_BYTES = 1 << 20
 PART = ".part"
-NO_PLACE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
-"""How making a file fails where none can ever be; what else a machine may say passes by."""
+PATH_ERRORS = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of making a file at a path where it can never work; other errors may pass."""
 
 
-def fetch(source: Source, into: Path, progress: Progress, *, tries: int) -> bool:
+def fetch(source: Source, into: Path, progress: ProgressCounter, *, tries: int) -> bool:
     """Make sure that the folder `into` holds the model.
 
-    Args: tries: of one file, without a byte between them, before it is given up.
-    Returns: whether anything had to be fetched: False when the folder was there.
-    Raises: FetchError; what was fetched stays for the next call. SettingError when the folder can never be there.
+    Args: tries: number of tries of one file, without a new byte between them, before it is given up.
+    Returns: whether anything was fetched; False when the folder was there already.
+    Raises: FetchError; what was fetched stays for the next call. SettingError when the folder cannot be made at `into`.
     """
-    with _full_disk_named(into), _one_at_a_time(into):
+    with _full_disk_as_no_space(into), _lock(into):
         if into.exists():
             return False
         listing = source.listing()
-        files = _wanted(listing.files)
+        files = _served_files(listing.files)
         unfinished = into.with_name(f".{into.name}.{listing.identity}")
         _remove_others(unfinished, into)
         unfinished.mkdir(exist_ok=True)
-        done, total = sum(_bytes_here(unfinished, file) for file in files), sum(file.size_bytes for file in files)
+        done, total = sum(_bytes_on_disk(unfinished, file) for file in files), sum(file.size_bytes for file in files)
         progress.begin(done=done, total=total)
         _check_space(unfinished, total - done)
         _Download(source, unfinished, progress, tries).run(files)
@@ -67,52 +68,52 @@ def fetch(source: Source, into: Path, progress: Progress, *, tries: int) -> bool
 
 
 class _Download:
-    """All files of one model."""
+    """The download of all files of one model."""
 
-    def __init__(self, source: Source, folder: Path, progress: Progress, tries: int) -> None:
+    def __init__(self, source: Source, folder: Path, progress: ProgressCounter, tries: int) -> None:
         self._source = source
         self._folder = folder
         self._progress = progress
         self._tries = tries
-        self._is_over = threading.Event()  # one file has failed: the others need not go on
+        self._has_failed = threading.Event()  # one file has failed, so the others can stop
 
     def run(self, files: Sequence[RemoteFile]) -> None:
-        """The configuration first: it may tell that no byte of the weights is worth fetching."""
+        """Download the configuration first: it may show that the weights are not worth fetching."""
         missing = [file for file in files if not (self._folder / file.name).exists()]
         for file in missing:
             if file.name == "config.json":
-                self._bring(file)
+                self._download(file)
         _check_configuration(self._folder)
-        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="fetch") as threads:
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="fetch") as threads:
             others = sorted((file for file in missing if file.name != "config.json"), key=lambda file: file.size_bytes)
-            for _ in threads.map(self._bring_or_stop_all, others):
+            for _ in threads.map(self._download_or_stop_all, others):
                 pass
 
-    def _bring_or_stop_all(self, file: RemoteFile) -> None:
+    def _download_or_stop_all(self, file: RemoteFile) -> None:
         try:
-            self._bring(file)
+            self._download(file)
         except BaseException:
-            self._is_over.set()
+            self._has_failed.set()
             raise
 
-    def _bring(self, file: RemoteFile) -> None:
-        """Go on where an earlier try was, until the file is here and is what it should be."""
+    def _download(self, file: RemoteFile) -> None:
+        """Resume an earlier try until the file is complete and matches its digest."""
         part = self._folder / (file.name + PART)
         fruitless = 0
-        while not self._is_over.is_set():
+        while not self._has_failed.is_set():
             before = _size(part)
             try:
-                self._go_on(file, part)
+                self._resume(file, part)
                 break
             except ModelUnreachable as error:
                 fruitless = 1 if _size(part) > before else fruitless + 1
-                self._progress.fail(last_line(error.reason, str(error)))
-                log.warning("again: %s", error, extra={"file": file.name, "bytes_here": _size(part)})
+                self._progress.fail(format_reason(error.reason, str(error)))
+                log.warning("try again: %s", error, extra={"file": file.name, "bytes_done": _size(part)})
                 if fruitless >= self._tries:
                     raise
-                self._is_over.wait(WAIT_FIRST_S * 2 ** (fruitless - 1))
+                self._has_failed.wait(RETRY_DELAY_S * 2 ** (fruitless - 1))
 
-    def _go_on(self, file: RemoteFile, part: Path) -> None:
+    def _resume(self, file: RemoteFile, part: Path) -> None:
         resumed = _size(part)
         hasher = None if file.digest is None else file.digest.hasher()
         if hasher is not None:
@@ -122,7 +123,7 @@ class _Download:
                 self._receive(file, resumed, written, hasher)
             written.flush()
             os.fsync(written.fileno())
-        if self._is_over.is_set():
+        if self._has_failed.is_set():
             return
         if _size(part) < file.size_bytes:
             raise ModelUnreachable(f"{file.name} ended after {_size(part)} of {file.size_bytes} bytes")
@@ -130,36 +131,40 @@ class _Download:
         if _size(part) == file.size_bytes and is_right:
             part.rename(self._folder / file.name)
         else:
-            self._throw_away(file, part, is_resumed=resumed > 0)
+            self._discard(file, part, is_resumed=resumed > 0)
 
     def _receive(self, file: RemoteFile, from_byte: int, written: IO[bytes], hasher: Hasher | None) -> None:
         with self._source.read(file, from_byte) as pieces:
             for piece in pieces:
-                if self._is_over.is_set():
+                if self._has_failed.is_set():
                     return
                 written.write(piece)
                 if hasher is not None:
                     hasher.update(piece)
                 self._progress.add(len(piece))
 
-    def _throw_away(self, file: RemoteFile, part: Path, *, is_resumed: bool) -> None:
-        """Raises: ModelBroken, unless a new copy may be right: a node that loses power may spoil what was there."""
+    def _discard(self, file: RemoteFile, part: Path, *, is_resumed: bool) -> None:
+        """Delete a file that does not match its digest.
+
+        Raises: ModelUnreachable when the file was resumed, so that it is tried again: a node that lost power may have
+            damaged the first part. ModelBroken otherwise.
+        """
         self._progress.add(-_size(part))
         part.unlink()
         if is_resumed:
-            raise ModelUnreachable(f"the part of {file.name} that was here did not fit; it is fetched anew")
-        raise ModelBroken(f"{file.name} is not what its size and digest say; it was changed on its way, or where it is")
+            raise ModelUnreachable(f"the stored part of {file.name} was damaged; it is fetched again from its start")
+        raise ModelBroken(f"{file.name} does not match its size and digest; it was changed in transit or at its source")
 
 
-def _wanted(files: Sequence[RemoteFile]) -> list[RemoteFile]:
-    """Those that are served. Raises: ModelBroken when they cannot be a model."""
+def _served_files(files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """Return the files that a server needs. Raises: ModelBroken when they are no model."""
     wanted = [file for file in files if is_fetched(file.name)]
     if not any(file.name == "config.json" for file in wanted):
-        raise ModelBroken("there is no config.json: a folder in Hugging Face layout is needed")
+        raise ModelBroken("there is no config.json; a folder in Hugging Face layout is needed")
     if not any(file.name.endswith(".safetensors") for file in wanted):
         pickled = sorted(file.name for file in files if file.name.endswith((".bin", ".pt", ".pth", ".ckpt")))
         has = f"only pickled weights ({pickled[0]}), which can run code" if pickled else "no weights"
-        raise ModelBroken(f"there are {has}: *.safetensors files are needed")
+        raise ModelBroken(f"there are {has}; *.safetensors files are needed")
     return wanted
 
 
@@ -171,7 +176,7 @@ def _check_configuration(folder: Path) -> None:
 
 
 def _check_model(folder: Path) -> None:
-    """Once more what every pod asks when it starts."""
+    """Check what every pod checks when it starts."""
     try:
         load_model_info(folder)
         tokenizer_file(folder)
@@ -183,28 +188,31 @@ def _check_space(folder: Path, wanted_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if wanted_bytes > free_bytes:
         raise NoSpace(
-            f"{wanted_bytes / 1e9:.2f} GB are still to come, and the volume has {free_bytes / 1e9:.2f} GB free"
+            f"{wanted_bytes / 1e9:.2f} GB are still to be fetched, but the volume has only {free_bytes / 1e9:.2f} GB"
+            " free"
         )
 
 
 def _remove_others(unfinished: Path, into: Path) -> None:
-    """Beginnings of other revisions, which nobody goes on with."""
-    for each in into.parent.glob(f".{into.name}.*"):
-        if each != unfinished and each.is_dir():
-            shutil.rmtree(each)
+    """Delete unfinished models of other revisions, which nothing resumes."""
+    for folder in into.parent.glob(f".{into.name}.*"):
+        if folder != unfinished and folder.is_dir():
+            shutil.rmtree(folder)
 
 
 @contextmanager
-def _one_at_a_time(into: Path) -> Iterator[None]:
-    """A pod whose node is lost may still be at it when the next one starts; its lock goes when it ends.
+def _lock(into: Path) -> Iterator[None]:
+    """Let only one process fetch into a folder: a pod on a lost node may still run when the next pod starts.
 
-    Raises: SettingError when there can be no file beside the folder.
+    The kernel releases the lock when the process ends.
+
+    Raises: SettingError when no file can be made beside the folder.
     """
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         lock = into.with_name(f".{into.name}.lock").open("w")
     except OSError as error:
-        if error.errno not in NO_PLACE:
+        if error.errno not in PATH_ERRORS:
             raise
         raise SettingError(f"setting into: {into} cannot be made: {error.strerror}") from error
     with lock:
@@ -213,7 +221,8 @@ def _one_at_a_time(into: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_named(into: Path) -> Iterator[None]:
+def _full_disk_as_no_space(into: Path) -> Iterator[None]:
+    """Raise NoSpace for an OSError of a full disk."""
     try:
         yield
     except OSError as error:
@@ -222,7 +231,7 @@ def _full_disk_named(into: Path) -> Iterator[None]:
         raise NoSpace(f"the volume of {into} is full") from error
 
 
-def _bytes_here(folder: Path, file: RemoteFile) -> int:
+def _bytes_on_disk(folder: Path, file: RemoteFile) -> int:
     return _size(folder / file.name) or _size(folder / (file.name + PART))
 
 
@@ -240,7 +249,7 @@ def _add_file(hasher: Hasher, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that a loss of power does not take back the names in it."""
+    """Write the names in the folder to disk, so that they survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

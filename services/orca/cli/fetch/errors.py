@@ -1,57 +1,57 @@
-"""Why a fetch ended without the model.
+"""The reasons for which a fetch fails.
 
-FetchError             the name of the class is the first word of what the process says at its end
+FetchError             the name of the class is the first word of the process's last line
 ├── ModelMissing       there is no such model, revision or folder
-├── ModelDenied        it may not be read with this token, these keys, or none
-├── ModelBroken        what is there differs from its digests, or cannot be served
+├── ModelDenied        the token or keys, or the lack of them, do not allow reading the model
+├── ModelBroken        the files differ from their digests, or cannot be served
 ├── NoSpace            the volume is too small
-└── ModelUnreachable   the hub or the store does not answer well now
+└── ModelUnreachable   the hub or store does not answer, or answers with a temporary error
 
-The first three never end well by themselves (exit code 2); of the others the next try may (1), and goes on where this
-one was.
+Trying again cannot help with the first three (exit code 2). With the other two it may (exit code 1), and the next try
+resumes this one.
 """
 
 from orca.core.domain.errors import OrcaError
-from orca.core.fetch_report import AGAIN_EXIT, NEVER_EXIT
+from orca.core.fetch_report import PERMANENT_EXIT, RETRY_EXIT
 
 
 class FetchError(OrcaError):
-    """The message is one sentence for whoever wrote the uri, and is said behind it."""
+    """A fetch has failed. The message is one sentence for the author of the uri, and is printed after the uri."""
 
-    exit_code = NEVER_EXIT
+    exit_code = PERMANENT_EXIT
 
     @property
     def reason(self) -> str:
-        """One of core.fetch_report.REASONS."""
+        """The reason, one of core.fetch_report.REASONS."""
         return type(self).__name__
 
 
 class ModelMissing(FetchError):
-    """Nothing is there under that name."""
+    """There is no model under this name."""
 
 
 class ModelDenied(FetchError):
-    """It may not be read."""
+    """The model may not be read."""
 
 
 class ModelBroken(FetchError):
-    """What is there cannot be served."""
+    """The model cannot be served."""
 
 
 class NoSpace(FetchError):
-    """The volume cannot hold it; somebody may make it larger."""
+    """The volume cannot hold the model; somebody may enlarge it."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
 class ModelUnreachable(FetchError):
-    """No answer, or one that tells of a passing trouble."""
+    """There is no answer, or an answer that reports a temporary failure."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
-def of_status(status: int, what: str) -> FetchError:
-    """The error of an HTTP status. Args: what: was asked for, and what was said to it."""
+def error_of_status(status: int, what: str) -> FetchError:
+    """Return the error for an HTTP status. Args: what: names the thing that was read, and the server's message."""
     if status in (401, 403):
         return ModelDenied(f"{what}: HTTP {status}; there is no such model, or it needs another token or other keys")
     if status in (404, 410):

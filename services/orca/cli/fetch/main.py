@@ -1,8 +1,8 @@
-"""`orca fetch`: a model comes into a folder once, resumed after any kill, and is whole when the folder appears.
+"""`orca fetch`: download a model into a folder. A killed fetch can be resumed, and the folder appears only when whole.
 
-`--listen` opens an internal port: `/health`, and `/progress` with `bytes_done`, `bytes_total` and `problem`. The last
-line on standard error tells why it failed, as REASON: SENTENCE (core.fetch_report), or which setting cannot be. Exit
-codes: 0 the model is there, 1 try again, 2 it will never work.
+`--listen` opens an internal port with `/health` and `/progress` (`bytes_done`, `bytes_total`, `problem`). The last line
+on standard error has the reason of a failure as REASON: SENTENCE (core.fetch_report), or names a bad setting. Exit
+codes: 0 the model is there, 1 trying again may help, 2 trying again cannot help.
 """
 
 import asyncio
@@ -16,56 +16,57 @@ from typing import NoReturn, cast
 
 from orca.cli.fetch.download import fetch
 from orca.cli.fetch.errors import FetchError
-from orca.cli.fetch.progress import Progress
-from orca.cli.fetch.settings import Settings, parse_settings
+from orca.cli.fetch.progress import ProgressCounter
+from orca.cli.fetch.settings import FetchSettings, parse_settings
 from orca.cli.fetch.source import Source
-from orca.core.fetch_report import PROGRESS_PAGE, last_line
+from orca.core.fetch_report import PROGRESS_PAGE, format_reason
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 
 log = logging.getLogger("orca.fetch")
 
-TELL_S = 10.0
-"""Between two lines of the log that say how far it is."""
+LOG_PERIOD_S = 10.0
+"""Seconds between two log lines about progress."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Fetch one model. Returns: the exit code. Raises: SettingError for a bad setting."""
     settings = parse_settings(argv, os.environ)
     configure_logging("fetch", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
-    # It tells every request, and an error twice.
+    # These libraries log every request, and each error twice.
     for name in ("httpx2", "huggingface_hub", "botocore"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         asyncio.run(_fetch(settings))
     except FetchError as error:
         logging.shutdown()  # so that this is the last line
-        print(last_line(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
+        print(format_reason(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 
 
-async def _fetch(settings: Settings) -> None:
+async def _fetch(settings: FetchSettings) -> None:
     """Raises: FetchError."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end_now, number)
-    progress = Progress()
+    progress = ProgressCounter()
     port = None if settings.listen is None else await InternalPort.open(settings.listen, {PROGRESS_PAGE: progress.page})
-    log.info("fetch", extra={"uri": settings.uri, "address": port.address if port else None})
-    teller = asyncio.create_task(_tell(progress))
+    log.info("fetch started", extra={"uri": settings.uri, "address": port.address if port else None})
+    progress_log = asyncio.create_task(_log_progress(progress))
     try:
         into = Path(settings.into)
         is_new = await asyncio.to_thread(lambda: fetch(_source(settings), into, progress, tries=settings.tries))
-        log.info("the model is there" if is_new else "the model was there", extra={"folder": settings.into})
+        message = "the model is complete" if is_new else "the model was there already"
+        log.info(message, extra={"folder": settings.into})
     finally:
-        teller.cancel()
+        progress_log.cancel()
         if port is not None:
             port.close()
 
 
-def _source(settings: Settings) -> Source:
-    """Only the libraries of the place that is asked are loaded."""
+def _source(settings: FetchSettings) -> Source:
+    """Return the source of the model, and import only the libraries of that source."""
     if settings.repository is not None:
         from orca.cli.fetch.hub import HubSource
 
@@ -76,19 +77,19 @@ def _source(settings: Settings) -> Source:
     return BucketSource(*settings.object_folder)
 
 
-async def _tell(progress: Progress) -> None:
+async def _log_progress(progress: ProgressCounter) -> None:
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(LOG_PERIOD_S)
         figures = progress.figures
         log.info("fetching", extra={"bytes_done": figures.bytes_done, "bytes_total": figures.bytes_total})
 
 
 def _end_now(number: int) -> NoReturn:
-    """At once: threads that wait for the network would hold up an orderly end, and any kill is survived.
+    """Exit at once: threads that wait for the network would delay an orderly end, and a kill loses nothing.
 
-    As the first process of a container it would not end by a signal that it does not handle.
+    The first process of a container does not end by a signal that it does not handle, so this is a handler.
     """
-    print(f"ended by {signal.Signals(number).name}; the next start goes on from here", file=sys.stderr, flush=True)
+    print(f"ended by {signal.Signals(number).name}; the next start resumes from here", file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -1,13 +1,13 @@
-"""How far a fetch is: written by its threads, read by the internal port and the log."""
+"""The progress of a fetch: its threads write it, the internal port and the log read it."""
 
 import threading
 
-from orca.core.fetch_report import Figures, figures_page
+from orca.core.fetch_report import FetchProgress, progress_body
 from orca.core.process.internal_port import Page
 
 
-class Progress:
-    """Counts of one fetch."""
+class ProgressCounter:
+    """The counts of one fetch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -16,20 +16,20 @@ class Progress:
         self._problem: str | None = None
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> FetchProgress:
         with self._lock:
-            return Figures(self._done, self._total, self._problem)
+            return FetchProgress(self._done, self._total, self._problem)
 
     def page(self) -> Page:
-        """What the internal port answers."""
-        return Page(figures_page(self.figures))
+        """Return the answer of the internal port."""
+        return Page(progress_body(self.figures))
 
     def begin(self, *, done: int, total: int) -> None:
         with self._lock:
             self._done, self._total, self._problem = done, total, None
 
     def add(self, count: int) -> None:
-        """Bytes that came; fewer than none when what came has to be thrown away."""
+        """Add received bytes; a negative count takes back bytes that were discarded."""
         with self._lock:
             self._done += count
             self._problem = None

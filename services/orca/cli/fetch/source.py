@@ -1,6 +1,6 @@
-"""What a place that holds models offers to the download: a list of files with their digests, and bytes from a point on.
+"""The interface of a place that holds models: it lists files with their digests, and reads a file from an offset.
 
-Two places implement it: hub.py and bucket.py.
+hub.py and bucket.py implement it.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Hasher(Protocol):
-    """As those of hashlib."""
+    """A hash object as those of hashlib."""
 
     def update(self, data: bytes, /) -> None: ...
 
@@ -20,36 +20,38 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What the content of a file must give."""
+    """The expected digest of a file's content."""
 
     hasher: Callable[[], Hasher]
-    expected: str  # as its `hexdigest` writes it
+    expected: str  # in the form of the hasher's `hexdigest`
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
+    """A file of a model at its source."""
+
     name: str
     size_bytes: int
-    digest: Digest | None  # None where the place has none that can be computed: then its size has to do
+    digest: Digest | None  # None if the source has no digest that can be computed: then only the size is checked
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """One revision of a model."""
+class ModelListing:
+    """The files of one revision of a model."""
 
-    identity: str  # letters and digits; another content is another identity
+    identity: str  # letters and digits; other content has another identity
     files: tuple[RemoteFile, ...]
 
 
 class Source(Protocol):
-    """All methods raise FetchError, and nothing else that comes from the place."""
+    """A place that holds one model. Every failure of the place raises FetchError."""
 
-    def listing(self) -> Listing:
-        """All files of the model's folder itself, also those that nobody wants; later reads are of this revision."""
+    def listing(self) -> ModelListing:
+        """Return all files directly in the model's folder. Later calls of `read` read this revision."""
         ...
 
     def read(self, file: RemoteFile, from_byte: int) -> AbstractContextManager[Iterator[bytes]]:
-        """The content from that byte on, which is less than its size, in pieces of a megabyte or so."""
+        """Read the content from byte `from_byte` on, in pieces of about a megabyte. `from_byte` is below the size."""
         ...
 
 
@@ -62,17 +64,17 @@ def md5(expected: str) -> Digest:
 
 
 def git_blob(size_bytes: int, expected: str) -> Digest:
-    """The id of a file in a git repository: SHA-1 of the word blob, its size, a zero byte, and the content."""
+    """Return the id of a file in a git repository: SHA-1 of the word blob, its size, a zero byte, and the content."""
     return Digest(lambda: hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False), expected)
 
 
 def md5_of_parts(part_bytes: int, expected: str) -> Digest:
-    """The ETag of an object that was uploaded in equal parts."""
+    """Return the ETag of an S3 object that was uploaded in equal parts."""
     return Digest(lambda: _PartsHasher(part_bytes), expected)
 
 
 class _PartsHasher:
-    """MD5 of the MD5s of all parts, a dash, and their number."""
+    """Computes the MD5 of the MD5s of all parts, followed by a dash and the number of parts."""
 
     def __init__(self, part_bytes: int) -> None:
         self._part_bytes = part_bytes
@@ -92,7 +94,7 @@ class _PartsHasher:
                 self._end_part()
 
     def hexdigest(self) -> str:
-        """To be asked once, at the end."""
+        """Return the digest. Call this once, at the end."""
         if self._in_part:
             self._end_part()
         return f"{self._all.hexdigest()}-{self._parts}"

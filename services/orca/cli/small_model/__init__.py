@@ -4,5 +4,5 @@ from pathlib import Path
 
 
 def small_model_folder() -> Path:
-    """Where the model lies, in a checkout and in an installed wheel alike."""
+    """Return the model's folder, in a checkout and in an installed wheel."""
     return Path(__file__).parent / "orca-austen"

@@ -1,13 +1,13 @@
-"""Train the small model that ships with Orca: a Llama of 3 million parameters that speaks like Jane Austen.
+"""Train the small model that ships with Orca: a Llama of 3 million parameters that writes like Jane Austen.
 
-The text is the six novels in Debian's package r-cran-janeaustenr (novels: public domain; package: MIT). Nothing of the
-package needs to be installed, and no R:
+The text is the six novels in Debian's package r-cran-janeaustenr (novels: public domain; package: MIT). Neither the
+package nor R needs to be installed:
 
     apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb austen
     python -m orca.cli.small_model.train --package austen --out services/orca/cli/small_model/orca-austen
 
-It learns two kinds of document: chapters, so that it continues a text, and the novels' own dialogues as chats, so that
-it answers a line and ends. One thread, a fixed seed: the same machine writes the same weights again.
+The model learns two kinds of document: chapters, so that it continues a text, and the novels' dialogues as chats, so
+that it answers a line and ends. With one thread and a fixed seed, the same machine writes the same weights again.
 """
 
 import argparse
@@ -32,31 +32,34 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VOCABULARY = 2048
-CONTEXT = 512  # positions seen in training; the model's max_position_embeddings
-TURNS_MAX = 6  # of one chat made from a dialogue
+CONTEXT = 512  # positions in training; the model's max_position_embeddings
+TURNS_MAX = 6  # turns of one chat
 PLAIN_PUNCTUATION = str.maketrans(
     {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2014": "--", "\ufeff": None}
 )
-HELD_OUT = 40  # every so-manyeth document is kept for the loss that the model card quotes
+HELD_OUT = 40  # one document in 40 is held out for the loss that the model card quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How long and how fast to learn. A step sees `tokens` tokens, cut into windows."""
+class TrainingSchedule:
+    """The length and learning rates of the training. A step uses `tokens` tokens, cut into windows."""
 
     steps: int
     tokens: int
-    matrix_rate: float  # Muon's, for the matrices inside the layers
-    other_rate: float  # AdamW's, for embeddings and norms
+    matrix_rate: float  # learning rate of Muon, for the matrices inside the layers
+    other_rate: float  # learning rate of AdamW, for embeddings and norms
     warmup: int = 40  # steps
-    floor: float = 0.02  # share of the rate that is left at the last step
+    floor: float = 0.02  # fraction of the rate that is left at the last step
 
     def window(self, step: int) -> int:
-        """Tokens of a window: half the context for most of the time (attention costs half), then all of it."""
+        """Return the tokens of a window: half the context for three quarters of the steps, then all of it.
+
+        Attention costs half as much with the shorter window.
+        """
         return CONTEXT // 2 if step < self.steps * 3 // 4 else CONTEXT
 
-    def share(self, step: int) -> float:
-        """Of the full rate at `step`: linear warm-up, then a cosine down to `floor`."""
+    def rate_fraction(self, step: int) -> float:
+        """Return the fraction of the full rate at `step`: linear warm-up, then a cosine down to `floor`."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -65,10 +68,10 @@ class Schedule:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--package", type=Path, required=True, help="folder that r-cran-janeaustenr was unpacked into")
+    parser.add_argument("--package", type=Path, required=True, help="folder with the unpacked r-cran-janeaustenr")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--steps", type=int, default=1900)
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens a step")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per step")
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--other-rate", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1775)
@@ -85,7 +88,7 @@ def main() -> None:
 
     model = LlamaForCausalLM(configuration(tokenizer))
     started = time.monotonic()
-    schedule = Schedule(
+    schedule = TrainingSchedule(
         steps=options.steps,
         tokens=options.tokens,
         matrix_rate=options.matrix_rate,
@@ -104,7 +107,7 @@ def main() -> None:
 
 
 def read_novels(package: Path) -> list[list[str]]:
-    """The paragraphs of each novel, from the package's lazy-load database.
+    """Return the paragraphs of each novel from the package's lazy-load database.
 
     An entry of Rdata.rdb is a big-endian 4-byte length and a zlib stream of a serialized R string vector: a 14-byte
     head, the encoding's name, the vector's type and count, then per string 4 bytes of flags, 4 bytes of length, UTF-8.
@@ -120,6 +123,7 @@ def read_novels(package: Path) -> list[list[str]]:
 
 
 def strings_of(serialized: bytes) -> Iterator[str]:
+    """Yield the strings of a serialized R string vector."""
     (name_length,) = struct.unpack_from(">I", serialized, 14)
     place = 18 + name_length
     (count,) = struct.unpack_from(">I", serialized, place + 4)
@@ -131,7 +135,7 @@ def strings_of(serialized: bytes) -> Iterator[str]:
 
 
 def paragraphs(lines: Iterator[str]) -> list[str]:
-    """Join wrapped lines; blank lines part paragraphs. Italics (_so_) lose their marks, quotes become plain."""
+    """Join wrapped lines into paragraphs. Blank lines separate them; italics lose their marks, quotes become plain."""
     text = "\n".join(line.strip() for line in lines).replace("_", "")
     text = text.translate(PLAIN_PUNCTUATION)
     text, _, _ = text.partition("Transcriber's Note")
@@ -139,7 +143,7 @@ def paragraphs(lines: Iterator[str]) -> list[str]:
 
 
 def documents_of(novels: list[list[str]]) -> Iterator[str]:
-    """Every chapter as it stands, and every run of spoken paragraphs as a chat of user and assistant."""
+    """Yield every chapter as it is, and every run of spoken paragraphs as a chat of user and assistant."""
     for novel in novels:
         chapter: list[str] = []
         spoken: list[str] = []
@@ -158,7 +162,7 @@ def documents_of(novels: list[list[str]]) -> Iterator[str]:
 
 
 def chats_of(spoken: list[str]) -> Iterator[str]:
-    """Cut a dialogue into chats of an even number of turns, so that each ends with the assistant's."""
+    """Cut a dialogue into chats with an even number of turns, so that each ends with the assistant."""
     for first in range(0, len(spoken) - 1, TURNS_MAX):
         turns = spoken[first : first + TURNS_MAX]
         turns = turns[: len(turns) // 2 * 2]
@@ -169,12 +173,12 @@ def chats_of(spoken: list[str]) -> Iterator[str]:
 
 
 def unquoted(turn: str) -> str:
-    """The words of a line of speech that is one quotation; lines broken by "said she" stay as they are."""
+    """Remove the quotes of a line that is one quotation. Lines that are interrupted by "said she" stay as they are."""
     return turn[1:-1] if turn.count('"') == 2 and turn.endswith('"') else turn
 
 
 def learn_tokenizer(documents: list[str]) -> Tokenizer:
-    """Byte-level BPE: any text has tokens, and any tokens have a text."""
+    """Train a byte-level BPE tokenizer: any text has tokens, and any tokens have a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -190,12 +194,12 @@ def learn_tokenizer(documents: list[str]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, documents: list[str]) -> torch.Tensor:
-    """All documents, one after the other. Returns: token ids [tokens]."""
+    """Encode all documents, one after the other. Returns: token ids [tokens]."""
     return torch.tensor([token for document in documents for token in tokenizer.encode(document).ids])
 
 
 def configuration(tokenizer: Tokenizer) -> LlamaConfig:
-    """Six layers, six heads over two KV heads: divides by 1, 2, 3 and 6 stages, and by 1 and 2 ranks."""
+    """Return six layers, with six heads over two KV heads: 1, 2, 3 or 6 stages and 1 or 2 ranks can divide them."""
     end_of_text, turn_end = tokenizer.encode(END_OF_TEXT + TURN_END).ids
     return LlamaConfig(
         vocab_size=VOCABULARY,
@@ -211,7 +215,8 @@ def configuration(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def train(model: LlamaForCausalLM, learned: torch.Tensor, held_out: torch.Tensor, schedule: Schedule) -> None:
+def train(model: LlamaForCausalLM, learned: torch.Tensor, held_out: torch.Tensor, schedule: TrainingSchedule) -> None:
+    """Train the model in place, and print the loss every 200 steps."""
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
     outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
     optimizers = [
@@ -225,7 +230,7 @@ def train(model: LlamaForCausalLM, learned: torch.Tensor, held_out: torch.Tensor
         if step == 0 or schedule.window(step) != schedule.window(step - 1):
             windows = windows_of(learned, schedule.window(step), schedule.tokens)
         for optimizer, rate in optimizers:
-            optimizer.param_groups[0]["lr"] = rate * schedule.share(step)
+            optimizer.param_groups[0]["lr"] = rate * schedule.rate_fraction(step)
             optimizer.zero_grad()
         loss = loss_of(model, next(windows))
         loss.backward()
@@ -237,7 +242,7 @@ def train(model: LlamaForCausalLM, learned: torch.Tensor, held_out: torch.Tensor
 
 
 def windows_of(tokens: torch.Tensor, length: int, step_tokens: int) -> Iterator[torch.Tensor]:
-    """Batches [step_tokens / length, length + 1]: the text once per epoch, cut at another offset each time."""
+    """Yield batches [step_tokens / length, length + 1]: the text once per epoch, cut at another offset each time."""
     while True:
         offset = int(torch.randint(length, ()))
         starts = offset + torch.randperm((len(tokens) - offset - 1) // length) * length
@@ -246,7 +251,10 @@ def windows_of(tokens: torch.Tensor, length: int, step_tokens: int) -> Iterator[
 
 
 def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the next token over windows [batch, length + 1]; bfloat16 inside, float32 weights."""
+    """Return the mean cross entropy of the next token over windows [batch, length + 1].
+
+    It computes in bfloat16 with float32 weights.
+    """
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=windows[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
@@ -254,12 +262,13 @@ def loss_of(model: LlamaForCausalLM, windows: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def mean_loss(model: LlamaForCausalLM, tokens: torch.Tensor) -> float:
+    """Return the mean loss over all windows of the tokens."""
     windows = tokens[: (len(tokens) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)
     return sum(loss_of(model, window[None]).item() for window in windows) / len(windows)
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a folder as Hugging Face lays it out. Weights are stored as float16: half the bytes in the repository."""
+    """Write a folder in Hugging Face layout. Weights are stored as float16: half the bytes in the repository."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,

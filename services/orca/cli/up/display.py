@@ -1,6 +1,6 @@
-"""What a person sees of `orca up`: progress of the start, the finished system, examples to paste, and what goes wrong.
+"""Prints the output of `orca up`: the progress of the start, the running system, examples to paste, and errors.
 
-On a terminal the start is a bar per process; elsewhere it is a line whenever a process reaches another phase.
+On a terminal the start is a progress bar per process. Elsewhere it is a line whenever a process reaches a new phase.
 """
 
 import shlex
@@ -14,37 +14,39 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from orca.cli.up.readiness import STARTING, Standing
+from orca.cli.up.readiness import STARTING, StartStatus
 from orca.cli.up.supervisor import Supervised
 from orca.core.process.settings import is_loopback
 
 
 class Display:
+    """The output of `orca up` on one console."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def tell(self, text: str) -> None:
-        """Print a sentence as it is."""
+    def print_text(self, text: str) -> None:
+        """Print text without markup."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def report(self, text: str) -> None:
-        """Print what has just happened, behind its time as in the logs: UTC, RFC 3339, in milliseconds."""
+        """Print an event with its time in front, as in the logs: UTC, RFC 3339, milliseconds."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self.tell(f"{at} {text}")
+        self.print_text(f"{at} {text}")
 
     def progress(self, names: Sequence[str]) -> "StartProgress":
-        """Context in which the start of the named processes is shown."""
+        """Return a context manager that shows the start of the named processes."""
         return StartProgress(self._console, names)
 
     def show_system(self, title: str, children: Sequence[Supervised], notes: Sequence[str]) -> None:
-        """What runs and where, a line per process, and below it what else there is to know."""
+        """Print a table of the running processes and their addresses, and the notes below it."""
         lines = [title, "", f"  {'process':<12} {'pid':>8}  address"]
         lines += [f"  {child.spec.name:<12} {child.pid or '-':>8}  {child.spec.address}" for child in children]
-        self.tell("\n".join([*lines, "", *(f"  {note}" for note in notes)]))
+        self.print_text("\n".join([*lines, "", *(f"  {note}" for note in notes)]))
 
 
 class StartProgress:
-    """Shows standings as they change."""
+    """Shows the start status of each process as it changes."""
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         self._console = console
@@ -69,26 +71,26 @@ class StartProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bars.stop()
 
-    def show(self, name: str, standing: Standing) -> None:
-        self._bars.update(self._tasks[name], completed=standing.permille, description=escape(standing.text))
-        if not self._console.is_terminal and self._last.get(name) != standing.phase:
-            self._console.print(f"{name}: {standing.text}", markup=False, highlight=False, soft_wrap=True)
-            self._last[name] = standing.phase
+    def show(self, name: str, status: StartStatus) -> None:
+        self._bars.update(self._tasks[name], completed=status.permille, description=escape(status.text))
+        if not self._console.is_terminal and self._last.get(name) != status.phase:
+            self._console.print(f"{name}: {status.text}", markup=False, highlight=False, soft_wrap=True)
+            self._last[name] = status.phase
 
 
 def access_note(host: str, keys: int, keys_file: str | None = None) -> str:
-    """Who may call the API: one line, a warning when that is anybody in reach."""
+    """Return a line that says who may call the API, with a warning if everybody in reach may."""
     if keys_file is not None:
-        return f"api:  the keys of {keys_file}; a call must show one"
+        return f"api:  each call needs one of the keys in {keys_file}"
     if keys:
-        return f"api:  {keys} {'key' if keys == 1 else 'keys'}; a call must show one"
+        return f"api:  each call needs {'the key' if keys == 1 else f'one of {keys} keys'}"
     if is_loopback(host):
-        return "api:  open, to this machine only"
-    return f"api:  WARNING: open to all who can reach {host}; --api-keys-file or --api-keys closes it"
+        return "api:  open, but only to this machine"
+    return f"api:  WARNING: open to everybody who can reach {host}; set --api-keys-file or --api-keys to close it"
 
 
 def interpreter() -> str:
-    """The Python that runs this, which has the client of the example, as a shell in this folder calls it."""
+    """Return the running Python, which has the example's client, as a shell in the current folder can call it."""
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
@@ -96,11 +98,11 @@ def interpreter() -> str:
 
 
 def examples(url: str, model: str, *, has_keys: bool) -> str:
-    """A curl and a Python call that work as they stand, once ORCA_API_KEY is set where the API asks for keys."""
+    """Return a curl and a Python call to paste. If the API needs keys, they read one from ORCA_API_KEY."""
     body = f'{{"model": "{model}", "prompt": "It was a fine morning, and", "max_tokens": 40, "temperature": 0.7}}'
     intro, header, key, imports = "Try it:", "", '"none"', ""
     if has_keys:
-        intro = "Try it, with one of the keys in the variable ORCA_API_KEY (export ORCA_API_KEY=...):"
+        intro = "Try it, after setting ORCA_API_KEY to one of the keys (export ORCA_API_KEY=...):"
         header = ' -H "Authorization: Bearer $ORCA_API_KEY"'
         key = 'os.environ["ORCA_API_KEY"]'
         imports = "import os\n\n"

@@ -1,8 +1,8 @@
-"""What `orca up` chooses where it is not told: threads, how much of a prompt runs in a step, prefetch, commits. Pure.
+"""Chooses the options that the user left unset: threads, chunks of prompts, prefetch and commit interval. Pure.
 
-There is one stage unless more are asked for: stages take turns, threads share each product. All processors but one
-compute, so that tokenizing, HTTP and scheduling have one of their own; of two or fewer, all do. Which process runs on
-which of them is left to the kernel: gateways and schedulers need more than one now and then, and only it sees when.
+The default is one stage: stages take turns, while threads share each matrix product. With three or more processors,
+one is left to tokenizing, HTTP and scheduling, and the others compute; with one or two, all compute. No process is
+bound to a processor: gateways and schedulers sometimes need more than one, and only the kernel sees when.
 """
 
 from dataclasses import replace
@@ -11,22 +11,23 @@ from orca.cli.up.settings import UpSettings
 from orca.core.domain.step_tokens import max_batch_tokens
 
 SMALL_PARAMETERS = 12_000_000
-"""A model with fewer is fastest on one thread: two would wait for each other longer than they compute (cli/bench)."""
+"""A smaller model is fastest on one thread: two would wait for each other longer than they compute (bench)."""
 
 LARGE_PARAMETERS = 200_000_000
-"""Where all share the processors, a batch that waits behind the running one hides the way to the master and back, and a
-request that comes waits for one step more. The first weighs more at 63 M parameters, this at 519 M (bench/peers)."""
+"""If all parts share the processors, a batch that waits behind the running one hides the round trip to the master, but
+a new request waits one step longer. The first effect is larger at 63 M parameters, the second at 519 M (bench/peers).
+"""
 
 SHARED_COMMIT_INTERVAL_MS = 50
-"""Where a commit and all that follows it take time from the engine: 20 a second look smooth (bench/peers)."""
+"""Interval if a commit and the work after it take time from the engine: 20 per second look smooth (bench/peers)."""
 
 
 def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> UpSettings:
-    """The settings with nothing left to choose: what is asked for stays, the rest is chosen around it.
+    """Return the settings with every unset option chosen. Options that the user set stay as they are.
 
     Args:
-        parameters: of the model.
-        processors: that the system may keep busy.
+        parameters: number of parameters of the model.
+        processors: number of processors that the system may keep busy.
     """
     threads = _threads_per_rank(settings.ranks, parameters=parameters, processors=processors)
     bound = max_batch_tokens(
@@ -46,15 +47,15 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
 
 
 def is_shared(device: str, *, threads: int, processors: int) -> bool:
-    """Do ranks compute on all processors, so that whatever another part does takes time from them?
+    """Return whether ranks compute on all processors, so that work of any other part takes time from them.
 
-    Args: threads: of all ranks.
+    Args: threads: compute threads of all ranks together.
     """
     return device == "cpu" and (processors <= 2 or threads >= processors)
 
 
 def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:
-    """What `with_layout` makes of the same, and why: `1 stage x 2 threads (63 M parameters, 2 processors)`."""
+    """Describe the choice of `with_layout` and the reason: `1 stage x 2 threads (63 M parameters, 2 processors)`."""
     levels = [(settings.replicas, "group"), (settings.stages, "stage"), (settings.tensor, "rank")]
     shape = [_counted(number, word) for number, word in levels if number > 1 or word == "stage"]
     if settings.device != "cpu":
@@ -72,13 +73,13 @@ def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:
 
 
 def describe_pace(settings: UpSettings) -> str:
-    """What `with_layout` has chosen for steps and commits: `prefetch 1, commits every 50 ms`."""
+    """Describe the choice of `with_layout` for steps and commits: `prefetch 1, commits every 50 ms`."""
     interval_ms = settings.commit_interval_ms
     return f"prefetch {settings.prefetch}, commits {f'every {interval_ms} ms' if interval_ms else 'at once'}"
 
 
 def _threads_per_rank(ranks: int, *, parameters: int, processors: int) -> int:
-    """All ranks together have no more than there are processors, unless there are more ranks."""
+    """Return threads so that all ranks together have no more threads than processors, but at least one per rank."""
     if parameters < SMALL_PARAMETERS:
         return 1
     computing = processors if processors <= 2 else processors - 1
@@ -90,6 +91,6 @@ def _counted(number: int, word: str) -> str:
 
 
 def _rounded(number: int) -> str:
-    """Two digits or three: 2.8 M, 63 M, 7.2 B."""
+    """Format a count with two or three digits: 2.8 M, 63 M, 7.2 B."""
     value, unit = (number / 1e9, "B") if number >= 1e9 else (number / 1e6, "M")
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"

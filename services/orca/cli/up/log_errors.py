@@ -1,4 +1,4 @@
-"""Shows on the terminal what the processes log as errors, and reads out of their logs what else people should know."""
+"""Reports the errors that processes log on the terminal, and reads when a group breaks up from the schedulers' logs."""
 
 import asyncio
 import re
@@ -13,38 +13,38 @@ POLL_S = 0.5
 ERRORS = frozenset({"error", "critical"})
 WARNINGS = ERRORS | {"warning"}
 FIELDS = frozenset({"time", "level", "logger", "service", "message", "exception"})
-"""Of every record; the others are its `extra`."""
+"""Fields that every record has; all others are its `extra`."""
 REDIS_TIME = "%d %b %Y %H:%M:%S.%f"
 INSIDE_TRACEBACK = re.compile(
     r"(?: *[|+] )?(?:  (?! *[|+] )|(?:Exception Group )?Traceback \(most recent call last\))"
     r"| *\+-|During handling of the above exception|The above exception was the direct cause"
 )
-"""How its lines begin but the last; those of a group of exceptions have a margin."""
+"""Matches the start of each line of a traceback except the last. Lines of an exception group have a margin."""
 
 
 async def follow_errors(
-    logs: Sequence[tuple[str, Path]], tell: Callable[[str], None], note_break: Callable[[str, int, str], object]
+    logs: Sequence[tuple[str, Path]], report: Callable[[str], None], record_break: Callable[[str, int, str], object]
 ) -> None:
-    """Read what is written to the (name, log file) pairs from now on. Runs until cancelled.
+    """Follow the log files, given as (name, path), from their present end on. Runs until cancelled.
 
     Args:
-        tell: gets each error as a sentence.
-        note_break: gets the name of a scheduler, the number of an epoch that is over, and why its group broke up or did
-            not form.
+        report: prints each error as a sentence.
+        record_break: gets the name of a scheduler, the number of an epoch that is over, and the reason why its group
+            broke up or did not form.
     """
-    followers = [(name, Follower(path)) for name, path in logs]
+    followers = [(name, LogFollower(path)) for name, path in logs]
     while True:
         for name, follower in followers:
             for line in follower.new_lines():
                 if message := error_message(line):
-                    tell(f"{name}: {message}")
+                    report(f"{name}: {message}")
                 if broken := broken_epoch(line):
-                    note_break(name, *broken)
+                    record_break(name, *broken)
         await asyncio.sleep(POLL_S)
 
 
 def error_message(line: bytes | str) -> str | None:
-    """What an error line says, with the last line of its exception; None for all other lines."""
+    """Return the message of an error line with the last line of its exception; None for all other lines."""
     record = _record(line)
     if record is None or record.get("level") not in ERRORS:
         return None
@@ -53,7 +53,7 @@ def error_message(line: bytes | str) -> str | None:
 
 
 def broken_epoch(line: bytes | str) -> tuple[int, str] | None:
-    """The number of an epoch and why it ended, from the scheduler's line that says so; None for all other lines."""
+    """Return the number of an epoch that ended and the reason, from a scheduler's line; None for all other lines."""
     record = _record(line)
     if record is None or record.get("message") != "epoch over":
         return None
@@ -61,9 +61,9 @@ def broken_epoch(line: bytes | str) -> tuple[int, str] | None:
 
 
 def readable(line: str) -> str | None:
-    """A warning or an error as `12:00:01Z message (epoch=3)`, what is no log record as it is; None for the rest.
+    """Return a warning or error as `12:00:01Z message (epoch=3)`, a line that is no record as it is, otherwise None.
 
-    Always one line: of a traceback, that of the exception.
+    The result is one line: from a traceback, the line with the exception.
     """
     record = _record(line)
     if record is None:
@@ -71,17 +71,17 @@ def readable(line: str) -> str | None:
     if record.get("level") not in WARNINGS:
         return None
     extra = ", ".join(f"{key}={_last_line(value)}" for key, value in record.items() if key not in FIELDS)
-    said = str(error_message(line) or record.get("message", "")).replace("\n", " ")
-    return f"{str(record.get('time', ''))[11:19]}Z {said}{f' ({extra})' if extra else ''}"
+    message = str(error_message(line) or record.get("message", "")).replace("\n", " ")
+    return f"{str(record.get('time', ''))[11:19]}Z {message}{f' ({extra})' if extra else ''}"
 
 
 def written_at(line: str) -> datetime | None:
-    """When a line of core.process.logs or of Redis was written; None when it does not say."""
+    """Return when a line of core.process.logs or of Redis was written; None if the line has no time."""
     record = _record(line)
     try:
         if record is not None:
             return datetime.fromisoformat(str(record.get("time"))).astimezone()
-        # `7:M 21 Nov 2026 15:11:43.123 * Ready`, by the clock of the machine's own zone.
+        # `7:M 21 Nov 2026 15:11:43.123 * Ready`, in the machine's time zone.
         return datetime.strptime(" ".join(line.split()[1:5]), REDIS_TIME).astimezone()
     except ValueError:
         return None
@@ -92,7 +92,7 @@ def _last_line(value: object) -> str:
 
 
 def _record(line: bytes | str) -> dict[str, Any] | None:
-    """One line of core.process.logs; None when it is something else."""
+    """Parse a line of core.process.logs; None if the line is something else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -100,8 +100,8 @@ def _record(line: bytes | str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "level" in record else None
 
 
-class Follower:
-    """Reads a growing file from its present end on."""
+class LogFollower:
+    """Reads what is appended to a file after its present end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,7 +109,7 @@ class Follower:
         self._rest = b""
 
     def new_lines(self) -> list[bytes]:
-        """Whole lines added since the last call."""
+        """Return the whole lines that were appended since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

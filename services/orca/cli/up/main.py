@@ -1,12 +1,12 @@
-"""`orca up`: the whole system on this machine, each part a process of its own.
+"""`orca up`: run the whole system on this machine, each part as a process of its own.
 
-settings.py       what can be chosen                supervisor.py     starts, restarts, ends the processes
-model_folder.py   finds the model                   redis_child.py    Redis among them
-layout.py         chooses what is left open (pure)  readiness.py      how far the start has come
-plan.py           settings -> processes (pure)      display.py        what a person sees
-spec.py           one process as data               log_errors.py     what people should know of the logs
-places.py         free ports, the data folder       probe.py          finds those that are frozen
-questions.py      asks one process                  recovery.py       says when it serves again
+settings.py          the options                      supervisor.py    starts, restarts and stops the processes
+../model_folder.py   finds the model                  redis_child.py   runs Redis as one of them
+layout.py            fills in unset options (pure)    readiness.py     polls how far the start has come
+plan.py              settings -> processes (pure)     display.py       prints to the terminal
+spec.py              one process as data              log_errors.py    reports errors from the log files
+local_resources.py   data folder, free ports, GPUs    probe.py         finds processes that are frozen
+health_checks.py     one health check of a process    recovery.py      reports when the system serves again
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from rich.console import Console
 
 from orca.cli.model_folder import find_model
 from orca.cli.small_model import small_model_folder
-from orca.cli.up import places
+from orca.cli.up import local_resources
 from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.layout import describe, describe_pace, with_layout
 from orca.cli.up.log_errors import follow_errors
-from orca.cli.up.plan import DEPLOYMENT, Addresses, Surroundings, plan
+from orca.cli.up.plan import DEPLOYMENT, Addresses, RuntimeContext, plan
 from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
 from orca.cli.up.recovery import Recovery
@@ -41,9 +41,9 @@ from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.settings import parse_pool_settings
 from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
-from orca.scheduler.settings import Settings as SchedulerSettings
+from orca.scheduler.settings import SchedulerSettings
+from orca.worker.machine import available_processors
 from orca.worker.models.config import load_config
-from orca.worker.processors import available_processors
 from orca.worker.settings import PREFIX as WORKER_PREFIX
 from orca.worker.settings import WorkerSettings
 
@@ -68,34 +68,34 @@ def main(argv: Sequence[str]) -> int:
     heads = load_config(model.folder).num_heads
     if settings.tensor > heads:
         raise SettingError(f"--tensor {settings.tensor} is more than the model's {heads} attention heads")
-    gpus = places.visible_gpus() if settings.device == "cuda" else ()
+    gpus = local_resources.visible_gpus() if settings.device == "cuda" else ()
     if settings.device == "cuda" and len(gpus) < settings.tensor:
         raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
     if settings.iteration_log is not None:
-        places.make_folder(Path(settings.iteration_log), "--iteration-log")
+        local_resources.make_folder(Path(settings.iteration_log), "--iteration-log")
     if settings.redis_url is not None:
         asyncio.run(_check_redis(settings.redis_url))
     display = Display(Console(highlight=False))
-    data_folder = Path(settings.data) if settings.data else places.default_data_folder(settings.port)
-    with places.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
+    data_folder = Path(settings.data) if settings.data else local_resources.default_data_folder(settings.port)
+    with local_resources.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
         parameters, processors = count_parameters(folder), available_processors()
         layout = describe(settings, parameters=parameters, processors=processors)
         settings = with_layout(settings, parameters=parameters, processors=processors)
-        display.tell(f"layout: {layout}; {describe_pace(settings)}")
+        display.print_text(f"layout: {layout}; {describe_pace(settings)}")
         data.sign(f"http://{addresses.reached[0]}")
-        # Not inside the loop: it may load for long, and Ctrl-C ends that.
+        # Redis may load its data for a long time. Outside the event loop Ctrl-C ends that at once.
         own = settings.redis_url is None
         redis = RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync) if own else None
         try:
             return asyncio.run(_serve(settings, model, data, redis, addresses, gpus, display))
         except SystemFailed as failure:
-            display.tell(f"orca up: {failure}")
+            display.print_text(f"orca up: {failure}")
             return failure.exit_code
 
 
 def _check_parts(settings: UpSettings) -> None:
-    """Read what the parts will read, before there are any. Raises: SettingError for what they would refuse."""
+    """Check the variables of all parts before any part starts. Raises: SettingError for what a part would refuse."""
     parse_pool_settings(os.environ)
     for kind, prefix in _PARTS:
         check_variables(kind, os.environ, prefix=prefix)
@@ -103,8 +103,8 @@ def _check_parts(settings: UpSettings) -> None:
 
 
 async def _check_redis(url: str) -> None:
-    """Raises: SettingError when there is no Redis at the URL, or one that cannot hold the pool."""
-    # A tenth of a second to import, which a start with a Redis of its own need not wait for.
+    """Raises: SettingError when no Redis answers at the URL, or when it cannot hold the pool."""
+    # The import takes 0.1 s. A start with a Redis of its own does not need it.
     from orca.pool.redis.pool import open_redis_pool
 
     shown = re.sub(r"//[^/@]*@", "//...@", url)  # without its password
@@ -120,39 +120,39 @@ async def _check_redis(url: str) -> None:
 async def _serve(
     settings: UpSettings,
     model: ModelInfo,
-    data: places.DataFolder,
+    data: local_resources.DataFolder,
     redis: RedisChild | None,
     addresses: Addresses,
     gpus: tuple[str, ...],
     display: Display,
 ) -> int:
-    around = Surroundings(
+    context = RuntimeContext(
         addresses=addresses,
         redis_url=settings.redis_url or (redis.url if redis else ""),
         redis_login=redis.login if redis else {},
         logs=data.fresh_logs(),
-        # Seconds since 1970 rise from start to start: the model of the newest start is the one that is served.
+        # Seconds since 1970 rise from start to start, so the newest start decides which model is served.
         generation=int(time.time()),
         gpus=gpus,
     )
-    specs = plan(settings, model, around)
+    specs = plan(settings, model, context)
     children: list[Supervised] = [] if redis is None else [redis]
     children += [Child(spec) for spec in specs]
     recovery = Recovery(children, display.report)
-    supervisor = Supervisor(children, tell=display.report, on_death=recovery.note_death)
+    supervisor = Supervisor(children, report=display.report, on_death=recovery.record_death)
     reasons: dict[str, str] = {}
 
-    def note_break(scheduler: str, epoch: int, reason: str) -> None:
+    def record_break(scheduler: str, epoch: int, reason: str) -> None:
         reasons[scheduler] = reason
         if supervisor.was_up:
-            recovery.note_break(scheduler, epoch)
+            recovery.record_break(scheduler, epoch)
 
     stopping = _signals_end(supervisor, display)
     running = asyncio.create_task(supervisor.run())
     logs = [(spec.name, spec.log) for spec in specs]
-    watching = asyncio.create_task(follow_errors(logs, display.report, note_break))
+    watching = asyncio.create_task(follow_errors(logs, display.report, record_break))
     recovering = asyncio.create_task(recovery.run())
-    probe = Probe(children, period_s=settings.probe_s, tell=display.report)
+    probe = Probe(children, period_s=settings.probe_s, report=display.report)
     probing = asyncio.create_task(probe.run())
     starting = asyncio.create_task(_show_start(supervisor, settings, model, addresses, data.folder, reasons, display))
     stopped = asyncio.create_task(stopping.wait())
@@ -167,19 +167,19 @@ async def _serve(
         await supervisor.stop()
         await asyncio.gather(starting, watching, recovering, probing, stopped, return_exceptions=True)
     await running
-    display.tell("ended")
+    display.print_text("stopped")
     return 0
 
 
 def _signals_end(supervisor: Supervisor, display: Display) -> asyncio.Event:
-    """The first SIGINT, SIGTERM or SIGHUP sets the event, the second kills what still runs."""
+    """Set the returned event on the first SIGINT, SIGTERM or SIGHUP; kill all processes on the second."""
     stopping = asyncio.Event()
 
     def on_signal() -> None:
         if stopping.is_set():
             supervisor.kill()
             return
-        display.tell("\nending; again to kill")
+        display.print_text("\nstopping; press Ctrl-C again to kill")
         stopping.set()
 
     loop = asyncio.get_running_loop()
@@ -201,7 +201,7 @@ async def _show_start(
     specs = [child.spec for child in supervisor.children]
     shown = [spec.name for spec in specs if spec.role in (Role.GATEWAY, Role.WORKER)]
     with display.progress(shown) as progress:
-        await wait_until_ready(specs, progress.show, why=reasons.get)
+        await wait_until_ready(specs, progress.show, reason_of=reasons.get)
     supervisor.was_up = True
     url = f"http://{addresses.reached[0]}"
     precision = model.dtype if model.quantization is None else f"{model.dtype}, weights {model.quantization}"
@@ -209,9 +209,9 @@ async def _show_start(
     held = "requests and logs" if settings.redis_url is None else "logs"
     notes = [
         access_note(settings.host, len(settings.api_keys), settings.api_keys_file),
-        f"data: {folder} ({held}; outlasts restarts, delete it to forget)",
+        f"data: {folder} ({held}; kept over restarts, delete the folder to start from scratch)",
         f"logs: {specs[-1].log.parent}/<process>.log",
     ]
     title = f"\nReady: {model.name} at {url} ({precision}; {took})"
     display.show_system(title, supervisor.children, notes)
-    display.tell(examples(url, model.name, has_keys=settings.has_keys))
+    display.print_text(examples(url, model.name, has_keys=settings.has_keys))

@@ -1,11 +1,11 @@
-"""From settings to the processes of a system: pure, so that what would run can be read and tested without it."""
+"""Turns settings into the processes of a system. Pure: tests can check what would run without running it."""
 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca.cli.up import places
+from orca.cli.up import local_resources
 from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
@@ -15,32 +15,34 @@ DEPLOYMENT = "local"
 """Name of this system in its pool."""
 
 DRAIN_S = 3
-"""How long the gateway lets open streams go on after Ctrl-C; their requests stay in the pool in any case."""
+"""Seconds for which the gateway lets open streams go on after Ctrl-C. Their requests stay in the pool in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """host:port of every process but Redis."""
+    """host:port of every process except Redis."""
 
-    gateways: tuple[str, ...]  # the first is the one that people are told of
-    schedulers: tuple[str, ...]  # of each group: where its stages meet
-    metrics: tuple[str, ...]  # of each scheduler
-    workers: tuple[tuple[str, ...], ...]  # of each group, stage 0 first
-    health: tuple[tuple[str, ...], ...]  # of each worker, in the same order
+    gateways: tuple[str, ...]  # the first one is the public address
+    schedulers: tuple[str, ...]  # rendezvous of each group's stages
+    metrics: tuple[str, ...]  # metrics port of each scheduler
+    workers: tuple[tuple[str, ...], ...]  # per group, stage 0 first
+    health: tuple[tuple[str, ...], ...]  # health port of each worker, in the same order
 
     @property
     def reached(self) -> tuple[str, ...]:
-        """Where people and probes of this machine find each gateway, also when it listens on all addresses."""
-        return tuple(each.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]") for each in self.gateways)
+        """Addresses at which this machine reaches each gateway, also when the gateway listens on all addresses."""
+        return tuple(address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]") for address in self.gateways)
 
     @classmethod
     def find(cls, settings: UpSettings) -> "Addresses":
-        """Free ports of this machine. Raises: SettingError when a wanted public port is not free."""
-        first = places.claim_port(settings.host, settings.port)
+        """Pick free ports of this machine. Raises: SettingError when a wanted public port is not free."""
+        first = local_resources.pick_port(settings.host, settings.port)
         wanted = [first + number if settings.port else 0 for number in range(1, settings.gateways)]
-        others = [places.claim_port(settings.host, port) for port in wanted]
+        others = [local_resources.pick_port(settings.host, port) for port in wanted]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        free = iter(f"127.0.0.1:{port}" for port in places.free_ports(settings.replicas * (2 + 2 * settings.stages)))
+        free = iter(
+            f"127.0.0.1:{port}" for port in local_resources.free_ports(settings.replicas * (2 + 2 * settings.stages))
+        )
         groups = range(settings.replicas)
         return cls(
             gateways=tuple(f"{host}:{port}" for port in (first, *others)),
@@ -52,38 +54,38 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the processes find around them."""
+class RuntimeContext:
+    """Facts of this start that the settings do not hold: addresses, Redis, folders and devices."""
 
     addresses: Addresses
     redis_url: str
-    redis_login: Mapping[str, str]  # variables that name the user and the file of its password
+    redis_login: Mapping[str, str]  # variables with the user and the path of the password file
     logs: Path  # folder of the log files
-    generation: int  # of the revision: higher than at any earlier start on the same pool
-    gpus: tuple[str, ...] = ()  # at least `tensor` of them when stages compute on cuda
+    generation: int  # generation of the revision: higher than at any earlier start on the same pool
+    gpus: tuple[str, ...] = ()  # at least `tensor` devices when stages compute on cuda
 
 
-def plan(settings: UpSettings, model: ModelInfo, around: Surroundings) -> list[ProcessSpec]:
-    """The gateways, and for each group a scheduler and its stages; Redis is not among them.
+def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> list[ProcessSpec]:
+    """Return the processes: the gateways, then for each group its scheduler and stages. Redis is not included.
 
-    Args: settings: those of `with_layout`.
+    Args: settings: the result of `with_layout`.
     """
-    specs = [_gateway(settings, model, around, number) for number in range(settings.gateways)]
+    specs = [_gateway(settings, model, context, number) for number in range(settings.gateways)]
     for group in range(settings.replicas):
-        specs.append(_scheduler(settings, model, around, group))
-        specs += [_worker(settings, model, around, group, stage) for stage in range(settings.stages)]
+        specs.append(_scheduler(settings, model, context, group))
+        specs += [_worker(settings, model, context, group, stage) for stage in range(settings.stages)]
     return specs
 
 
-def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, number: int) -> ProcessSpec:
-    address = around.addresses.gateways[number]
+def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, number: int) -> ProcessSpec:
+    address = context.addresses.gateways[number]
     host, _, port = address.rpartition(":")
     flags: dict[str, object] = {
         **_model_flags(settings, model),
         "name": model.name,
         "host": host.strip("[]"),
         "port": port,
-        "pool": around.redis_url,
+        "pool": context.redis_url,
         "deployment": DEPLOYMENT,
         "drain_seconds": DRAIN_S,
         "slo_enforce": "true" if settings.slo_enforce else None,
@@ -95,25 +97,25 @@ def _gateway(settings: UpSettings, model: ModelInfo, around: Surroundings, numbe
         Role.GATEWAY,
         f"gateway-{number}" if number else "gateway",
         flags,
-        around.addresses.reached[number],
-        around.logs,
-        health=around.addresses.reached[number],
-        environment={**around.redis_login, **keys},
+        context.addresses.reached[number],
+        context.logs,
+        health=context.addresses.reached[number],
+        environment={**context.redis_login, **keys},
         stop_seconds=DRAIN_S + 2.0,
     )
 
 
-def _scheduler(settings: UpSettings, model: ModelInfo, around: Surroundings, group: int) -> ProcessSpec:
+def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, group: int) -> ProcessSpec:
     name = _scheduler_name(group)
     flags: dict[str, object] = {
         **_model_flags(settings, model),
         "group": f"group-{group}",
-        "stages": ",".join(around.addresses.workers[group]),
-        "listen": around.addresses.schedulers[group],
-        "metrics_listen": around.addresses.metrics[group],
-        "pool": around.redis_url,
+        "stages": ",".join(context.addresses.workers[group]),
+        "listen": context.addresses.schedulers[group],
+        "metrics_listen": context.addresses.metrics[group],
+        "pool": context.redis_url,
         "deployment": DEPLOYMENT,
-        "generation": around.generation,
+        "generation": context.generation,
         "policy": settings.policy,
         "microbatch_size": settings.microbatch_size,
         "without_habits": ",".join(settings.without_habits) or None,
@@ -124,15 +126,15 @@ def _scheduler(settings: UpSettings, model: ModelInfo, around: Surroundings, gro
         "slots": settings.slots,
         "iteration_log": _iteration_log(settings, name),
     }
-    metrics = f"http://{around.addresses.metrics[group]}/metrics"
+    metrics = f"http://{context.addresses.metrics[group]}/metrics"
     return _spec(
         Role.SCHEDULER,
         name,
         flags,
         metrics,
-        around.logs,
-        health=around.addresses.metrics[group],
-        environment=around.redis_login,
+        context.logs,
+        health=context.addresses.metrics[group],
+        environment=context.redis_login,
         restart=("--predecessor-exited",),
     )
 
@@ -141,39 +143,42 @@ def _scheduler_name(group: int) -> str:
     return f"scheduler-{group}"
 
 
-def _worker(settings: UpSettings, model: ModelInfo, around: Surroundings, group: int, stage: int) -> ProcessSpec:
+def _worker(settings: UpSettings, model: ModelInfo, context: RuntimeContext, group: int, stage: int) -> ProcessSpec:
     name = f"worker-{group}.{stage}"
     flags: dict[str, object] = {
         **_model_flags(settings, model),
         "stage": stage,
         "stages": settings.stages,
         "tensor": settings.tensor,
-        "listen": around.addresses.workers[group][stage],
-        "health_listen": around.addresses.health[group][stage],
+        "listen": context.addresses.workers[group][stage],
+        "health_listen": context.addresses.health[group][stage],
         "device": settings.device,
         "threads": settings.threads,
-        "slots_max": settings.slots or slots_of_use(settings, model),
+        "slots_max": settings.slots or useful_slots(settings, model),
         "iteration_log": _iteration_log(settings, name),
     }
     environment = {}
     if settings.device == "cuda":
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(settings, around.gpus, group, stage))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(stage_gpus(settings, context.gpus, group, stage))
         # NCCL refuses two ranks on one device; Gloo goes through host memory.
-        flags["link"] = "auto" if _has_gpu_per_rank(settings, around.gpus) else "gloo"
+        flags["link"] = "auto" if _has_gpu_per_rank(settings, context.gpus) else "gloo"
     return _spec(
         Role.WORKER,
         name,
         flags,
-        around.addresses.workers[group][stage],
-        around.logs,
-        health=around.addresses.health[group][stage],
+        context.addresses.workers[group][stage],
+        context.logs,
+        health=context.addresses.health[group][stage],
         environment=environment,
         scheduler=_scheduler_name(group),
     )
 
 
-def gpus_of(settings: UpSettings, gpus: tuple[str, ...], group: int, stage: int) -> tuple[str, ...]:
-    """The devices of a stage's ranks: its own where there are enough for all ranks, else the first ones, shared."""
+def stage_gpus(settings: UpSettings, gpus: tuple[str, ...], group: int, stage: int) -> tuple[str, ...]:
+    """Return the devices of a stage's ranks.
+
+    Each rank has a device of its own if there are enough for all ranks; otherwise stages share the first ones.
+    """
     first = (group * settings.stages + stage) * settings.tensor if _has_gpu_per_rank(settings, gpus) else 0
     return gpus[first : first + settings.tensor]
 
@@ -186,10 +191,10 @@ def _iteration_log(settings: UpSettings, name: str) -> Path | None:
     return None if settings.iteration_log is None else Path(settings.iteration_log).resolve() / f"{name}.jsonl"
 
 
-def slots_of_use(settings: UpSettings, model: ModelInfo) -> int:
-    """KV slots beyond which a group gains nothing: a full batch of requests as long as the model allows.
+def useful_slots(settings: UpSettings, model: ModelInfo) -> int:
+    """Return the largest useful number of KV slots: those of a full batch of requests of the model's maximum length.
 
-    At least as many as 16 such requests take, so that a smaller batch keeps the slots that the pool was promised.
+    The result holds at least 16 such requests, so that a smaller batch keeps the slots that the pool was promised.
     """
     return max(settings.max_batch_size, 16) * slots_needed(model.max_model_len, DEFAULT_BLOCK_TOKENS)
 
@@ -216,7 +221,7 @@ def _spec(
     restart: tuple[str, ...] = (),
     stop_seconds: float = 5.0,
 ) -> ProcessSpec:
-    """A subcommand of `orca` with flags from names and values; those that are None are left out."""
+    """Return the spec of an `orca` subcommand. Flags with the value None are left out."""
     words = [word for flag, value in flags.items() if value is not None for word in (_flag(flag), str(value))]
     return ProcessSpec(
         role=role,

@@ -1,10 +1,10 @@
-"""Finds processes that are there and do not move: stopped by a signal, blocked, or in an endless loop.
+"""Finds processes that are frozen: stopped by a signal, blocked, or in an endless loop.
 
-Each is asked for what only its own event loop can answer; nothing else shows a freeze, since the kernel goes on taking
-its connections and gRPC answers pings by a thread. A question is waited for until the bound on silence is over, not
-dropped and put again: one that is slow, because others keep the machine busy or a crowd is at its door, answers in the
-end, and each new question would have to queue behind the crowd anew. A process is asked from its first answer on, so
-that a start may take as long as it takes. Ranks are their controllers' to watch.
+A health check asks for an answer that only the process's own event loop can give. Nothing else shows a freeze: the
+kernel still accepts connections, and gRPC answers pings from a thread. A check waits until the bound on silence is
+over; it is not dropped and sent again. A process that is slow, because the machine is busy or many clients wait,
+answers in the end, and each new check would queue after those clients again. A process counts as silent only after its
+first answer, so a start may take long. Controllers watch their own ranks.
 """
 
 import asyncio
@@ -14,32 +14,32 @@ from dataclasses import dataclass
 
 from orca.cli.up.supervisor import Supervised
 
-SILENT_PERIODS = 3
-"""So many periods without any answer are a freeze."""
+SILENT_PERIODS_MAX = 3
+"""A process that does not answer for this many periods is frozen."""
 
 _OWN_DELAY_S = 0.5
-"""An answer that is waited for so much longer than its bound says that this process itself stood still."""
+"""If a check takes this much longer than its bound, this process itself stood still."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Silence:
-    """What a process and its successors under one name left unanswered: the decision, without clock or process."""
+    """Decides whether a process, or its restart under the same name, is frozen. Uses no clock and no process."""
 
     bound_s: float
     _pid: int | None = None
     _has_come_up: bool = False
-    _since_s: float | None = None  # when the oldest question without an answer was put
+    _since_s: float | None = None  # when the oldest unanswered check began
 
     def patience_s(self, now_s: float) -> float:
-        """How long a question that is put now may be waited for."""
+        """Return how long a check that begins now may wait for its answer."""
         return self.bound_s if self._since_s is None else max(self._since_s + self.bound_s - now_s, 0.0)
 
-    def note(self, pid: int | None, asked_s: float, now_s: float, *, is_answered: bool) -> bool:
-        """Take note of one question. Returns: whether the process is frozen; it then gets as much time again.
+    def record(self, pid: int | None, asked_s: float, now_s: float, *, is_answered: bool) -> bool:
+        """Record the result of one check. Returns: whether the process is frozen; it then gets the same time again.
 
         Args:
-            pid: whom it went to; None when nobody ran.
-            asked_s, now_s: when it was put, and when its answer came or was given up.
+            pid: the process that was checked; None when none ran.
+            asked_s, now_s: when the check began, and when its answer came or it was given up.
         """
         if pid is None or pid != self._pid:
             self._pid, self._has_come_up, self._since_s = pid, False, None
@@ -58,39 +58,39 @@ class Silence:
 
 
 class Probe:
-    """Asks every process of a system, and deals with those that are frozen."""
+    """Checks every process of a system, and unfreezes those that are frozen."""
 
     def __init__(
         self,
         children: Sequence[Supervised],
         *,
         period_s: float,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            period_s: between two questions to a process that answers; 0 asks nobody.
-            tell: gets a sentence for people about each process that is frozen.
+            period_s: time between two checks of a process that answers; 0 turns checks off.
+            report: prints a sentence for people about each process that is frozen.
         """
         self._children = children
         self._period_s = period_s
-        self._tell = tell
+        self._report = report
         self._clock = clock
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Run until cancelled."""
         if self._period_s:
             await asyncio.gather(*(self._watch(child) for child in self._children))
 
     async def _watch(self, child: Supervised) -> None:
-        silence = Silence(bound_s=SILENT_PERIODS * self._period_s)
+        silence = Silence(bound_s=SILENT_PERIODS_MAX * self._period_s)
         while True:
             pid, asked_s = child.pid, self._clock()
             is_answered = pid is not None and await child.is_answering(silence.patience_s(asked_s))
             now_s = self._clock()
-            if silence.note(pid, asked_s, now_s, is_answered=is_answered) and child.pid == pid:
-                said = f"{child.spec.name} (pid {pid}) is frozen: it answered nothing for {silence.bound_s:g} s"
-                self._tell(f"{said}; {child.unfreeze()}")
-            # Who is dead and not yet collected refuses at once, and is not to be asked in a busy loop.
+            if silence.record(pid, asked_s, now_s, is_answered=is_answered) and child.pid == pid:
+                finding = f"{child.spec.name} (pid {pid}) is frozen: it did not answer for {silence.bound_s:g} s"
+                self._report(f"{finding}; {child.unfreeze()}")
+            # A dead process refuses at once until it is collected: wait, so that this is no busy loop.
             await asyncio.sleep(min(max(asked_s + self._period_s - now_s, 0.0), silence.patience_s(now_s)))

@@ -1,8 +1,8 @@
-"""How far a start has come: asks stages for their status and the gateway whether it is ready.
+"""Polls how far a start has come: the status of each stage and the readiness of each gateway.
 
-A group is up when all its stages have joined an epoch and its scheduler says that it has formed, the system when every
-group is and the gateway's `GET /ready` says 200. There is no limit in time: loading takes as long as it takes, and a
-process that dies is the supervisor's to report.
+A group is up when all its stages have joined an epoch and its scheduler reports that the group has formed. The system
+is up when every group is up and each gateway answers `GET /ready` with 200. There is no time limit: loading may take
+long, and the supervisor reports a process that dies.
 """
 
 import asyncio
@@ -15,25 +15,24 @@ from typing import Any
 
 import grpc
 
-from orca.cli.up.questions import http_status
+from orca.cli.up.health_checks import http_status
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.grpc_links import open_channel, stage_stub
 
 POLL_S = 0.1
-ANSWER_S = 1.0
-"""Bound on one question."""
-EPOCH_S = 10.0
-"""On the one that is asked once: a stage that lives and is only busy must not be taken for a dead one, which is refused
-at once."""
+POLL_TIMEOUT_S = 1.0
+EPOCH_TIMEOUT_S = 10.0
+"""Timeout of a question that is asked only once. A stage that is alive but busy must not look dead; the connection to a
+dead stage is refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where one process stands on its way up."""
+class StartStatus:
+    """How far the start of one process has come."""
 
     text: str  # a few words for people
-    permille: int  # of the way; 1000 is up
+    permille: int  # progress; 1000 is up
 
     @property
     def is_up(self) -> bool:
@@ -41,54 +40,56 @@ class Standing:
 
     @property
     def phase(self) -> str:
-        """The text without its numbers: the same while only they change."""
+        """The text without its numbers, so that a change of numbers alone is no new phase."""
         return re.sub(r"\d+", "", self.text)
 
 
-STARTING = Standing("starting", 0)
-READY = Standing("ready", 1000)
+STARTING = StartStatus("starting", 0)
+READY = StartStatus("ready", 1000)
 
 
 async def wait_until_ready(
     specs: Sequence[ProcessSpec],
-    show: Callable[[str, Standing], object],
+    show: Callable[[str, StartStatus], object],
     *,
-    why: Callable[[str], str | None] = lambda _: None,
+    reason_of: Callable[[str], str | None] = lambda _: None,
     older_epochs: Mapping[str, int] | None = None,
 ) -> None:
-    """Return when every group has formed and the gateway is ready.
+    """Return when every group has formed and each gateway is ready.
 
     Args:
-        show: gets name and standing of each stage and gateway on the way.
-        why: the newest reason why the group of a scheduler, given by its name, does not form; None while there is none.
-        older_epochs: by the name of a stage; one that is still in such an epoch has not joined again. Looked at anew
-            each time.
+        show: gets the name and status of each stage and gateway after each poll.
+        reason_of: maps a scheduler's name to the newest reason why its group does not form, or None.
+        older_epochs: epoch number by stage name; a stage that is still in this epoch has not joined again. Read again
+            at each poll, so it may change meanwhile.
     """
     older = {} if older_epochs is None else older_epochs
     async with contextlib.AsyncExitStack() as stack:
-        probes: dict[str, Callable[[], Awaitable[Standing]]] = {}
+        probes: dict[str, Callable[[], Awaitable[StartStatus]]] = {}
         schedulers = {spec.name: spec.health for spec in specs if spec.role is Role.SCHEDULER}
         for spec in specs:
             if spec.role is Role.WORKER:
                 stub = stage_stub(await stack.enter_async_context(open_channel(spec.address)))
-                probes[spec.name] = partial(_ask_stage, stub, spec, schedulers.get(spec.scheduler or ""), why, older)
+                probes[spec.name] = partial(
+                    _ask_stage, stub, spec, schedulers.get(spec.scheduler or ""), reason_of, older
+                )
             elif spec.role is Role.GATEWAY:
                 probes[spec.name] = partial(_ask_gateway, spec.address)
         while True:
-            standings = await asyncio.gather(*(ask() for ask in probes.values()))
-            for name, standing in zip(probes, standings, strict=True):
-                show(name, standing)
-            if all(standing.is_up for standing in standings):
+            statuses = await asyncio.gather(*(ask() for ask in probes.values()))
+            for name, status in zip(probes, statuses, strict=True):
+                show(name, status)
+            if all(status.is_up for status in statuses):
                 return
             await asyncio.sleep(POLL_S)
 
 
 async def epochs_of(stages: Sequence[ProcessSpec]) -> dict[str, int]:
-    """Number of the last epoch that each stage joined, by name; those that do not answer are left out."""
+    """Return the number of the last epoch that each stage joined, by name. Stages that do not answer are left out."""
     found: dict[str, int] = {}
     for spec in stages:
         async with open_channel(spec.address) as channel:
-            if (status := await _status(stage_stub(channel), EPOCH_S)) is not None:
+            if (status := await _status(stage_stub(channel), EPOCH_TIMEOUT_S)) is not None:
                 found[spec.name] = status.epoch.number
     return found
 
@@ -97,33 +98,33 @@ async def _ask_stage(
     stub: Any,
     spec: ProcessSpec,
     scheduler_address: str | None,
-    why: Callable[[str], str | None],
+    reason_of: Callable[[str], str | None],
     older_epochs: Mapping[str, int],
-) -> Standing:
+) -> StartStatus:
     status = await _status(stub)
     if status is None:
         return STARTING
     if status.phase == pb.StatusReply.LOADING:
         if status.loaded_permille == 0 and status.detail:  # a first start compiles kernels
-            return Standing(status.detail, 0)
-        # The last tenth is meeting the other stages.
-        return Standing(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
+            return StartStatus(status.detail, 0)
+        # The last tenth stands for meeting the other stages.
+        return StartStatus(f"loading weights {status.loaded_permille // 10} %", status.loaded_permille * 9 // 10)
     if (
         status.phase == pb.StatusReply.JOINED
         and status.epoch.number > older_epochs.get(spec.name, 0)
-        # Asked behind the stage: a group that broke up has said so by the time that its stages have joined again.
+        # Ask the scheduler after the stage: by the time that stages have joined again, a broken group is reported.
         and (scheduler_address is None or await _is_ready(scheduler_address))
     ):
         return READY
     if status.phase in (pb.StatusReply.IDLE, pb.StatusReply.JOINED):
-        reason = why(spec.scheduler) if spec.scheduler is not None else None
-        return Standing(f"waiting for the group{f': {reason}' if reason else ''}", 900)
+        reason = reason_of(spec.scheduler) if spec.scheduler is not None else None
+        return StartStatus(f"waiting for the group{f': {reason}' if reason else ''}", 900)
     if status.phase == pb.StatusReply.FAILED:
-        return Standing(f"failed: {status.detail}", 0)
+        return StartStatus(f"failed: {status.detail}", 0)
     return STARTING
 
 
-async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | None:
+async def _status(stub: Any, within_s: float = POLL_TIMEOUT_S) -> pb.StatusReply | None:
     try:
         status: pb.StatusReply = await stub.Status(pb.StatusRequest(), timeout=within_s)
     except grpc.RpcError:
@@ -131,9 +132,9 @@ async def _status(stub: Any, within_s: float = ANSWER_S) -> pb.StatusReply | Non
     return status
 
 
-async def _ask_gateway(address: str) -> Standing:
+async def _ask_gateway(address: str) -> StartStatus:
     return READY if await _is_ready(address) else STARTING
 
 
 async def _is_ready(address: str) -> bool:
-    return await http_status(address, "/ready", ANSWER_S) == 200
+    return await http_status(address, "/ready", POLL_TIMEOUT_S) == 200

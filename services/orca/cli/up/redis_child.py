@@ -1,4 +1,4 @@
-"""The pool's Redis as one of the supervised processes: pool.redis.embedded starts it, this watches and restarts it."""
+"""Runs the pool's Redis as a supervised process: pool.redis.embedded starts it, this module watches and restarts it."""
 
 import asyncio
 import contextlib
@@ -6,27 +6,28 @@ import os
 import signal
 from pathlib import Path
 
-from orca.cli.up.questions import is_redis_answering
+from orca.cli.up.health_checks import is_redis_answering
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.pool.redis.access import LOCAL_USER, LocalAccess
 from orca.pool.redis.embedded import EmbeddedRedis, RedisDidNotStart
 
 
 class RedisChild:
-    """Keeps its data in one folder, so a restart loses nothing that was acknowledged.
+    """A Redis with its data in one folder, so that a restart loses nothing that was acknowledged.
 
-    Redis is bound to the life of the thread that starts it: construct and run this on the main thread.
+    Redis ends with the thread that starts it: construct and run this object on the main thread.
     """
 
     def __init__(self, folder: Path, deployment: str, *, fsync: str) -> None:
-        """Start Redis and wait until it answers. Raises: SettingError with Redis's own words when it does not.
+        """Start Redis and wait until it answers. Raises: SettingError with the message of Redis when it does not.
 
-        It has no maxmemory: what the pool lets in is bounded, and a commit refused for memory would help nobody.
+        Redis has no maxmemory: the pool bounds what it accepts, and a commit that is refused for lack of memory would
+        not help.
         """
         folder.mkdir(parents=True, exist_ok=True)
         access = LocalAccess.prepare(folder, deployment)
         self._redis = EmbeddedRedis(folder, fsync=fsync, access=access)
-        # Where the password is, and not the password: variables are inherited and shown by accident.
+        # The path of the password, not the password itself: child processes inherit variables, and logs may show them.
         self.login = {"ORCA_POOL_USER": LOCAL_USER, "ORCA_POOL_PASSWORD_FILE": str(access.password_file)}
         self.spec = ProcessSpec(
             role=Role.REDIS, name="redis", command=(), address=self._redis.url, log=folder / "redis.log"
@@ -40,19 +41,19 @@ class RedisChild:
 
     @property
     def pid(self) -> int | None:
-        """None also while it loads its data."""
+        """The process id; None while Redis does not run or loads its data."""
         return self._redis.pid if self._is_up else None
 
     async def run_once(self) -> int:
-        """Start it again unless it runs, and wait for its end. Returns its exit code, negative for a signal."""
+        """Start Redis unless it runs, and wait for its end. Returns: the exit code; negative for a signal."""
         if not self._is_running:
             self._redis.launch()
             self._is_running = True
             try:
-                # In a thread: it may load for minutes, and the other processes need their supervisor meanwhile.
+                # In a thread: Redis may load for minutes, and the other processes need their supervisor meanwhile.
                 await asyncio.to_thread(self._redis.wait_until_up)
             except RedisDidNotStart as error:
-                # Killed while it started, or its disk is full: one more crash, and its log says of what.
+                # It was killed while it started, or its disk is full. Count one more crash; its log has the reason.
                 self._is_running = False
                 return error.exit_code
             self._is_up = True
@@ -73,17 +74,17 @@ class RedisChild:
         return await is_redis_answering(self._redis.url.removeprefix("unix://"), within_s)
 
     def unfreeze(self) -> str:
-        """Wake it, which harms nobody. A kill might: behind a slow disk it holds what it has acknowledged in memory."""
+        """Resume Redis, which is harmless. A kill is not: on a slow disk, acknowledged data may still be in memory."""
         self.signal(signal.SIGCONT)
-        return "it may hold what is not on its disk yet, so it is not killed but told to go on (SIGCONT)"
+        return "it may hold data that is not on disk yet, so it is not killed but resumed (SIGCONT)"
 
 
 def _exit_code(pid: int) -> int:
-    """Of a child that has exited; WNOWAIT leaves it to be collected by its owner, EmbeddedRedis."""
+    """Return the exit code of a child that has exited. WNOWAIT leaves the child to its owner, EmbeddedRedis."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
-        # It was told to stop, and its owner was quicker.
+        # The child was stopped, and its owner has collected it already.
         return 0
     if ended is None:
         return 0

@@ -8,7 +8,7 @@ import hashlib
 
 import orjson
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from orca.gateway.errors import ApiError
 
@@ -16,9 +16,9 @@ HEADER = "idempotency-key"
 CHARACTERS_MAX = 255
 
 
-def idempotency_key(http: Request) -> str | None:
-    """The key that a call shows, None without one. Raises: ApiError 400."""
-    keys = set(http.headers.getlist(HEADER))
+def read_idempotency_key(headers: Headers) -> str | None:
+    """Return the key that a call shows, None without one. Raises: ApiError 400."""
+    keys = set(headers.getlist(HEADER))
     if len(keys) > 1:
         message = "the Idempotency-Key header is there more than once, with different values"
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_idempotency_key")

@@ -111,7 +111,7 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
     """Raises: InvalidRequest naming the first field that is set to more than a neutral value.
 
     Args:

@@ -25,7 +25,7 @@ FIRST_EVENT_S = 1.0
 _MARKS = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
-class BehindProxy:
+class ProxyPause:
     """Holds the start of an answer to a request that has a body and was forwarded; all others pass untouched.
 
     It goes out with the first of the answer's body, or after `FIRST_EVENT_S`.

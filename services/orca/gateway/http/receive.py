@@ -8,7 +8,8 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -22,47 +23,67 @@ from orca.gateway.settings import Settings
 BodyType = TypeVar("BodyType", bound=BaseModel)
 
 
-class Intake:
-    """The bytes of all bodies that a process holds at a time, bounded: many calls may send theirs slowly at once."""
+class BodyBudget:
+    """Bounds the bytes of all bodies that a process holds at a time: many calls may send theirs slowly at once."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.held_bytes = 0
 
     @contextlib.contextmanager
-    def call(self) -> Iterator["Held"]:
-        """What a call receives in it is held until it leaves."""
-        held = Held(self)
+    def for_call(self) -> Iterator["CallBudget"]:
+        """Open the budget of one call. Its bytes are released at the end of the context."""
+        budget = CallBudget(self)
         try:
-            yield held
+            yield budget
         finally:
-            self.held_bytes -= held.total_bytes
+            self.held_bytes -= budget.total_bytes
 
     def take(self, count: int) -> None:
-        """Raises: ApiError 503 when there is no room for so many bytes more."""
+        """Take bytes for a body. Raises: ApiError 503 if there is no room for them."""
         if self.held_bytes + count > self._bytes_max:
             message = f"the bodies of other calls fill the {self._bytes_max} bytes that there are for them"
             raise ApiError(503, message, kind=UNAVAILABLE, code="too_many_bodies", retry_after_s=1, closes=True)
         self.held_bytes += count
 
 
-class Held:
-    """The bytes that one call holds of an intake."""
+class CallBudget:
+    """The bytes that one call holds of a `BodyBudget`."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, body_budget: BodyBudget) -> None:
+        self._body_budget = body_budget
         self.total_bytes = 0
 
     def take(self, count: int) -> None:
-        """Raises: ApiError 503."""
-        self._intake.take(count)
+        """Take bytes for the call's body. Raises: ApiError 503."""
+        self._body_budget.take(count)
         self.total_bytes += count
 
 
-async def receive_body(request: Request, model: type[BodyType], settings: Settings, held: Held) -> BodyType:
-    """Raises: ApiError; starlette's ClientDisconnect when the client went away."""
-    _check_headers(request)
-    raw = await _read(request, settings, held)
+@dataclass(frozen=True, slots=True)
+class UnreadBody:
+    """A body on its way in, and what the headers say of it."""
+
+    content_type: str
+    content_encoding: str
+    content_length: str  # empty where it comes in chunks
+    chunks: AsyncIterator[bytes]
+
+    @classmethod
+    def of(cls, request: Request) -> "UnreadBody":
+        headers = request.headers
+        return cls(
+            content_type=headers.get("content-type", ""),
+            content_encoding=headers.get("content-encoding", "identity"),
+            content_length=headers.get("content-length", ""),
+            chunks=request.stream(),
+        )
+
+
+async def receive_body(unread: UnreadBody, model: type[BodyType], settings: Settings, budget: CallBudget) -> BodyType:
+    """Read a body and check it. Raises: ApiError; starlette's ClientDisconnect when the client went away."""
+    _check_headers(unread)
+    raw = await _read(unread, settings, budget)
     if len(raw) > settings.inline_body_bytes_max:
         return await asyncio.to_thread(_checked, raw, model, settings)
     return _checked(raw, model, settings)
@@ -81,29 +102,29 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
         raise _first_problem(error) from error
 
 
-def _check_headers(request: Request) -> None:
+def _check_headers(unread: UnreadBody) -> None:
     """Nothing but JSON: browsers send any other kind for any web page, without asking this server first (CORS)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = unread.content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         message = f"the Content-Type header must be application/json, not {kind[:64]!r}"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = unread.content_encoding.strip().lower()
     if encoding != "identity":
         message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must come as they are"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
 
 
-async def _read(request: Request, settings: Settings, held: Held) -> bytes:
-    announced = request.headers.get("content-length", "")
+async def _read(unread: UnreadBody, settings: Settings, budget: CallBudget) -> bytes:
+    announced = unread.content_length
     if announced.isdecimal() and int(announced) > settings.body_bytes_max:
         raise _too_large(settings)
     body = bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds_max):
-            async for chunk in request.stream():
+            async for chunk in unread.chunks:
                 if len(body) + len(chunk) > settings.body_bytes_max:
                     raise _too_large(settings)
-                held.take(len(chunk))
+                budget.take(len(chunk))
                 body += chunk
     except TimeoutError as error:
         message = f"the body did not arrive within {settings.body_seconds_max:g} seconds"

@@ -98,16 +98,15 @@ def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> It
         keys.leave(key, makes_work=makes_work)
 
 
-def owner_of(request: Request) -> str:
-    """A word for the key that a call was let in by, which tells nothing of it: what is stored with the call's requests.
-
-    Without keys everybody is one owner, and the word is empty.
-    """
-    key = key_of(request)
-    return "" if key is None else hashlib.sha256(b"orca owner " + key.digest).hexdigest()[:32]
-
-
-def key_of(request: Request) -> ApiKey | None:
-    """The key that a call was let in by; None where there are no keys."""
-    shown: list[ApiKey] = request.scope[KEYS_SHOWN]
+def key_of(scope: Scope) -> ApiKey | None:
+    """Return the key that let a call in; None where there are no keys."""
+    shown: list[ApiKey] = scope[KEYS_SHOWN]
     return shown[0] if shown else None
+
+
+def owner_of(key: ApiKey | None) -> str:
+    """Return the text that stands for a key in stored requests. It does not reveal the key.
+
+    Without keys everybody is one owner, and the text is empty.
+    """
+    return "" if key is None else hashlib.sha256(b"orca owner " + key.digest).hexdigest()[:32]

@@ -40,7 +40,7 @@ class Drain:
     def check(self) -> None:
         """Raises: ApiError 503 when no calls are taken any more."""
         if self.has_begun:
-            raise draining()
+            raise draining_error()
 
     def add(self, close: Callable[[], None]) -> None:
         """An answer is open, and `close` wakes it to see that it is cut."""
@@ -52,6 +52,6 @@ class Drain:
         self._open.discard(close)
 
 
-def draining() -> ApiError:
+def draining_error() -> ApiError:
     message = "this gateway is shutting down: call again, for another one or its successor"
     return ApiError(503, message, kind=UNAVAILABLE, code="gateway_draining", retry_after_s=1, closes=True)

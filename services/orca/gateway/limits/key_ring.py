@@ -9,14 +9,14 @@ import asyncio
 import collections
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, digest, read_keys
+from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, key_digest, read_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.errors import ApiError
-from orca.gateway.limits.rate_limit import TokenBucket
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class KeyRing:
         self._calls_max = settings.calls_per_key_max
         self._clock_s = clock_s
         self._fixed = tuple(
-            ApiKey(f"setting-{number}", digest(key)) for number, key in enumerate(settings.api_keys, start=1)
+            ApiKey(f"setting-{number}", key_digest(key)) for number, key in enumerate(settings.api_keys, start=1)
         )
         self._file = None if settings.api_keys_file is None else Path(settings.api_keys_file)
         self._seen = _signature(self._file)
@@ -59,7 +59,7 @@ class KeyRing:
 
     def find(self, shown: str) -> ApiKey | None:
         """The key that a call shows. The time it takes does not tell how much of a key was right."""
-        hashed = digest(shown)
+        hashed = key_digest(shown)
         # All are compared, whichever fits.
         fitting = [key for key in self._keys if hmac.compare_digest(hashed, key.digest)]
         return fitting[0] if fitting else None
@@ -150,7 +150,7 @@ class KeyRing:
         check_distinct(keys)
         return keys
 
-    def _bucket(self, key: ApiKey) -> TokenBucket | None:
+    def _bucket(self, key: ApiKey) -> "TokenBucket | None":
         per_minute = key.limits.requests_per_minute
         if per_minute is None:
             return None
@@ -169,3 +169,56 @@ def _signature(file: Path | None) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class TokenBucket:
+    """A bound on requests per minute: holds at most a minute's worth of them and refills evenly. Time comes in."""
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        """Full. Args: now_s: any clock that never goes back, in seconds; the same for all calls."""
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at_s = now_s
+
+    def take(self, now_s: float, requests: int = 1) -> bool:
+        """Whether so many may pass; if so they are counted."""
+        self._refill(now_s)
+        if self._level < requests:
+            return False
+        self._level -= requests
+        return True
+
+    def remaining(self, now_s: float) -> int:
+        """Requests that may pass at once."""
+        self._refill(now_s)
+        return int(self._level)
+
+    def seconds_until(self, now_s: float, requests: int = 1) -> float:
+        """Until so many may pass; 0 when they may now."""
+        self._refill(now_s)
+        return max(0.0, requests - self._level) * 60 / self.per_minute
+
+    def seconds_until_full(self, now_s: float) -> float:
+        self._refill(now_s)
+        return (self.per_minute - self._level) * 60 / self.per_minute
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """As OpenAI writes them."""
+        return {
+            "x-ratelimit-limit-requests": str(self.per_minute),
+            "x-ratelimit-remaining-requests": str(self.remaining(now_s)),
+            "x-ratelimit-reset-requests": _duration(self.seconds_until_full(now_s)),
+        }
+
+    def _refill(self, now_s: float) -> None:
+        passed_s = max(0.0, now_s - self._at_s)
+        self._level = min(float(self.per_minute), self._level + passed_s * self.per_minute / 60)
+        self._at_s = max(self._at_s, now_s)
+
+
+def _duration(seconds: float) -> str:
+    """`250ms`, `12s`, `1m0s`: rounded up."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

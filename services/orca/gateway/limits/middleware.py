@@ -10,7 +10,7 @@ from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 
 
-class CountHttp:
+class HttpMetrics:
     """Counts HTTP answers by method, route and status, and by the key that their call showed."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -46,7 +46,7 @@ class CountHttp:
             self._metrics.count_key(key.name, status)
 
 
-class TellLimits:
+class RateLimitHeaders:
     """Tells of the rate of the key that a call showed, and knows when its answer ends."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:

@@ -14,29 +14,29 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
-from orca.gateway.render.render import Reading
+from orca.gateway.render.render import RenderModel
 from orca.gateway.settings import Settings
-from orca.pool.counts import PoolStats
+from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """One model, with all that it takes to accept calls for it and to write its answers."""
 
     info: ModelInfo
     tokenizer: Tokenizer
     encoder: Encoder
     chat_template: ChatTemplate | None
-    reading: Reading
+    render_model: RenderModel
     created: int = 0  # Unix seconds: when its config.json was written, 0 where that is not known
 
     @classmethod
-    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> "Served":
+    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> "ServedModel":
         """Raises: ModelError when the chat template is broken."""
         template = tokenizer.chat_template
         return cls(
@@ -44,7 +44,7 @@ class Served:
             tokenizer,
             Encoder(info, tokenizer, settings),
             None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
-            Reading(tokenizer, frozenset(info.eos_token_ids)),
+            RenderModel(tokenizer, frozenset(info.eos_token_ids)),
             _written(info.folder / "config.json"),
         )
 
@@ -54,7 +54,7 @@ def _written(path: Path) -> int:
     return int(path.stat().st_mtime) if path.is_file() else 0
 
 
-def load_newest(settings: Settings) -> Served:
+def load_newest(settings: Settings) -> ServedModel:
     """The gateway's own model. Raises: ModelError when it cannot be served."""
     own = OtherModel(
         folder=settings.model,
@@ -66,10 +66,10 @@ def load_newest(settings: Settings) -> Served:
     return _load(own, settings)
 
 
-def load_others(settings: Settings) -> list[Served]:
+def load_others(settings: Settings) -> list[ServedModel]:
     """The models beside the gateway's own. One that cannot be read must not keep it from serving: it is left out."""
     found = []
-    for other in map(OtherModel.read, settings.other_models):
+    for other in map(OtherModel.from_text, settings.other_models):
         try:
             found.append(_load(other, settings))
         except (ModelError, OSError) as error:
@@ -77,7 +77,7 @@ def load_others(settings: Settings) -> list[Served]:
     return found
 
 
-def _load(model: OtherModel, settings: Settings) -> Served:
+def _load(model: OtherModel, settings: Settings) -> ServedModel:
     info = load_model_info(
         model.folder,
         name=model.name,
@@ -85,13 +85,17 @@ def _load(model: OtherModel, settings: Settings) -> Served:
         quantization=model.quantization,
         max_model_len=model.max_model_len,
     )
-    return Served.of(info, Tokenizer.from_folder(model.folder), settings)
+    return ServedModel.of(info, Tokenizer.from_folder(model.folder), settings)
+
+
+def not_served(message: str) -> ApiError:
+    return ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
 
 
 class Models:
     """All models of a gateway, and what the pool has said of them."""
 
-    def __init__(self, newest: Served, others: Iterable[Served] = ()) -> None:
+    def __init__(self, newest: ServedModel, others: Iterable[ServedModel] = ()) -> None:
         """Args: newest: in force until the pool says otherwise."""
         self.newest = newest
         self._by_revision = {each.info.revision: each for each in (*others, newest)}
@@ -99,11 +103,11 @@ class Models:
         self._promised: dict[str, int] = {}  # revision -> tokens of the longest request that fits
 
     @property
-    def current(self) -> Served:
+    def current(self) -> ServedModel:
         """The one that new calls are for."""
         return self._current
 
-    def max_total_tokens(self, served: Served) -> int | None:
+    def max_total_tokens(self, served: ServedModel) -> int | None:
         """Of the longest request that fits a model, prompt and output; None where the pool has not said."""
         return self._promised.get(served.info.revision)
 
@@ -112,16 +116,26 @@ class Models:
         """Whether a group has been formed, at least once, of a model that is or was in force here."""
         return bool(self._promised)
 
-    def of(self, revision: str) -> Served | None:
+    def of(self, revision: str) -> ServedModel | None:
         """The model of a request; None for one that this gateway was not given."""
         return self._by_revision.get(revision)
+
+    def require(self, revision: str) -> ServedModel:
+        """Return the model of a request. Another model's tokenizer would write other bytes.
+
+        Raises: ApiError 503: another gateway may have this one.
+        """
+        served = self.of(revision)
+        if served is None:
+            raise not_served(f"the request is of revision {revision}, which this gateway does not serve")
+        return served
 
     def note(self, stats: PoolStats) -> None:
         """Take over what the pool says is in force, and what it promises for it."""
         if stats.revision is not None and self.put_in_force(stats.revision) and stats.promised_slots is not None:
             self._promised[stats.revision] = stats.promised_slots
 
-    def note_promise(self, served: Served, slots: int) -> bool:
+    def note_promise(self, served: ServedModel, slots: int) -> bool:
         """Of a refusal. Returns: whether it is another one than was known."""
         is_news = self._promised.get(served.info.revision) != slots
         self._promised[served.info.revision] = slots

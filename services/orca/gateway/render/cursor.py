@@ -6,11 +6,12 @@ stands for a choice that has told nothing yet; `end` alone says that all was rea
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from orca.core.domain.request import End, Token
 from orca.gateway.errors import ApiError
 from orca.gateway.render.render import ChoiceStream
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 Cursor = Mapping[int, str]
 """Choice -> id of the last event that the client has; without the choices that it has nothing of."""
@@ -21,6 +22,24 @@ ALL_READ = "end"
 
 # No leading zeros: each event has one name.
 _EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,8})\.(?:start|end|0|[1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePosition:
+    """The last events that a client has, as it wrote them."""
+
+    text: str = ""  # empty: it has none
+    source: str = HEADER  # the header or the query parameter that holds the text
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.text.strip() == ALL_READ
+
+
+def read_position(headers: Mapping[str, str], query: Mapping[str, str]) -> ResumePosition:
+    """Read where a stream is to go on. The query parameter counts only where the header is absent or empty."""
+    in_header, in_query = headers.get(HEADER), query.get(QUERY)
+    return ResumePosition(in_query, QUERY) if in_query and not in_header else ResumePosition(in_header or "")
 
 
 def parse_cursor(text: str, choices: int, *, source: str = HEADER) -> Cursor:

@@ -12,7 +12,7 @@ LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredToken:
     """A token of the answer with its log probability."""
 
     token: int
@@ -28,12 +28,12 @@ class Scorer:
         self._detokenizer = Detokenizer(tokenizer)
         self._offset = 0
 
-    def score(self, token_id: int, logprob: Logprob | None) -> Scored:
-        scored = Scored(token_id, logprob, max(self._offset, 0))
+    def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:
+        scored = ScoredToken(token_id, logprob, max(self._offset, 0))
         self._offset += len(self._detokenizer.push(token_id))
         return scored
 
-    def score_prompt(self, prompt: Sequence[int], logprobs: Sequence[Logprob], text: str) -> list[Scored]:
+    def score_prompt(self, prompt: Sequence[int], logprobs: Sequence[Logprob], text: str) -> list[ScoredToken]:
         """The tokens of a prompt that is echoed as `text`; `logprobs` are those of tokens 1 and up."""
         # The echoed text may lack the leading space that the first word's token has.
         self._offset = len(text) - len(_joined(prompt, self._tokenizer))
@@ -49,7 +49,7 @@ def _joined(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return "".join(detokenizer.push(token_id) for token_id in tokens) + detokenizer.flush()
 
 
-def completion_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+def completion_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """Parallel lists, of /v1/completions."""
     return {
         "text_offset": [entry.offset for entry in scored],
@@ -70,7 +70,7 @@ def _top_by_text(logprob: Logprob | None, tokenizer: Tokenizer) -> dict[str, flo
     return by_text
 
 
-def chat_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """A list of tokens with their alternatives, of /v1/chat/completions."""
     content = []
     for entry in scored:

@@ -1,12 +1,15 @@
-"""What the gateway says of itself and its model: models, tokens, readiness, metrics."""
+"""Tells about the gateway and its model: models, tokens, readiness, metrics, and the page to try the model."""
 
 import asyncio
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.requests import Request
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
@@ -14,10 +17,7 @@ from orca.gateway.calls.accept import chat_prompt
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import receive_body
-
-FOR_METRICS = "is_for_metrics"
-"""In the state of calls that came in by the metrics' own port."""
+from orca.gateway.http.receive import UnreadBody, receive_body
 
 STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
 
@@ -30,7 +30,7 @@ async def ready(gateway: Gateway) -> Response:
     `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
     request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
     """
-    stats = await gateway.overload.counts(STATS_SECONDS)
+    stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
     is_ready = gateway.models.has_formed and not gateway.drain.has_begun
     answer = {
@@ -48,12 +48,16 @@ async def ready(gateway: Gateway) -> Response:
     return Response(orjson.dumps(answer), 200 if is_ready else 503, media_type="application/json")
 
 
-async def metrics(gateway: Gateway, http: Request) -> Response:
-    """Raises: ApiError 404 on the API's port where metrics have their own."""
-    if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
+async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
+    """Write the metrics for a scraper.
+
+    Args: is_metrics_port: the call came in by the port that metrics have for themselves.
+    Raises: ApiError 404 on the API's port if metrics have their own.
+    """
+    if gateway.settings.metrics_port is not None and not is_metrics_port:
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
-    gateway.metrics.set_pool(await gateway.overload.counts(STATS_SECONDS))
+    gateway.metrics.set_pool(await gateway.overload.backlog.counts(STATS_SECONDS))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -84,10 +88,10 @@ def _model(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(http, TokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
@@ -103,10 +107,10 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     return answer
 
 
-async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
+async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(http, DetokenizeBody, gateway.settings, held)
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     limit, most = served.info.vocab_size, served.info.max_model_len
@@ -116,3 +120,29 @@ async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
     return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+@cache
+def playground() -> Response:
+    """Return the page that tries the model. It loads nothing from elsewhere.
+
+    Its policy allows exactly its own script and style, and calls to this server.
+    """
+    page = Path(__file__).with_name("playground.html").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_hash_of(page, 'script')}'; style-src '{_hash_of(page, 'style')}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    return Response(page, headers=headers, media_type="text/html")
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """Return the inline element's digest as a Content-Security-Policy names it."""
+    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

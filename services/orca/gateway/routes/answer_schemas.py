@@ -11,17 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "error"]
 
 
-class Answer(BaseModel):
+class AnswerSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Usage(Answer):
+class Usage(AnswerSchema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(AnswerSchema):
     """Lists of the same length, an entry for each token."""
 
     text_offset: list[int] = Field(description="Characters in front of the token.")
@@ -30,7 +30,7 @@ class CompletionLogprobs(Answer):
     top_logprobs: list[dict[str, float] | None]
 
 
-class Choice(Answer):
+class Choice(AnswerSchema):
     """What one choice has in both APIs."""
 
     index: int
@@ -39,7 +39,7 @@ class Choice(Answer):
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
-class Generation(Answer):
+class Generation(AnswerSchema):
     """What a whole answer has in both APIs."""
 
     id: str
@@ -59,7 +59,7 @@ class Completion(Generation):
     choices: list[CompletionChoice]
 
 
-class TopLogprob(Answer):
+class TopLogprob(AnswerSchema):
     token: str
     logprob: float
     bytes: list[int]
@@ -69,12 +69,12 @@ class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(AnswerSchema):
     content: list[ChatTokenLogprob]
     refusal: None
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(AnswerSchema):
     role: Literal["assistant"]
     content: str
     refusal: None
@@ -91,7 +91,7 @@ class ChatCompletion(Generation):
     choices: list[ChatChoice]
 
 
-class ChoiceState(Answer):
+class ChoiceState(AnswerSchema):
     index: int
     status: Literal["queued", "running", "ended"]
     tokens: int = Field(description="Tokens generated so far.")
@@ -107,7 +107,7 @@ class ChoiceState(Answer):
     )
 
 
-class Slo(Answer):
+class Slo(AnswerSchema):
     """The latency goals that a call asked for."""
 
     ttft_ms: float | None
@@ -115,13 +115,13 @@ class Slo(Answer):
     enforced: bool
 
 
-class Urls(Answer):
+class Urls(AnswerSchema):
     state: str
     events: str
     result: str
 
 
-class RequestState(Answer):
+class RequestDocument(AnswerSchema):
     """Where a call stands."""
 
     id: str
@@ -136,7 +136,7 @@ class RequestState(Answer):
     urls: Urls
 
 
-class Model(Answer):
+class ModelCard(AnswerSchema):
     id: str
     object: Literal["model"]
     created: int = Field(description="Unix seconds: when its config.json was written; 0 where that is not known.")
@@ -147,23 +147,23 @@ class Model(Answer):
     revision: str
 
 
-class ModelList(Answer):
+class ModelList(AnswerSchema):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Tokens(Answer):
+class Tokens(AnswerSchema):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = Field(None, description="With return_token_strs.")
 
 
-class Text(Answer):
+class Text(AnswerSchema):
     prompt: str
 
 
-class Health(Answer):
+class Health(AnswerSchema):
     status: Literal["ok"]
 
 

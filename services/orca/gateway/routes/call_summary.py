@@ -7,30 +7,32 @@ from collections.abc import Mapping
 
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.request import End
-from orca.gateway.answer.delivery import Accepted
+from orca.gateway.answer.delivery import AcceptedCall
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import Goal, judge, summary
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 log = logging.getLogger(__name__)
 
 
-def note_closed(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None = None) -> None:
+def summarize_call(
+    gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None = None
+) -> None:
     """A connection is over: judge the goals that are its to judge, and export the call's span.
 
     Args: ends: those that went out, by request; a client that left has not seen them all.
     """
     traced = span if span is not None and span.span is not None else None
-    if traced is None and not accepted.rendering.goals.named:
+    if traced is None and not accepted.options.goals.named:
         return
-    gateway.finish(_look_back(gateway, accepted, dict(ends), traced))
+    gateway.finish(_summarize(gateway, accepted, dict(ends), traced))
 
 
-async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], span: CallSpan | None) -> None:
+async def _summarize(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None) -> None:
     """Tell what only the pool has: when requests were claimed, had their first token, and ended."""
     waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
-    goals = accepted.rendering.goals
+    goals = accepted.options.goals
     asked = accepted.requests if goals.named else accepted.requests[:1]
     try:
         found = await asyncio.gather(*(gateway.pool.status(request.id) for request in asked))
@@ -46,7 +48,7 @@ async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, En
     if span is not None:
         attributes: dict[str, str | int | float] = {
             "orca.request_id": accepted.parent,
-            "gen_ai.request.model": accepted.rendering.model,
+            "gen_ai.request.model": accepted.options.model,
             "gen_ai.usage.output_tokens": sum(end.count for end in ends.values()),
             "orca.choices_unseen": len(accepted.requests) - len(ends),
             **{f"orca.{name}": value for name, value in said.items()},
@@ -56,7 +58,7 @@ async def _look_back(gateway: Gateway, accepted: Accepted, ends: Mapping[str, En
 
 
 def _count_goals(
-    gateway: Gateway, accepted: Accepted, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
+    gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], status: RequestStatus, waited_ms: float
 ) -> None:
     """Once for a request: the first token by the connection that made the call, the rest by the one that saw the end.
 
@@ -67,6 +69,6 @@ def _count_goals(
         Goal.TTFT: not accepted.is_resumed,
         Goal.TPOT: request_id in ends and request_id not in accepted.ended_before,
     }
-    for goal, outcome in judge(accepted.rendering.goals, status, waited_ms).items():
+    for goal, outcome in judge(accepted.options.goals, status, waited_ms).items():
         if is_ours[goal]:
             gateway.metrics.count_goal(goal, outcome)

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca.gateway.calls.idempotency import HEADER
-from orca.gateway.errors import ApiError, answer_to, response_to
+from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
 from orca.gateway.limits.auth import counted, shown_key
 from orca.gateway.limits.overload import Overload
@@ -24,7 +24,7 @@ class _Route:
     path: str
 
 
-class TurnAway:
+class EarlyRefusal:
     """ASGI middleware. Whatever is not plainly one call too many passes, and is judged behind the router: other paths,
     calls without a valid key, and those that may repeat an accepted call.
     """
@@ -42,7 +42,7 @@ class TurnAway:
             await self._app(scope, receive, send)
         else:
             scope["route"] = route
-            await response_to(refusal)(scope, receive, send)
+            await error_response(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         gateway = self._gateway
@@ -64,5 +64,5 @@ class TurnAway:
 def _known(overload: Overload, queue_percent: int | None) -> ApiError | None:
     if late := overload.lag.refusal():
         return late
-    full = overload.refusal_known(queue_percent)
-    return None if full is None else answer_to(full)
+    full = overload.known_refusal(queue_percent)
+    return None if full is None else api_error(full)

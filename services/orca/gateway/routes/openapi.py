@@ -80,7 +80,7 @@ _EVENTS = (
 )
 _STREAM = {"text/event-stream": {"schema": {"description": _EVENTS}}}
 _ACCEPTED = {
-    "model": answer_schemas.RequestState,
+    "model": answer_schemas.RequestDocument,
     "description": "It goes on without its client: `Location` says where.",
 }
 
@@ -94,7 +94,7 @@ def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any
 
 COMPLETIONS = _generation(answer_schemas.Completion, CompletionBody)
 CHAT_COMPLETIONS = _generation(answer_schemas.ChatCompletion, ChatBody)
-REQUEST_STATE = _responses(answer_schemas.RequestState, *_EVERYWHERE, 404)
+REQUEST_STATE = _responses(answer_schemas.RequestDocument, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {
     200: {
@@ -110,7 +110,10 @@ REQUEST_RESULT["responses"] |= {
             }
         },
     },
-    202: {"model": answer_schemas.RequestState, "description": "It has not ended; Retry-After says when to come back."},
+    202: {
+        "model": answer_schemas.RequestDocument,
+        "description": "It has not ended; Retry-After says when to come back.",
+    },
 }
 REQUEST_EVENTS = _responses(None, *_EVERYWHERE, 400, 404, openapi_extra=_extra(None, _LAST_EVENT_ID, _STARTING_AFTER))
 REQUEST_EVENTS["responses"] |= {
@@ -118,7 +121,7 @@ REQUEST_EVENTS["responses"] |= {
     204: {"description": "`end` was given: there is no more."},
 }
 MODELS = _responses(answer_schemas.ModelList, *_EVERYWHERE)
-MODEL = _responses(answer_schemas.Model, *_EVERYWHERE, 404)
+MODEL = _responses(answer_schemas.ModelCard, *_EVERYWHERE, 404)
 TOKENIZE = _responses(answer_schemas.Tokens, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(TokenizeBody))
 DETOKENIZE = _responses(answer_schemas.Text, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(DetokenizeBody))
 HEALTH = _responses(answer_schemas.Health)

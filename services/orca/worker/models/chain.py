@@ -3,8 +3,9 @@
 A server that mixes up two requests, skips a position, reads a neighbour's or a stale KV block, or starts a request
 again from the wrong tokens still writes plausible text with a language model. With this one every token after the
 mistake is another one, and the right ones follow from prompt, seed and index alone by whole-number arithmetic, which
-e2e/checker/oracle.py does without a line of this package. All the rest is what language models run through: loader,
-slices of ranks, paged KV cache, ragged attention with grouped heads, all-reduce, stage-to-stage activations, sampler.
+e2e/checker/oracles/chain_oracle.py does without a line of this package. All the rest is what language models run
+through: loader, slices of ranks, paged KV cache, ragged attention with grouped heads, all-reduce, stage-to-stage
+activations, sampler.
 
 With i a position, l a layer, c a channel of the KV heads, d one of the query heads and g(d) the channel of c that its
 head reads; keep, mix and the salts are the weights, and fold(x) = x^5 mod p with p = 2^31 - 1, which maps the numbers

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from checker.chain_model import ChainModel, load_chain_model, make_chain_model
-from checker.oracle import expected_tokens
+from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
+from checker.oracles.chain_oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Sampled, Step
 from orca.kernels.contract.paged import Places
-from orca.worker.stage.stage import Plan, Stage
+from orca.worker.stage.stage import Stage
+from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from support.worker.stage_driver import Ask, Chain, serve
 
 VOCAB, PROMPT_LENGTH, NEW_TOKENS = 1000, 9, 25
@@ -41,7 +42,7 @@ class FaultyChain(Chain):
     def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> Places:
         """Where a rank keeps positions begin .. end - 1 of a request."""
         holder = self.stages[stage][rank]
-        table = holder.cache.tables[holder._requests[handle].line]
+        table = holder.cache.tables[holder._requests.by_handle[handle].line]
         return Places.of_positions(table, begin, end, holder.cache.block_tokens)
 
     def spoil(
@@ -65,8 +66,8 @@ class CrossedRows:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
-    def forward(self, plan: Plan, hidden: torch.Tensor) -> torch.Tensor:
-        return self._stage.forward(plan, hidden.flip(0))
+    def forward(self, prepared: PreparedStep, hidden: torch.Tensor) -> StepOutput:
+        return self._stage.forward(prepared, hidden.flip(0))
 
 
 @pytest.fixture(scope="module")

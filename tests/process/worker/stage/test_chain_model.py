@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from checker.chain_model import ChainModel, load_chain_model, make_chain_model
-from checker.oracle import CHOICES, drawn_place, expected_tokens
+from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
+from checker.oracles.chain_oracle import CHOICES, drawn_place, expected_tokens
 from orca.core.domain.errors import ModelError
 from orca.core.domain.request import SamplingParams
 from orca.worker.models.build import load_stage

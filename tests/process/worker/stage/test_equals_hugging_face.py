@@ -145,7 +145,7 @@ def test_layers_whose_kernels_run_together_give_the_same_output(
     model = models(family, **options)
     chain = Chain(model.folder, packs=PanelLinear, stages=stages)
     for [stage] in chain.stages:
-        assert stage._only_kernels
+        assert stage._laid_out._only_kernels
         if not is_recorded:
             stage._recorded = None
     asks = random_asks(model.vocab_size, 24, seed=13, new_max=NEW_MAX)
@@ -165,7 +165,7 @@ def test_layers_that_are_more_than_kernels_do_not_run_together(
     family: str, options: dict[str, Any], models: Any
 ) -> None:
     chain = Chain(models(family).folder, **{"packs": PanelLinear} | options)
-    assert not any(stage._only_kernels for ranks in chain.stages for stage in ranks)
+    assert not any(stage._laid_out._only_kernels for ranks in chain.stages for stage in ranks)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])

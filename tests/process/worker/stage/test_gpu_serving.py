@@ -14,7 +14,7 @@ from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
-from orca.worker.stage.sampling import DeviceDrawing
+from orca.worker.stage.sampling import DeviceSampler
 from support.worker.stage_driver import GREEDY, Ask, Chain, serve
 from support.worker.tiny_models import tiny_checkpoint
 
@@ -77,7 +77,7 @@ def test_tokens_are_those_of_plain_kernels_and_of_the_hosts_sampler(
 def test_most_steps_are_recorded_and_the_device_draws(folder: Path) -> None:
     chain = Chain(folder, packs=True, feeds_tokens=True)
     [[stage]] = chain.stages
-    assert isinstance(stage._drawing, DeviceDrawing)
+    assert isinstance(stage._sampler, DeviceSampler)
     serve(chain, asks(SAMPLED))
     assert stage._recorded is not None
     assert {size.tokens for size in stage._recorded._recordings} == {1, 2, 4}

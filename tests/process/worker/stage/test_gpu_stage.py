@@ -124,7 +124,7 @@ def run(folder: Path, kernels: Kernels, layout: type[Linear], *, tensor: int) ->
             model = load_stage(folder, Shard(tensor=tensor), device=DEVICE, group=OneOfTwo(), packs=layout)
         stage = Stage(model, slots=64, block_tokens=16, eos_token_ids=(), feeds_tokens=False)
         with Launches() as meanwhile:
-            logits = [stage.forward(stage.begin(each)).cpu().clone() for each in steps()]
+            logits = [stage.forward(stage.begin(each)).tensor.cpu().clone() for each in steps()]
     return Run(logits, before.seen, meanwhile.seen)
 
 

@@ -16,8 +16,8 @@ from orca.kernels.contract.recording import Size
 from orca.kernels.cpu.recording import CpuRecorder
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.stage.recorded_steps import RecordedSteps
-from orca.worker.stage.sampling import Drawn
-from orca.worker.stage.stage import Plan
+from orca.worker.stage.sampling import StepSample
+from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import GREEDY, Ask, Chain, random_asks, serve
 from support.worker.tiny_models import tiny_checkpoint
@@ -148,21 +148,21 @@ def test_a_step_of_a_size_that_was_there_runs_no_operation_of_pytorch(tmp_path: 
     chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     steps = list[list[str]]()
-    forward, draw = stage.forward, stage.draw
+    forward, sample = stage.forward, stage.sample
 
-    def noted_forward(plan: Plan, hidden: Tensor | None = None) -> Tensor:
+    def noted_forward(prepared: PreparedStep, hidden: Tensor | None = None) -> StepOutput:
         with Operations() as noted:
-            made = forward(plan, hidden)
+            output = forward(prepared, hidden)
         steps.append(noted.names)
-        return made
+        return output
 
-    def noted_draw(plan: Plan, logits: Tensor) -> Drawn:
+    def noted_sample(prepared: PreparedStep, output: StepOutput) -> StepSample:
         with Operations() as noted:
-            drawn = draw(plan, logits)
+            sampled = sample(prepared, output)
         steps[-1].extend(noted.names)
-        return drawn
+        return sampled
 
-    stage.forward, stage.draw = noted_forward, noted_draw  # type: ignore[method-assign]
+    stage.forward, stage.sample = noted_forward, noted_sample  # type: ignore[method-assign]
     serve(chain, [Ask([5, 6, 7], 6), Ask([8, 9], 6)])
     prompts, first, *others = steps
     assert prompts
@@ -186,10 +186,11 @@ def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path)
     passed, copies = list[Tensor](), list[Tensor]()
     forward = first.forward
 
-    def watched(plan: Plan, hidden: Tensor | None = None) -> Tensor:
-        passed.append(forward(plan, hidden))
-        copies.append(passed[-1].clone())
-        return passed[-1]
+    def watched(prepared: PreparedStep, hidden: Tensor | None = None) -> StepOutput:
+        output = forward(prepared, hidden)
+        passed.append(output.tensor)
+        copies.append(output.tensor.clone())
+        return output
 
     first.forward = watched  # type: ignore[method-assign]
     serve(chain, asks, max_batch_size=8)
@@ -225,7 +226,7 @@ def test_a_head_that_is_no_kernel_runs_behind_the_recording(chunk: int | None, t
         [[stage]] = chain.stages
         if not has_kernel:
             stage._model.head = PlainHead(stage._model.head)
-            stage._recorded = RecordedSteps.of(stage._model, stage.cache)
+            stage._recorded = RecordedSteps.create(stage._model, stage.cache, stage._requests)
         assert stage._recorded is not None
         serve(chain, asks, max_batch_size=8, chunk=chunk)
         serve(chain, alone := [Ask([*range(2, 33)], 3)], chunk=chunk)  # in chunks there are steps that draw nothing

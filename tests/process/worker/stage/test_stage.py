@@ -17,6 +17,7 @@ from orca.worker.models.build import load_stage
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.stage.laid_out_steps import LaidOutStep
 from orca.worker.stage.stage import Stage
 from orca.worker.weights.linear import Linear, PanelLinear
 from support.worker.stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
@@ -134,8 +135,8 @@ def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Pat
         prompt_logits_bytes=5 * 4 * VOCAB,
     )
     asking = new(tokens=tuple(range(2, 60)), params=replace(GREEDY, prompt_logprobs=1))
-    plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
-    assert len(stage.sample(plan, stage.forward(plan))[0].token.prompt_logprobs) == 57
+    prepared = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
+    assert len(stage.sample(prepared, stage.forward(prepared)).read()[0].token.prompt_logprobs) == 57
     assert (max(rows), sum(rows)) == (5, 58)
 
 
@@ -159,8 +160,8 @@ def test_log_probabilities_of_a_long_prompt_move_the_mark_of_a_rank_again_and_ag
         model, slots=64, block_tokens=4, eos_token_ids=(), feeds_tokens=False, prompt_logits_bytes=5 * 4 * VOCAB
     )
     asking = new(tokens=tuple(range(2, 60)), params=replace(GREEDY, prompt_logprobs=1))
-    plan = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
-    stage.sample(plan, stage.forward(plan))
+    prepared = stage.begin(step(new=(asking,), rows=(Row(handle=0, start=0, count=58, sample=True),)))
+    stage.sample(prepared, stage.forward(prepared)).read()
     told = marks[:12]  # 57 tokens by five
     assert [after - before for before, after in itertools.pairwise(told)] == [1] * 11
 
@@ -175,9 +176,9 @@ def test_the_last_layer_ends_with_the_rows_whose_logits_are_wanted(folder: Path,
 
     def run(*bring: NewRequest, parts: list[Row]) -> list[int]:
         rows.append([])
-        plan = stage.begin(step(new=bring, rows=tuple(parts)))
-        hidden = None if shard.is_first else torch.zeros(plan.tokens, model.config.hidden_size)
-        stage.forward(plan, hidden)
+        prepared = stage.begin(step(new=bring, rows=tuple(parts)))
+        hidden = None if shard.is_first else torch.zeros(prepared.step.tokens, model.config.hidden_size)
+        stage.forward(prepared, hidden)
         return rows[-1]
 
     asking = replace(GREEDY, prompt_logprobs=1)
@@ -284,9 +285,9 @@ def test_a_step_without_rows_only_frees(folder: Path) -> None:
     stage = chain.stages[0][0]
     chain.run(step(new=(new(),), rows=(Row(handle=0, start=0, count=3, sample=True),)))
     assert stage.slots_in_use == 4
-    plan = stage.begin(step(2, freed=(0, 99)))
+    prepared = stage.begin(step(2, freed=(0, 99)))
     assert stage.slots_in_use == 0
-    assert stage.sample(plan, stage.forward(plan)) == []
+    assert stage.sample(prepared, stage.forward(prepared)).read() == []
 
 
 def test_a_handle_may_be_freed_and_another_taken_up_in_one_step(folder: Path) -> None:
@@ -303,9 +304,9 @@ def test_plans_may_be_laid_out_before_earlier_steps_have_run(folder: Path) -> No
     first = stage.begin(step(new=(new(),), rows=(Row(handle=0, start=0, count=3, sample=True),)))
     second = stage.begin(step(2, rows=(Row(handle=0, start=3, count=1, sample=True),)))
     tokens = []
-    for plan in (first, second):
-        (one,) = stage.sample(plan, stage.forward(plan))
-        stage.feed([one.handle], [one.token.id])
+    for prepared in (first, second):
+        (one,) = stage.sample(prepared, stage.forward(prepared)).read()
+        stage.put_device_tokens([one.handle], [one.token.id])
         tokens.append(one.token.id)
     asked = Ask([5, 6, 7], 2)
     serve(Chain(folder), [asked])
@@ -317,12 +318,13 @@ def test_tokens_fed_for_requests_that_are_gone_are_passed_over(folder: Path) -> 
     stage = chain.stages[0][0]
     stage.begin(step(new=(new(0), new(1)), rows=(Row(handle=1, start=0, count=3, sample=True),)))
     stage.begin(step(2, freed=(0,)))
-    stage.feed([0, 1], torch.tensor([11, 12]))
-    plan = stage.begin(step(3, rows=(Row(handle=1, start=3, count=1, sample=False),)))
-    stage.forward(plan)
-    assert plan.ids is not None
-    assert plan.ids.tolist() == [12]
-    stage.feed([0], [13])
+    stage.put_device_tokens([0, 1], torch.tensor([11, 12]))
+    prepared = stage.begin(step(3, rows=(Row(handle=1, start=3, count=1, sample=False),)))
+    stage.forward(prepared)
+    assert isinstance(prepared, LaidOutStep)
+    assert prepared.inputs is not None
+    assert prepared.inputs.ids.tolist() == [12]
+    stage.put_device_tokens([0], [13])
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim
-from orca.pool.api import (
+from orca.pool.api import StaleCall
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import RequestRecord
+from orca.pool.records import (
     Caller,
     ClaimAnswer,
     CommitAnswer,
     CommitEntry,
-    Entered,
     Heartbeat,
     RequestState,
-    StaleCall,
-    Wait,
+    SeatEntered,
+    SeatHeld,
 )
-from orca.pool.memory.pool import MemoryPool
-from orca.pool.memory.state import Record
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Served:
 
     process: str
     call: int  # highest that has run
-    entered: tuple[int, Entered]
+    entered: tuple[int, SeatEntered]
     claimed: tuple[int, ClaimAnswer] | None = None
 
 
@@ -57,11 +57,11 @@ class CallPromises:
         """The pool has failed over: a call that its replica never heard of runs when it comes again."""
         self.served = copy.deepcopy(self.served_by_replica)
 
-    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
-        answer: Entered | Wait = await self._run(caller, call, self.world.pool.enter(caller, call, **arguments))
-        if isinstance(answer, Entered) and not self._has_run(caller, call):
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
+        answer: SeatEntered | SeatHeld = await self._run(caller, call, self.world.pool.enter(caller, call, **arguments))
+        if isinstance(answer, SeatEntered) and not self._has_run(caller, call):
             self.served[caller.group] = Served(caller.process, call, (call, answer))
-        elif isinstance(answer, Entered) and (call, answer) != self.served[caller.group].entered:
+        elif isinstance(answer, SeatEntered) and (call, answer) != self.served[caller.group].entered:
             raise Violation(f"{caller.process}: enter call {call} came again and was answered {answer}")
         return answer
 
@@ -81,14 +81,14 @@ class CallPromises:
 
     async def heartbeat(self, caller: Caller) -> Heartbeat:
         answer = await self.world.pool.heartbeat(caller)
-        if self.world.pool.seats[caller.group].holder != caller.process:
+        if self.world.pool.state.seats[caller.group].holder != caller.process:
             raise Violation(f"{caller.process} has not the seat and was told what group {caller.group} owns")
         return answer
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         answers = await self.world.pool.commit(entries)
         for entry, answer in zip(entries, answers, strict=True):
-            record = self.world.pool.records.get(entry.request_id)
+            record = self.world.pool.state.records.get(entry.request_id)
             if answer is CommitAnswer.NOT_YOURS and record is not None and _is_owned(record, entry.claim):
                 raise Violation(f"{entry.request_id} is not its owner's by the answer, and its owner's by the record")
         return answers
@@ -119,8 +119,8 @@ class CallPromises:
 
     def _ownership(self, caller: Caller) -> tuple[Any, ...]:
         pool = self.world.pool
-        seat = pool.seats.get(caller.group)
-        claims = {request_id: (record.state, record.number) for request_id, record in pool.records.items()}
+        seat = pool.state.seats.get(caller.group)
+        claims = {request_id: (record.state, record.number) for request_id, record in pool.state.records.items()}
         return (seat.holder, seat.epoch) if seat else None, claims
 
     def _check_repeated(self, caller: Caller, call: int, answer: ClaimAnswer) -> None:
@@ -128,7 +128,7 @@ class CallPromises:
         if claimed is None or claimed[0] != call:
             raise Violation(f"{caller.process}: claim call {call} is over and was answered")
         first = [(given.request.id, given.claim) for given in claimed[1].claimed]
-        kept = [given for given in first if given[0] in self.world.pool.records]
+        kept = [given for given in first if given[0] in self.world.pool.state.records]
         if [(given.request.id, given.claim) for given in answer.claimed] != kept:
             raise Violation(f"{caller.process}: claim call {call} came again and was answered {answer}, not {first}")
 
@@ -140,7 +140,7 @@ class CallPromises:
         """Whoever waits before the youngest that was given could not be served, and was not reserved for this group."""
         given = {claimed.request.id for claimed in answer.claimed}
         youngest = max((claimed.request.arrival for claimed in answer.claimed), default=0)
-        for record in sorted(self.world.pool.records.values(), key=lambda record: record.request.arrival):
+        for record in sorted(self.world.pool.state.records.values(), key=lambda record: record.request.arrival):
             request = record.request
             slots = slots_needed(request.max_total_tokens, block_tokens)
             if request.id in given:
@@ -150,18 +150,20 @@ class CallPromises:
             if is_passed and is_its_turn and slots <= total_slots:
                 raise Violation(f"{request.id} waits for group {caller.group}, which was given {list(given)}")
 
-    def _is_waiting(self, record: Record, revision: str) -> bool:
+    def _is_waiting(self, record: RequestRecord, revision: str) -> bool:
         deadline = record.request.deadline_wall_ms if record.log else record.request.first_deadline_wall_ms
         is_over = deadline is not None and deadline <= self.world.clock.wall
         return record.state is RequestState.QUEUED and record.request.revision == revision and not is_over
 
-    def _is_reserved(self, record: Record, asker: str) -> bool:
+    def _is_reserved(self, record: RequestRecord, asker: str) -> bool:
         """Is it reserved for another group, whose seat lives and is the one that it was reserved for?"""
         epoch, group = record.mark or (0, asker)
         pool: MemoryPool = self.world.pool
-        lease = pool.leases.get(group)
-        return group != asker and lease is not None and lease > pool.awake and pool.seats[group].epoch == epoch
+        lease = pool.state.leases.get(group)
+        return (
+            group != asker and lease is not None and lease > pool.state.awake and pool.state.seats[group].epoch == epoch
+        )
 
 
-def _is_owned(record: Record, claim: Claim) -> bool:
+def _is_owned(record: RequestRecord, claim: Claim) -> bool:
     return record.state is RequestState.OWNED and Claim(record.number, record.call) == claim

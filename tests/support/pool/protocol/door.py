@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from orca.core.domain.errors import NeverFits, Overloaded
-from orca.pool.api import Submission
-from orca.pool.counts import LargerRequests
+from orca.pool.records import LargerRequests, Submission
 from support.pool.beds import REVISION
 from support.pool.protocol.schedulers import now
 from support.pool.protocol.stages import Violation
@@ -35,7 +34,7 @@ class Door:
         It may have looked before somebody else did the same.
         """
         pool, slots = self.world.pool, self.world.random.choice((8, 16, 64, 128))
-        revision = pool.revision
+        revision = pool.state.revision
         assert revision is not None
         promised = now(pool.promise_slots(revision, 128))
         expected = self.world.random.choice((promised, promised, 8))
@@ -47,7 +46,7 @@ class Door:
         found = now(pool.larger_requests(revision, slots))
         needs = [
             record.request.max_total_tokens
-            for record in pool.records.values()
+            for record in pool.state.records.values()
             if record.end is None and record.request.revision == revision and record.request.max_total_tokens > slots
         ]
         least, most = min(needs, default=0), max(needs, default=0)

@@ -19,8 +19,9 @@ from typing import Any
 from orca.core.domain.errors import NeverFits, Overloaded, UnknownRequest
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Claim
-from orca.pool.api import OnDisconnect, ProcessClosed, SeatLost, StaleCall, Submission
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
 from support.pool.beds import REVISION, FakeClock, request
 from support.pool.protocol.calls import CallPromises
@@ -186,7 +187,7 @@ class World:
         size = self.random.choice((2, 3, 5, 8, large if self.random.random() < 0.3 else 8))
         deadline = self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
         prompt = (len(self.clients) + 1,) * (size if size == large else 3)
-        gateway, revision = self.random.choice("xy"), self.pool.revision
+        gateway, revision = self.random.choice("xy"), self.pool.state.revision
         # Without a draw of its own, which would make other walks of all seeds.
         kind = "first_token_deadline_ms" if len(self.clients) % 2 else "deadline_ms"
         client = Client(f"{parent}.0", parent, gateway, deadline=kind if deadline is not None else None)
@@ -251,14 +252,14 @@ class World:
             self.network.append(Message(run, process, "-", self.next_tag(), due=late))
 
     def set_revision(self, revision: str, generation: int) -> None:
-        before = self.pool.revision
+        before = self.pool.state.revision
         now(self.pool.promise_slots(revision, 128))
         in_force = now(self.pool.set_revision(revision, generation))
         if in_force != (revision if generation > self.generation else before):
             raise Violation(f"{in_force} is in force after generation {generation} of {revision}")
         self.generation = max(self.generation, generation)
         if before is not None and in_force != before:
-            self.replaced_at[before] = self.pool.awake
+            self.replaced_at[before] = self.pool.state.awake
 
     def restate(self) -> None:
         self.door.restate()
@@ -340,7 +341,7 @@ class World:
         """Gateways show what is in the log, with a replica only what it has too."""
         source = self.replica or self.pool
         for client in self.clients.values():
-            if client.gateway is None or client.request_id not in source.records:
+            if client.gateway is None or client.request_id not in source.state.records:
                 continue
             log = now(source.read(client.request_id, len(client.seen)))
             client.seen += [token.id for token in log.tokens]
@@ -377,16 +378,16 @@ class World:
         raise Violation(f"stuck: {self.open_requests()}")
 
     def _epoch(self, group: Group) -> int:
-        return self.pool.seats[group.name].epoch if group.name in self.pool.seats else 0
+        return self.pool.state.seats[group.name].epoch if group.name in self.pool.state.seats else 0
 
     def open_requests(self) -> list[str]:
         """Requests that have not ended though a group is left that could hold them, or their revision is retired."""
         return [
             request_id
             for request_id in self.clients
-            if (record := self.pool.records.get(request_id)) is not None
+            if (record := self.pool.state.records.get(request_id)) is not None
             and record.end is None
-            and (record.request.revision != self.pool.revision or self._can_be_held(record.request))
+            and (record.request.revision != self.pool.state.revision or self._can_be_held(record.request))
         ]
 
     def _can_be_held(self, request: Request) -> bool:

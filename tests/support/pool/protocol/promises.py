@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Claim
-from orca.pool.api import RequestState
-from orca.pool.memory.state import Record
+from orca.pool.memory.state import RequestRecord
+from orca.pool.records import RequestState
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Promises:
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
         for request_id, (_, number, _) in list(self.checked.items()):
-            record = self.world.pool.records[request_id]
+            record = self.world.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
 
     def broke(self, rows: Sequence[tuple[str, Claim]]) -> None:
         """A stage broke while it ran these; some may be there under claims that are over."""
         for request_id, claim in rows:
-            record = self.world.pool.records.get(request_id)
+            record = self.world.pool.state.records.get(request_id)
             if record is None or Claim(record.number, record.call) != claim:
                 continue
             if len(rows) > 1 and record.is_alone and record.is_on_trial:
@@ -63,17 +63,17 @@ class Promises:
         for client in self.world.clients.values():
             self._check_log(client)
         for process in (process for group in self.world.groups for process in group.processes if process.has_left):
-            seat = self.world.pool.seats.get(process.group.name)
+            seat = self.world.pool.state.seats.get(process.group.name)
             if seat is not None and seat.holder == process.word and self.world.replica is None:
                 raise Violation(f"{process.word} has drained and holds a seat")
         for group in self.world.groups:
-            for record in self.world.pool.own.get(group.name, {}).values():
+            for record in self.world.pool.state.own.get(group.name, {}).values():
                 if record.request.revision != group.revision:
                     raise Violation(f"group {group.name} of {group.revision} owns {record.request.id}")
-        self.world.pool.check()
+        self.world.pool.state.check()
 
     def _check_log(self, client: Client) -> None:
-        record = self.world.pool.records.get(client.request_id)
+        record = self.world.pool.state.records.get(client.request_id)
         if record is None:
             if client.request_id in self.checked and self.checked[client.request_id][2] is not None:
                 return  # forgotten after its retention
@@ -99,7 +99,7 @@ class Promises:
             self._check_end(client, record.end, tokens)
         self.checked[client.request_id] = (record.entries, number, record.end)
 
-    def _check_blame(self, record: Record, tokens: int) -> None:
+    def _check_blame(self, record: RequestRecord, tokens: int) -> None:
         request_id = record.request.id
         if record.state is RequestState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
             self.trials[request_id] = record.number, tokens
@@ -127,6 +127,6 @@ class Promises:
 
     def _is_retired(self, client: Client) -> bool:
         pool = self.world.pool
-        revision = pool.records[client.request_id].request.revision
-        replaced_at = self.world.replaced_at.get(revision, pool.awake)
-        return revision != pool.revision and pool.awake - replaced_at >= pool.settings.retire_ms
+        revision = pool.state.records[client.request_id].request.revision
+        replaced_at = self.world.replaced_at.get(revision, pool.state.awake)
+        return revision != pool.state.revision and pool.state.awake - replaced_at >= pool.settings.retire_ms

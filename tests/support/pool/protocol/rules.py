@@ -19,36 +19,36 @@ from typing import Any
 
 from orca.core.domain.request import End, FinishReason, Request
 from orca.core.domain.step import Claim
-from orca.pool.api import (
+from orca.pool.memory.pool import MemoryPool, unfinished
+from orca.pool.memory.state import ParentRecord, PoolState, RequestRecord, Seat
+from orca.pool.records import (
     Caller,
     ClaimAnswer,
     CommitAnswer,
     CommitEntry,
-    Entered,
     Heartbeat,
+    LargerRequests,
     RequestState,
+    SeatEntered,
+    SeatHeld,
     Submission,
-    Wait,
 )
-from orca.pool.counts import LargerRequests
-from orca.pool.memory.pool import MemoryPool
-from orca.pool.memory.state import ParentRecord, Record, Seat
 
 
 class IndexOnly(MemoryPool):
     """A commit at an index that is already there is taken for a repeated one, whatever its value."""
 
-    def _is_there(self, record: Record, entry: CommitEntry) -> bool:
+    def _is_there(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return True
 
 
 class ClaimsNotCompared(IndexOnly):
-    def _is_owner(self, record: Record, claim: Claim) -> bool:
+    def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
         return record.state is RequestState.OWNED
 
 
 class CallIdNotCompared(IndexOnly):
-    def _is_owner(self, record: Record, claim: Claim) -> bool:
+    def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
         return record.state is RequestState.OWNED and record.number == claim.number
 
 
@@ -57,7 +57,7 @@ class NewestProcessWins(MemoryPool):
         return True
 
 
-class LeavesWithTheirOwner(MemoryPool):
+class LeavesWithTheirOwner(PoolState):
     """Has moments in which a group's requests are not taken back."""
 
     is_leaving_them = False
@@ -70,16 +70,19 @@ class LeavesWithTheirOwner(MemoryPool):
         finally:
             self.is_leaving_them = False
 
-    def _take_back_all(self, group: str) -> None:
+    def take_back_all(self, group: str) -> None:
         if not self.is_leaving_them:
-            super()._take_back_all(group)
+            super().take_back_all(group)
 
 
-class EnteringKeepsClaims(LeavesWithTheirOwner, IndexOnly):
+class EnteringKeepsClaims(IndexOnly):
     """A new process finds the requests of the old one under the same claims."""
 
-    async def enter(self, *args: Any, **kwargs: Any) -> Entered | Wait:
-        with self.leaving_them():
+    state_class = LeavesWithTheirOwner
+    state: LeavesWithTheirOwner
+
+    async def enter(self, *args: Any, **kwargs: Any) -> SeatEntered | SeatHeld:
+        with self.state.leaving_them():
             return await super().enter(*args, **kwargs)
 
 
@@ -92,18 +95,27 @@ class ForgetsWhoHasLeftTooSoon(MemoryPool):
     """Before the last call that a process sent may have come in."""
 
     async def sweep(self) -> None:
-        self.closed_at = {process: at for process, at in self.closed_at.items() if at > self.awake - 1000}
+        since = self.state.awake - 1000
+        self.state.closed_at = {process: at for process, at in self.state.closed_at.items() if at > since}
         await super().sweep()
 
 
-class WallClockLeases(MemoryPool):
-    def _awake_step(self, passed_ms: int) -> int:
+class WallClockTime(PoolState):
+    def awake_step(self, passed_ms: int) -> int:
         return max(0, passed_ms)
 
 
-class TimeRunsBackwards(MemoryPool):
-    def _awake_step(self, passed_ms: int) -> int:
+class WallClockLeases(MemoryPool):
+    state_class = WallClockTime
+
+
+class BackwardsTime(PoolState):
+    def awake_step(self, passed_ms: int) -> int:
         return min(passed_ms, 1000)
+
+
+class TimeRunsBackwards(MemoryPool):
+    state_class = BackwardsTime
 
 
 class GroupsReserveWhatTheyCanNeverHold(MemoryPool):
@@ -112,18 +124,21 @@ class GroupsReserveWhatTheyCanNeverHold(MemoryPool):
 
 
 class AppendsAtAnyIndex(MemoryPool):
-    def _is_next(self, record: Record, entry: CommitEntry) -> bool:
+    def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return True
 
 
 class AppendsBehindGaps(MemoryPool):
-    def _is_next(self, record: Record, entry: CommitEntry) -> bool:
+    def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return entry.index >= len(record.log)
 
 
-class SweepLeavesDeadGroupsTheirRequests(LeavesWithTheirOwner):
+class SweepLeavesDeadGroupsTheirRequests(MemoryPool):
+    state_class = LeavesWithTheirOwner
+    state: LeavesWithTheirOwner
+
     async def sweep(self) -> None:
-        with self.leaving_them():
+        with self.state.leaving_them():
             await super().sweep()
 
 
@@ -131,7 +146,7 @@ class EndsAreNotFinal(MemoryPool):
     """A commit goes into a log that a cancel or deadline has ended."""
 
     def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
-        record = self.records.get(entry.request_id)
+        record = self.state.records.get(entry.request_id)
         if record is not None and record.state is RequestState.ENDED and entry.index == len(record.log):
             record.log += entry.tokens
             record.end = End(record.end.reason, len(record.log)) if record.end else None
@@ -140,38 +155,38 @@ class EndsAreNotFinal(MemoryPool):
 
 
 class FirstTokensLiftNoDeadline(MemoryPool):
-    def _note_first_token(self, record: Record) -> None:
+    def _note_first_token(self, record: RequestRecord) -> None:
         pass
 
 
 class ReadersAreNotRenewed(MemoryPool):
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
-        self._begin()
+        self.state.begin()
 
 
 class SubmitStoresAgain(MemoryPool):
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
-        if submission.parent in self.parents:
+        if submission.parent in self.state.parents:
             self._forget(submission.parent)
         return await super().submit(submission)
 
     def _forget(self, parent: str) -> None:
-        known: ParentRecord = self.parents.pop(parent)
+        known: ParentRecord = self.state.parents.pop(parent)
         for request in known.submission.requests:
-            record = self.records.pop(request.id)
-            self.bytes_reserved -= record.bytes
+            record = self.state.records.pop(request.id)
+            self.state.bytes_reserved -= record.bytes
             if record.state is RequestState.QUEUED:
-                self._unqueue(record)
+                self.state.unqueue(record)
             elif record.state is RequestState.OWNED:
-                del self.own[record.group][request.id]
+                del self.state.own[record.group][request.id]
 
 
 class RetiresAtOnce(MemoryPool):
     async def set_revision(self, revision: str, generation: int) -> str:
-        before = self.revision
+        before = self.state.revision
         in_force = await super().set_revision(revision, generation)
         if before is not None and before != in_force:
-            self._retired.set(before, self.awake)
+            self.state.retired.set(before, self.state.awake)
         return in_force
 
 
@@ -182,13 +197,17 @@ class RetiresNobody(MemoryPool):
 
 class OlderGenerationsWin(MemoryPool):
     async def set_revision(self, revision: str, generation: int) -> str:
-        self._generation = 0
+        self.state.generation = 0
         return await super().set_revision(revision, generation)
 
 
+class OneQueue(PoolState):
+    def queue(self, revision: str) -> list[tuple[int, str]]:
+        return super().queue("every")
+
+
 class RevisionsShareAQueue(MemoryPool):
-    def _queue(self, revision: str) -> list[tuple[int, str]]:
-        return super()._queue("every")
+    state_class = OneQueue
 
 
 class BlamesNobody(MemoryPool):
@@ -200,19 +219,19 @@ class BlamesAllOfTheGroup(MemoryPool):
     """Whoever is in the group when its engine fails counts as on trial, whatever it has committed."""
 
     def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        for request_id in blamed.keys() & self.own.get(group, {}).keys():
-            self.own[group][request_id].is_on_trial = True
+        for request_id in blamed.keys() & self.state.own.get(group, {}).keys():
+            self.state.own[group][request_id].is_on_trial = True
         return super()._blame(group, blamed)
 
 
 class CommitsAcquitNobody(MemoryPool):
-    def _acquit(self, record: Record) -> None:
+    def _acquit(self, record: RequestRecord) -> None:
         pass
 
 
 class YoungestFirst(MemoryPool):
-    def _choose(self, caller: Caller, *slots: int) -> tuple[list[Record], bool]:
-        queue = self._queue(caller.revision)
+    def _choose(self, caller: Caller, *slots: int) -> tuple[list[RequestRecord], bool]:
+        queue = self.state.queue(caller.revision)
         queue.reverse()
         try:
             return super()._choose(caller, *slots)
@@ -228,8 +247,16 @@ class MarksNothing(MemoryPool):
 
 
 class MarksOutliveSeats(MemoryPool):
-    def _is_marked_for_another(self, record: Record, group: str) -> bool:
+    def _is_marked_for_another(self, record: RequestRecord, group: str) -> bool:
         return record.mark is not None and record.mark[1] != group
+
+
+class KeptInCommits(PoolState):
+    is_committing = False
+
+    def take_back(self, record: RequestRecord) -> None:
+        if not self.is_committing:
+            super().take_back(record)
 
 
 class GapsCostNoClaim(MemoryPool):
@@ -238,23 +265,20 @@ class GapsCostNoClaim(MemoryPool):
     In walks it is always a gap: while claims are compared, no two values of one index come under the same claim.
     """
 
-    is_committing = False
+    state_class = KeptInCommits
+    state: KeptInCommits
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
-        self.is_committing = True
+        self.state.is_committing = True
         try:
             return await super().commit(entries)
         finally:
-            self.is_committing = False
-
-    def _take_back(self, record: Record) -> None:
-        if not self.is_committing:
-            super()._take_back(record)
+            self.state.is_committing = False
 
 
 def held_by(caller: Caller, pool: MemoryPool) -> Seat:
     """The caller's seat, or one that nobody else knows."""
-    seat = pool.seats.get(caller.group, Seat())
+    seat = pool.state.seats.get(caller.group, Seat())
     return seat if seat.holder == caller.process else Seat()
 
 
@@ -281,13 +305,13 @@ class OlderClaimsRun(MemoryPool):
 
 
 class EnterAnswersAreNotKept(MemoryPool):
-    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
         held_by(caller, self).enter_call = None
         return await super().enter(caller, call, **arguments)
 
 
 class RepeatedEntersRun(MemoryPool):
-    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
         seat = held_by(caller, self)
         if call == seat.enter_call:
             seat.enter_call, seat.last_call = None, call - 1
@@ -295,7 +319,7 @@ class RepeatedEntersRun(MemoryPool):
 
 
 class OlderEntersRun(MemoryPool):
-    async def enter(self, caller: Caller, call: int, **arguments: Any) -> Entered | Wait:
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
         seat = held_by(caller, self)
         if call != seat.enter_call:
             seat.last_call = min(seat.last_call, call - 1)
@@ -306,12 +330,13 @@ class LoweredPromisesAreForgotten(MemoryPool):
     """The door goes by what the first group stated."""
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        return slots if revision in self.promises else None
+        return slots if revision in self.state.promises else None
 
 
 class LargerRequestsThatRunAreNotCounted(MemoryPool):
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
-        waiting = [self.records[request_id].request.max_total_tokens for _, request_id in self._queue(revision)]
+        queue, records = self.state.queue(revision), self.state.records
+        waiting = [records[request_id].request.max_total_tokens for _, request_id in queue]
         larger = [need for need in waiting if need > slots]
         return replace(
             await super().larger_requests(revision, slots), unfinished=len(larger), largest=max(larger, default=0)
@@ -322,15 +347,15 @@ class HeartbeatsNeedNoSeat(MemoryPool):
     """Any process of the group's name is answered as the holder is."""
 
     async def heartbeat(self, caller: Caller, **told: Any) -> Heartbeat:
-        seat = self.seats.get(caller.group, Seat(holder=caller.process))
+        seat = self.state.seats.get(caller.group, Seat(holder=caller.process))
         return await super().heartbeat(replace(caller, process=seat.holder), **told)
 
 
 class LoweredPromisesEndWhatWasAccepted(MemoryPool):
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        for record in self._unfinished(revision):
+        for record in unfinished(self.state, revision):
             if record.request.max_total_tokens > slots:
-                self._end_now(record, FinishReason.ERROR)
+                self.state.end_now(record, FinishReason.ERROR)
         return await super().set_promise(revision, slots, expected=expected)
 
 
@@ -338,7 +363,7 @@ class LatePromisesArePutInForce(MemoryPool):
     """Whatever somebody else has stated since the caller looked."""
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        seen = self.promises.get(revision)
+        seen = self.state.promises.get(revision)
         return None if seen is None else await super().set_promise(revision, slots, expected=seen)
 
 

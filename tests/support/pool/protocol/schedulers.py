@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from orca.core.domain.request import End, FinishReason, Request, Token, slots_needed
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import (
-    Caller,
-    ClaimAnswer,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
-    ProcessClosed,
-    SeatLost,
-)
+from orca.pool.api import ProcessClosed, SeatLost
+from orca.pool.records import Caller, ClaimAnswer, CommitAnswer, CommitEntry, Heartbeat, SeatEntered
 from support.pool.beds import REVISION
 from support.pool.protocol.stages import Stage, Step
 
@@ -230,7 +222,7 @@ class Process:
             self._reenter()
         elif message.kind == "leave":
             self.is_alive, self.has_left = False, True
-        elif message.kind == "enter" and isinstance(answer, Entered):
+        elif message.kind == "enter" and isinstance(answer, SeatEntered):
             self._drop_all()
             self.blamed = {}
             self.epoch = answer.epoch
@@ -265,7 +257,7 @@ class Process:
             return
         if "never adopt" in self.world.without:
             for request_id, claim in unknown.items():
-                record = self.world.pool.records[request_id]
+                record = self.world.pool.state.records[request_id]
                 log = [token.id for token in record.log]
                 self.own[request_id] = Sequence(record.request, claim, log)
         else:

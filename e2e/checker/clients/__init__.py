@@ -1,0 +1,1 @@
+"""Clients that send calls to a running system and record every answer."""

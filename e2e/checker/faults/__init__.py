@@ -1,0 +1,1 @@
+"""The disturbances of a run, one per command of the checker."""

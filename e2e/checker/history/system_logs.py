@@ -1,0 +1,77 @@
+"""What the system's own logs say, as records of a history. Lines that are cut or unknown are passed."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from checker.history.records import Claimed, GroupNews, Opening, Ran
+
+NEWS = {
+    "epoch over": "over",
+    "seat taken": "seat",
+    "epoch formed": "formed",
+    "first commit": "commit",
+    "pool away": "away",
+    "pool back": "back",
+    "a rank died": "death",
+}
+_DEATH = re.compile(r"^(\S+Z) (\S+) (was killed by \w+|exited with code \d+);", re.MULTILINE)
+
+
+def read_logs(folder: Path, opening: Opening) -> list[Claimed | GroupNews]:
+    """Claims, and what all parts said about the state of things, from `*.log`, in time."""
+    lines = ((path.stem, line) for path in sorted(folder.glob("*.log")) for line in _json_lines(path))
+    records = [record for name, line in lines if (record := _record(name, line, opening))]
+    return sorted(records, key=lambda record: record.at)
+
+
+def read_deaths(output: str, opening: Opening) -> list[GroupNews]:
+    """What `orca up` said of processes that died, in time."""
+    return [
+        GroupNews(at=_at(time, opening), group=part, what="death", reason=how)
+        for time, part, how in _DEATH.findall(output)
+    ]
+
+
+def read_iterations(folder: Path, *, since: float, at: float) -> Ran:
+    """All requests that were part of an iteration since a moment.
+
+    Its times are of the same monotonic clock. A scheduler that was killed may have taken its last lines along.
+    """
+    lines = (line for path in folder.glob("scheduler-*.jsonl") for line in _json_lines(path))
+    recent = (line for line in lines if line.get("submitted_ns", 0) >= since * 1e9)
+    return Ran(at=at, requests=tuple(sorted({row[0] for line in recent for row in line.get("rows", ())})))
+
+
+def _record(name: str, line: dict[str, Any], opening: Opening) -> Claimed | GroupNews | None:
+    # The gateway says more than that the pool is away.
+    message = str(line.get("message")).partition(",")[0]
+    if message != "request claimed" and message not in NEWS:
+        return None
+    at = _at(line["time"], opening)
+    if message == "request claimed":
+        return Claimed(at=at, request=line["request_id"], claim=line["claim"], logged=line["logged"])
+    return GroupNews(at=at, group=name, what=NEWS[message], epoch=line.get("epoch"), reason=_reason(line))
+
+
+def _reason(line: dict[str, Any]) -> str | None:
+    return line.get("reason") or line.get("detail")
+
+
+def _at(time: str, opening: Opening) -> float:
+    """Their clock is the wall's, the history's is monotonic."""
+    return opening.at + datetime.fromisoformat(time).timestamp() - opening.wall_s
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record

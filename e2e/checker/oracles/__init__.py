@@ -1,0 +1,1 @@
+"""What each call must answer, computed without the system or asked of an undisturbed one."""

@@ -1,0 +1,99 @@
+"""Two ways to know what a call must say: compute it (chain models), or ask the system while nothing is done to it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from checker.clients.client import Client
+from checker.clients.workload import PlannedCall
+from checker.history.answers import Call, gather_calls, max_tokens_of
+from checker.history.records import Expected, HistoryWriter
+from checker.oracles.chain_model import ChainModel, load_chain_model, text_of, tokens_of
+from checker.oracles.chain_oracle import expected_tokens
+
+
+def chain_expectations(folder: Path, plans: Sequence[PlannedCall], *, at: float) -> list[Expected]:
+    """What a chain model answers, from its folder alone."""
+    model = load_chain_model(folder)
+    found: list[Expected] = []
+    for plan in plans:
+        if plan.intent != "finish":
+            continue
+        prompts, choices = _prompts(plan), plan.body.get("n") or 1
+        found += [
+            _chain_choice(model, plan, prompts[choice // choices], choice, choice % choices, at)
+            for choice in range(len(prompts) * choices)
+        ]
+    return found
+
+
+def _chain_choice(
+    model: ChainModel, plan: PlannedCall, prompt: list[int], choice: int, sibling: int, at: float
+) -> Expected:
+    body = plan.body
+    limit = max_tokens_of(body) or 16
+    # The choices of a prompt draw from seeds one apart.
+    tokens = expected_tokens(model, prompt, limit, seed=body["seed"] + sibling, temperature=body["temperature"])
+    tokens, is_stopped = cut_at_stop(tokens, body.get("stop") or ())
+    is_stopped = is_stopped or tokens[-1] == model.eos_token_id
+    reason = "stop" if is_stopped else "length"
+    return Expected(at=at, call=plan.name, choice=choice, tokens=tuple(tokens), finish_reason=reason)
+
+
+def cut_at_stop(tokens: Sequence[int], stops: Sequence[str]) -> tuple[list[int], bool]:
+    """The tokens up to the one that completes a stop string, and whether there was one."""
+    text = ""
+    for place, token in enumerate(tokens):
+        text += text_of([token])
+        if any(stop in text for stop in stops):
+            return list(tokens[: place + 1]), True
+    return list(tokens), False
+
+
+def _prompts(plan: PlannedCall) -> list[list[int]]:
+    prompt = plan.body["prompt"]
+    if isinstance(prompt, str):
+        return [tokens_of(prompt)]
+    return prompt if isinstance(prompt[0], list) else [prompt]
+
+
+async def undisturbed_expectations(
+    url: str, http: httpx.AsyncClient, plans: Sequence[PlannedCall], folder: Path, *, seed: int, at: float
+) -> list[Expected]:
+    """What the system itself answers to the same calls before anything is done to it.
+
+    It proves that faults change nothing, not that the answers are right.
+    """
+    asked = [_asking_for_ids(plan) for plan in plans if plan.intent == "finish"]
+    with HistoryWriter(folder / "undisturbed.jsonl") as history:
+        client = Client([url], http, history, seed=seed, can_resume=False)
+        gate = asyncio.Semaphore(8)
+
+        async def one(plan: PlannedCall) -> None:
+            async with gate:
+                await client.call(plan)
+
+        await asyncio.gather(*map(one, asked))
+    return [expected for call in gather_calls(history.records) for expected in _as_expected(call, at)]
+
+
+def _asking_for_ids(plan: PlannedCall) -> PlannedCall:
+    body = plan.body | {"stream": False, "return_token_ids": True}
+    body.pop("stream_options", None)
+    return PlannedCall(name=plan.name, due_s=0.0, path=plan.path, body=body)
+
+
+def _as_expected(call: Call, at: float) -> list[Expected]:
+    assert call.is_accepted, f"{call.name} was not answered while nothing was wrong"
+    return [
+        Expected(
+            at=at,
+            call=call.name,
+            choice=choice.number,
+            tokens=choice.token_ids or (),
+            finish_reason=choice.end.finish_reason if choice.end else None,
+        )
+        for choice in call.choices()
+    ]

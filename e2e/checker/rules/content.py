@@ -1,0 +1,155 @@
+"""Rules about what the tokens of one accepted call are: against usage, text, the pool's log and the oracle. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from checker.history.answers import WHOLE, Call, Choice, Said, max_tokens_of
+from checker.rules.evidence import Evidence, Harm, Violation, violation_in
+from checker.rules.stream import CallRule
+
+EvidenceRule = Callable[[Call, Evidence], Iterator[Violation]]
+
+OWN_REASONS = ("stop", "length")
+
+
+def reason_fits(call: Call) -> Iterator[Violation]:
+    """`length` means max_tokens tokens, `stop` not more; a stop reason is one that was asked for."""
+    limit = max_tokens_of(call.body)
+    for choice in call.choices():
+        end = choice.end
+        if end is None or end.error is not None:
+            continue
+        count = _count(choice)
+        if end.finish_reason not in OWN_REASONS:
+            yield _misstated("reason_fits", call, choice, "stop or length", f"{end.finish_reason}", end)
+        if count is not None and limit is not None:
+            if end.finish_reason == "length" and count != limit:
+                harm = Harm.SKIPPED if count < limit else Harm.REPEATED
+                found, amiss = f"length after {count}", abs(limit - count)
+                yield violation_in("reason_fits", harm, call, choice, f"{limit} tokens", found, count=amiss, at=end)
+            if end.finish_reason == "stop" and count > limit:
+                yield _misstated("reason_fits", call, choice, f"at most {limit} tokens", f"{count}", end)
+        if end.stop_reason is not None and end.stop_reason not in _asked_stops(call.body):
+            yield _misstated("reason_fits", call, choice, "a stop that was asked for", f"{end.stop_reason!r}", end)
+
+
+def usage_fits(call: Call) -> Iterator[Violation]:
+    """Usage is told where asked, once beside `[DONE]`, and counts the tokens that were told."""
+    choices = call.choices()
+    running = [said for said in call.said if said.usage is not None and said.index is not None]
+    for said in running:
+        wanted = (said.index or 0) + 1
+        found = said.usage["completion_tokens"] if said.usage else None
+        if found != wanted:
+            yield _misstated("usage_fits", call, Choice(said.choice or 0), f"{wanted} tokens so far", f"{found}", said)
+    totals = [said for said in call.said if said.usage is not None and said.choice is None]
+    for connection in call.connections.values():
+        told_here = [said for said in totals if said.event.connection == connection.number]
+        is_done = any(said.is_done for said in connection.said)
+        if len(told_here) > _asks_usage(call.body) or (is_done and len(told_here) < _asks_usage(call.body)):
+            usages = f"{_asks_usage(call.body):d} usage beside [DONE]"
+            yield _misstated("usage_fits", call, None, usages, f"{len(told_here)}", connection.said[-1])
+    counts = [_count(choice) for choice in choices]
+    if None in counts:
+        return
+    completion = sum(count for count in counts if count is not None)
+    for said in totals:
+        assert said.usage is not None
+        prompt = _prompt_tokens(call.body)
+        told = said.usage["prompt_tokens"], said.usage["completion_tokens"], said.usage["total_tokens"]
+        wanted_usage = (told[0] if prompt is None else prompt, completion)
+        if told != (*wanted_usage, sum(wanted_usage)):
+            yield _misstated("usage_fits", call, None, f"usage of {wanted_usage}", f"{told}", said)
+
+
+def text_is_join(call: Call, evidence: Evidence) -> Iterator[Violation]:
+    """The text of a choice is that of its tokens, cut at the stop string that ended it."""
+    if evidence.decode is None:
+        return
+    for choice in call.choices():
+        log = evidence.logs.get(f"{call.request_id}.{choice.number}")
+        # Where the call did not ask for ids, the log knows them.
+        ids, end = choice.token_ids or (log.tokens if log else None), choice.end
+        if not ids or end is None or end.error is not None or call.body.get("echo"):
+            continue
+        if isinstance(end.stop_reason, int):
+            ids = ids[:-1]  # a token that ends the output has no text
+        text = evidence.decode(ids)
+        if isinstance(end.stop_reason, str):
+            text = text.partition(end.stop_reason)[0]
+        if text != choice.text:
+            yield _misstated("text_is_join", call, choice, repr(text), repr(choice.text), end)
+
+
+def equals_log(call: Call, evidence: Evidence) -> Iterator[Violation]:
+    """What was told is what the pool's log holds, and the log itself is whole."""
+    if not evidence.logs:
+        return
+    for choice in call.choices():
+        name = f"{call.request_id}.{choice.number}"
+        log = evidence.logs.get(name)
+        if log is None:
+            yield violation_in("equals_log", Harm.LOST, call, choice, f"a log of {name}", "none", at=choice.end)
+            continue
+        if log.reason is None or not log.is_dense or log.count != len(log.tokens):
+            found = f"reason {log.reason}, count {log.count}, {len(log.tokens)} tokens, dense: {log.is_dense}"
+            yield violation_in("equals_log", Harm.LOST, call, choice, "a dense log with its end", found, at=choice.end)
+        yield from _against("equals_log", Harm.REVISED, call, choice, log.tokens, log.reason)
+
+
+def equals_oracle(call: Call, evidence: Evidence) -> Iterator[Violation]:
+    """What was told is what the model makes of the prompt, computed elsewhere."""
+    for choice in call.choices():
+        expected = evidence.expected.get((call.name, choice.number))
+        if expected is not None:
+            yield from _against("equals_oracle", Harm.WRONG, call, choice, expected.tokens, expected.finish_reason)
+
+
+CONTENT_RULES: tuple[CallRule, ...] = (reason_fits, usage_fits)
+EVIDENCE_RULES: tuple[EvidenceRule, ...] = (text_is_join, equals_log, equals_oracle)
+
+
+def _against(
+    rule: str, harm: Harm, call: Call, choice: Choice, tokens: Sequence[int], reason: str | None
+) -> Iterator[Violation]:
+    """The first difference between what a choice was told and what it should have been; a prefix where it was left."""
+    end = choice.end
+    for index, said in sorted(choice.tokens.items()):
+        if said.token_ids is not None and said.token_ids != tuple(tokens[index : index + 1]):
+            wanted = f"token {index} is {tokens[index]}" if index < len(tokens) else f"{len(tokens)} tokens"
+            yield violation_in(rule, harm, call, choice, wanted, f"{said.token_ids}", at=said)
+            return
+    if end is None or end.error is not None:
+        return
+    count = _count(choice)
+    if count is not None and count != len(tokens):
+        found, missing = f"an end after {count}", abs(len(tokens) - count)
+        harm = Harm.SKIPPED if count < len(tokens) else Harm.REPEATED
+        yield violation_in(rule, harm, call, choice, f"{len(tokens)} tokens", found, count=missing, at=end)
+    if reason is not None and end.finish_reason != reason:
+        yield _misstated(rule, call, choice, f"end by {reason}", f"by {end.finish_reason}", end)
+
+
+def _count(choice: Choice) -> int | None:
+    """Tokens that the choice was told; None for a whole answer without ids."""
+    is_uncounted = choice.end is not None and choice.end.event.id == WHOLE and not choice.tokens
+    return None if is_uncounted else len(choice.tokens)
+
+
+def _asked_stops(body: dict[str, Any]) -> list[str | int]:
+    stop = body.get("stop") or []
+    return ([stop] if isinstance(stop, str) else list(stop)) + list(body.get("stop_token_ids") or [])
+
+
+def _asks_usage(body: dict[str, Any]) -> bool:
+    return not body.get("stream") or bool((body.get("stream_options") or {}).get("include_usage"))
+
+
+def _prompt_tokens(body: dict[str, Any]) -> int | None:
+    """Of prompts in token ids; None where only the server knows."""
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else None
+
+
+def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: Said) -> Violation:
+    return violation_in(rule, Harm.MISSTATED, call, choice, expected, found, at=at)

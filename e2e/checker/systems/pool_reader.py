@@ -1,0 +1,69 @@
+"""Reads the pool in Redis from outside: logs, and how many keys there are of each kind. Writes nothing."""
+
+import struct
+from collections import Counter
+from typing import Any
+
+import redis.asyncio
+
+from checker.history.records import PoolLog
+
+PREFIX = "orca:{local}:"
+"""What `orca up` calls its deployment."""
+
+LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises"})
+"""Kinds of keys that outlive all requests."""
+
+LASTING_BEFORE = frozenset({"closed"})
+"""The same of schema 1 alone: the release before writes them while it runs beside this one (faults.releases)."""
+
+
+READER = "checker"
+READER_ACL = f"user {READER} on nopass ~{PREFIX}* resetchannels -@all +@read +@connection +info\n"
+"""Line of the Redis's file of users: the services' own user may not look for keys."""
+OPEN_ACL = f"user default on nopass ~* &* +@all\n{READER_ACL}"
+"""The whole file of a Redis that the checker starts itself, which lets in whoever reaches it."""
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """Each call tries once: the caller knows whether the pool may be away."""
+    return redis.asyncio.Redis.from_url(url, username=READER, password="any", socket_timeout=5.0)
+
+
+async def read_log(pool: redis.asyncio.Redis, request: str, *, at: float) -> PoolLog | None:
+    """The log of a request, None when there is none. Raises: redis.RedisError."""
+    entries: Any = await pool.xrange(f"{PREFIX}log:{request}")
+    if not entries:
+        return None
+    tokens = tuple(_token(fields[b"token"]) for _, fields in entries if b"token" in fields)
+    ends = [fields for _, fields in entries if b"end" in fields]
+    places = [name.decode() for name, _ in entries]
+    is_dense = places == [f"{i + 1}-0" for i in range(len(entries))] and (not ends or b"end" in entries[-1][1])
+    return PoolLog(
+        at=at,
+        request=request,
+        tokens=tokens,
+        reason=ends[0][b"end"].decode() if ends else None,
+        count=int(ends[0][b"count"]) if ends else None,
+        is_dense=is_dense and len(ends) <= 1,
+        claims=tuple(int(fields[b"claim"]) for _, fields in entries if b"claim" in fields),
+    )
+
+
+async def count_keys(pool: redis.asyncio.Redis) -> dict[str, float]:
+    """Keys of each kind that should be gone when all requests are. Raises: redis.RedisError."""
+    kinds: Counter[str] = Counter()
+    async for key in pool.scan_iter(f"{PREFIX}*", count=1000):
+        kinds[key.decode().removeprefix(PREFIX).partition(":")[0]] += 1
+    return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING | LASTING_BEFORE}
+
+
+async def sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
+    """Keys of all kinds, and bytes in use. Raises: redis.RedisError."""
+    memory = await pool.info("memory")
+    return {"keys": float(await pool.dbsize()), "used_memory_bytes": float(memory["used_memory"])}
+
+
+def _token(value: bytes) -> int:
+    """A token's id as the log holds it: in decimal, or packed beside its log probabilities."""
+    return int(struct.unpack_from("<I", value, 1)[0]) if value[:1] == b"L" else int(value)

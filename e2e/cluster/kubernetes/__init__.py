@@ -1,0 +1,1 @@
+"""Kubernetes itself: its components, what configures them, and what the cluster serves."""
