@@ -11,9 +11,9 @@ import yaml
 from rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, the
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
-from orca.operator.cluster.listing import LIST_S
+from orca.operator.cluster.watching import LIST_S
 from orca.operator.domain import names
-from orca.operator.metrics import Metrics as OperatorMetrics
+from orca.operator.metrics import OperatorMetrics
 from orca.operator.render import gateway, group
 from orca.pool.api import CommitAnswer
 from orca.scheduler.metrics import Metrics as SchedulerMetrics

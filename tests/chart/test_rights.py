@@ -6,7 +6,7 @@ import pytest
 from rendering import Manifest, kinds, needs_helm, render, the
 
 from orca.operator.cluster.api_server import KINDS
-from orca.operator.cluster.handlers import CHILDREN
+from orca.operator.cluster.watching import CHILDREN
 
 pytestmark = needs_helm
 

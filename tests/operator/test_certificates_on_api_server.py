@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from shop import WITHIN_S, OperatorProcess, Shop
 from waiting import wait_until
 
-from orca.operator.cluster import authority
+from orca.operator.cluster import credentials
 from orca.operator.domain.resource import Json
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
@@ -42,7 +42,7 @@ def test_a_certificate_near_its_end_is_renewed_by_its_ca_and_no_group_is_touched
     made, before = data(shop), versions(shop)
     assert made.keys() == KEYS
     signer = load_pem_private_key(base64.b64decode(made["ca.key"]), password=None)
-    old = authority.issue("shop", f"shop.{shop.namespace}.svc", signer, time.time() - 80 * 86_400)  # type: ignore[arg-type]
+    old = credentials.issue("shop", f"shop.{shop.namespace}.svc", signer, time.time() - 80 * 86_400)  # type: ignore[arg-type]
     shop.core.patch_namespaced_secret(NAME, shop.namespace, {"stringData": old})
     put = {key: base64.b64encode(text.encode()).decode() for key, text in old.items()}
     wait_until(lambda: data(shop)["tls.crt"] not in (made["tls.crt"], put["tls.crt"]), WITHIN_S, lambda: operator.log)
@@ -80,7 +80,7 @@ def test_a_named_secret_is_missed_until_it_is_there_and_none_of_our_own_is_made(
     shop.create(certificates={"secretName": "team"})
     shop.wait_for("WorkersReady", "False", "SecretMissing")
     assert not data(shop)
-    files = authority.issue("shop", f"shop.{shop.namespace}.svc", None, time.time())
+    files = credentials.issue("shop", f"shop.{shop.namespace}.svc", None, time.time())
     body = {"metadata": {"name": "team"}, "stringData": {key: files[key] for key in ("ca.crt", "tls.crt", "tls.key")}}
     shop.core.create_namespaced_secret(shop.namespace, body)
     # There may be no node, which is another story.

@@ -138,7 +138,7 @@ def test_a_volume_of_the_default_size_may_be_spelled_out_and_grow(server: ApiSer
     ],
 )
 def test_a_gateway_that_is_named_twice_is_refused(parents: list[Json]) -> None:
-    with pytest.raises(BadSpec, match="a is there twice"):
+    with pytest.raises(BadSpec, match="a appears twice"):
         deployment(gateway={"httpRoute": {"parentRefs": parents}})
 
 
@@ -159,11 +159,11 @@ def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        ({"kind": "Pod"}, "kind is no field of a pod template"),
+        ({"kind": "Pod"}, "kind is not a field of a pod template"),
         ({"spec": "word"}, "podPatch.spec is not an object"),
         ({"spec": {"terminationGracePeriodSeconds": "9"}}, "is not a whole number"),
-        ({"spec": {"terminationGracePeriodSeconds": None}}, "null leaves Kubernetes' own 30 s"),
-        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "null means Kubernetes' default of 30 s"),
+        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut off"),
     ],
 )
 def test_a_patch_that_cannot_be_a_pod_is_refused_with_its_reason(patch: Json, reason: str) -> None:

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from clusters import RELEASE
+from clusters import observation
 from deployments import deployment
 from paper_api import paper_api
 from pool_hand import PoolHand
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.cluster.pool_probe import StatedElsewhere, look, set_promise
-from orca.operator.domain.actions import Promise
+from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
+from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.api_refusals import Refusals
-from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
 
@@ -30,8 +30,8 @@ def secret(**texts: str) -> Json:
     return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
 
 
-def promise(slots: int, *, expected: int) -> Promise:
-    return Promise(revision="r1", slots=slots, expected=expected, reason="the spec says so")
+def promise(slots: int, *, expected: int) -> PromiseSlots:
+    return PromiseSlots(revision="r1", slots=slots, expected=expected, reason="the spec says so")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def promise(slots: int, *, expected: int) -> Promise:
     ],
 )
 async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
-    found = (await look(EXTERNAL, of, None)).problem
+    found = (await poll_pool(EXTERNAL, of, None)).problem
     assert found is not None
     assert problem in found
     assert "word@" not in found
@@ -62,14 +62,14 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
         pool.submit("large", "r1", need=60)
 
     await asyncio.to_thread(begin)
-    assert (await look(EXTERNAL, login, None)).larger_requests == 0
-    found = await look(EXTERNAL, login, 50)
+    assert (await poll_pool(EXTERNAL, login, None)).larger_requests == 0
+    found = await poll_pool(EXTERNAL, login, 50)
     assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
     assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
     await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
-    with pytest.raises(StatedElsewhere, match="64 slots were promised to a request, and it is 48 by now"):
+    with pytest.raises(PromiseChanged, match="the promise to a request was 64 slots, and is 48 by now"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
-    assert (await look(EXTERNAL, login, 50)).promised_slots == 48
+    assert (await poll_pool(EXTERNAL, login, 50)).promised_slots == 48
 
 
 async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 0.0)
     with pytest.raises(OrcaError, match="no answer within"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
-    assert (await look(EXTERNAL, login, None)).promised_slots == promised
+    assert (await poll_pool(EXTERNAL, login, None)).promised_slots == promised
 
 
 @contextlib.asynccontextmanager
@@ -101,7 +101,7 @@ async def odd_redis(reply: bytes) -> AsyncIterator[Json]:
 @pytest.mark.parametrize("reply", ["ERR unknown command 'EVALSHA'", "MOVED 1234 10.0.0.7:6379"])
 async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(reply: str) -> None:
     async with odd_redis(f"-{reply}\r\n".encode()) as login:
-        problem = (await look(EXTERNAL, login, None)).problem
+        problem = (await poll_pool(EXTERNAL, login, None)).problem
         with pytest.raises(OrcaError, match=reply.split()[-1]):
             await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     assert problem is not None
@@ -115,11 +115,11 @@ def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes
     login = secret(url="redis://127.0.0.1:1/0")
     with pytest.raises(OrcaError):
         set_promise(wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
-    observed = Observed(pool_secret=login, pool=PoolLook(revision="r1", generation=1, promised_slots=64))
+    observed = observation(wanted, pool_secret=login, pool=PoolStatus(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
     with paper_api() as (paper, cluster):
-        assert reconcile(cluster, RELEASE, wanted, observed, {}, Refusals(time.monotonic))
-    assert "the pool was not told" in caplog.text
+        assert reconcile(cluster, observed, {}, Refusals(time.monotonic))
+    assert "the promise did not reach the pool" in caplog.text
     [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "PoolReady"]
     assert (told["status"], told["reason"]) == ("False", "PoolNotTold")
     assert "127.0.0.1" in told["message"]
