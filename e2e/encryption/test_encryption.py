@@ -17,7 +17,7 @@ from load import Load
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
 from orca.core.transport.tls_files import TlsFiles
-from orca.operator.cluster import authority
+from orca.operator.cluster import credentials
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
@@ -85,7 +85,7 @@ def secret(service: Service) -> dict[str, str]:
 def issued_before(service: Service, made: dict[str, str], *, days: float) -> dict[str, str]:
     """What the CA of the deployment signed so long ago."""
     signer = load_pem_private_key(made["ca.key"].encode(), password=None)
-    return authority.issue(service.name, server_name(service), signer, time.time() - days * DAY_S)  # type: ignore[arg-type]
+    return credentials.issue(service.name, server_name(service), signer, time.time() - days * DAY_S)  # type: ignore[arg-type]
 
 
 def pods(service: Service) -> set[tuple[str, int]]:
@@ -108,7 +108,7 @@ def certificates(service: Service, folder: Path) -> TlsFiles:
 
 def of_strangers(service: Service, known: TlsFiles, folder: Path) -> TlsFiles:
     """Who trusts the deployment's CA, and is not trusted by it."""
-    files = authority.issue(service.name, server_name(service), None, time.time())
+    files = credentials.issue(service.name, server_name(service), None, time.time())
     files["ca.crt"] = known.ca.read_text()
     return written(files, folder / "strange", server_name(service))
 

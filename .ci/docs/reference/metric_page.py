@@ -5,7 +5,7 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from orca.gateway.metrics import Metrics as GatewayMetrics
-from orca.operator.metrics import Metrics as OperatorMetrics
+from orca.operator.metrics import OperatorMetrics
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import SchedulerLoad
 from reference.tables import code, sentence, table

@@ -55,7 +55,9 @@ def page() -> str:
         ),
         _section("Worker", worker.WorkerSettings, worker.PREFIX, "`orca worker` runs one stage.\n\n"),
         "## Pool\n\n" + _POOL + table(["Variable", "Default", "Meaning"], _pool_rows()),
-        _section("Operator", operator.Settings, operator.PREFIX, "`orca operator` is started by the chart.\n\n"),
+        _section(
+            "Operator", operator.OperatorSettings, operator.PREFIX, "`orca operator` is started by the chart.\n\n"
+        ),
         _section(
             "Fetch",
             fetch.FetchSettings,

@@ -6,7 +6,7 @@ import time
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from orca.operator.cluster import authority
+from orca.operator.cluster import credentials
 from orca.operator.domain.resource import Json
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
@@ -42,13 +42,13 @@ def test_a_certificate_near_its_end_is_renewed_by_its_ca_and_no_group_is_touched
     made, before = data(shop), versions(shop)
     assert made.keys() == KEYS
     signer = load_pem_private_key(base64.b64decode(made["ca.key"]), password=None)
-    old = authority.issue("shop", f"shop.{shop.namespace}.svc", signer, time.time() - 80 * 86_400)  # type: ignore[arg-type]
+    old = credentials.issue("shop", f"shop.{shop.namespace}.svc", signer, time.time() - 80 * 86_400)  # type: ignore[arg-type]
     shop.core.patch_namespaced_secret(NAME, shop.namespace, {"stringData": old})
     put = {key: base64.b64encode(text.encode()).decode() for key, text in old.items()}
     wait_until(lambda: data(shop)["tls.crt"] not in (made["tls.crt"], put["tls.crt"]), WITHIN_S, lambda: operator.log)
     assert data(shop)["ca.key"] == made["ca.key"]
     assert versions(shop) == before
-    assert [line.count("it ends on") for line in operator.log.splitlines() if "issue (" in line] == [0, 1]
+    assert [line.count("it expires on") for line in operator.log.splitlines() if "issue (" in line] == [0, 1]
 
 
 def test_what_somebody_took_out_of_it_or_deleted_comes_back(shop: Shop) -> None:
@@ -80,7 +80,7 @@ def test_a_named_secret_is_missed_until_it_is_there_and_none_of_our_own_is_made(
     shop.create(certificates={"secretName": "team"})
     shop.wait_for("WorkersReady", "False", "SecretMissing")
     assert not data(shop)
-    files = authority.issue("shop", f"shop.{shop.namespace}.svc", None, time.time())
+    files = credentials.issue("shop", f"shop.{shop.namespace}.svc", None, time.time())
     body = {"metadata": {"name": "team"}, "stringData": {key: files[key] for key in ("ca.crt", "tls.crt", "tls.key")}}
     shop.core.create_namespaced_secret(shop.namespace, body)
     # There may be no node, which is another story.

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 
 from cluster.programs import gateway_api
-from orca.operator.domain.resource import Deployment, Json, read
+from orca.operator.domain.resource import Json, OrcaDeployment, read
 from support.operator.api_server import api_server, install_crd
 from support.operator.clusters import FakeCluster
 from support.operator.dry_run import DryRun, dry_run
@@ -83,7 +83,7 @@ def test_a_field_that_nobody_knows_is_refused(api: DryRun, record: Field) -> Non
     assert f"{record.name.replace('[]', '[0]')}.unheard" in said.body["message"], said
 
 
-def accepted(api: DryRun, spec: Json) -> Deployment:
+def accepted(api: DryRun, spec: Json) -> OrcaDeployment:
     """As the operator reads it."""
     said = api.create(spec)
     assert said.is_yes, f"{spec}: {said}"
@@ -91,7 +91,7 @@ def accepted(api: DryRun, spec: Json) -> Deployment:
     return read({**said.body, "metadata": {**said.body["metadata"], "uid": "uid-1"}})
 
 
-def rendered(deployment: Deployment) -> list[Json]:
+def rendered(deployment: OrcaDeployment) -> list[Json]:
     """All manifests once there is nothing to add, or after some rounds."""
     cluster = FakeCluster(deployment)
     for _ in range(ROUNDS):

@@ -35,34 +35,34 @@ def tolerating(**toleration: Any) -> Json:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision is for hf:// only"),
-        ({"model": {"uri": "pvc://m", "endpoint": "https://a.example"}}, "endpoint is for hf:// and s3://"),
+        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision needs an hf:// uri"),
+        ({"model": {"uri": "pvc://m", "endpoint": "https://a.example"}}, "endpoint needs an hf:// or s3:// uri"),
         (
             {"model": {"uri": "file:///m", "quantization": "int8"}, "worker": {"device": "cuda"}},
-            "quantization is for the device cpu",
+            "quantization needs the device cpu",
         ),
         ({"worker": {"rdmaResource": {"name": "rdma/hca"}}}, "rdmaResource needs the device cuda"),
         (
             {"worker": {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}},
-            "how many nvidia.com/gpu a pod has is told by parallelism.tensor",
+            "do not set nvidia.com/gpu in limits; parallelism.tensor sets it",
         ),
         (
             {"worker": {"device": "cuda", "rdmaResource": {"name": "a/b"}, "resources": {"limits": {"a/b": 1}}}},
-            "how many RDMA devices a pod has is told by rdmaResource.count",
+            "do not set the RDMA devices in limits; rdmaResource.count sets them",
         ),
-        (with_resources(requests={"cpu": "1001m"}, limits={"cpu": 1}), "a request is at most its limit"),
-        (with_resources(requests=DEVICE), "a device is requested by its limit"),
-        (with_resources(requests={"a.example/dongle": 1}, limits=DEVICE), "a device is requested by its limit"),
-        (with_resources(limits={"a.example/dongle": "500m"}), "devices are whole"),
-        (tolerating(), "a toleration of every key has the operator Exists"),
-        (tolerating(key="a", operator="Exists", value="b"), "the operator Exists has no value"),
+        (with_resources(requests={"cpu": "1001m"}, limits={"cpu": 1}), "a request must not exceed its limit"),
+        (with_resources(requests=DEVICE), "a device needs a limit"),
+        (with_resources(requests={"a.example/dongle": 1}, limits=DEVICE), "a device needs a limit"),
+        (with_resources(limits={"a.example/dongle": "500m"}), "the number of devices must be whole"),
+        (tolerating(), "a toleration without a key needs the operator Exists"),
+        (tolerating(key="a", operator="Exists", value="b"), "the operator Exists takes no value"),
         (tolerating(key="a", effect="NoSchedule", tolerationSeconds=1), "tolerationSeconds needs the effect NoExecute"),
-        ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or above maxBatchSize"),
+        ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or greater than maxBatchSize"),
         ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
-        ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "apiKeysSecret and openToAll exclude"),
+        ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
         ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
-        ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be three times memoryMiB"),
+        ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
         ({"rollout": {"maxSurge": 0}}, "maxSurge and maxUnavailable cannot both be 0"),
         ({"gateway": {"tolerations": [{"operator": "Exists"}] * 33}}, "must have at most 32 items"),
         ({"gateway": {"httpRoute": {"parentRefs": [{"name": "a"}] * 9}}}, "must have at most 8 items"),
@@ -98,8 +98,16 @@ def test_a_name_that_its_children_could_not_have_is_refused(api: DryRun, name: s
         ({"managed": {"storageClassName": "a"}}, {}, "storageClassName is fixed"),
         ({"managed": {}}, {"managed": {"storageClassName": "a"}}, "storageClassName is fixed"),
         ({"managed": {"storageClassName": "a"}}, {"managed": {"storageClassName": "b"}}, "storageClassName is fixed"),
-        ({"managed": {}}, {"external": {"urlSecret": {"name": "a"}}}, "managed and external cannot be exchanged"),
-        ({"external": {"urlSecret": {"name": "a"}}}, {"managed": {}}, "managed and external cannot be exchanged"),
+        (
+            {"managed": {}},
+            {"external": {"urlSecret": {"name": "a"}}},
+            "pool cannot change between managed and external",
+        ),
+        (
+            {"external": {"urlSecret": {"name": "a"}}},
+            {"managed": {}},
+            "pool cannot change between managed and external",
+        ),
     ],
 )
 @pytest.mark.usefixtures("api")
@@ -138,7 +146,7 @@ def test_a_volume_of_the_default_size_may_be_spelled_out_and_grow(server: ApiSer
     ],
 )
 def test_a_gateway_that_is_named_twice_is_refused(parents: list[Json]) -> None:
-    with pytest.raises(BadSpec, match="a is there twice"):
+    with pytest.raises(BadSpec, match="a appears twice"):
         deployment(gateway={"httpRoute": {"parentRefs": parents}})
 
 
@@ -159,11 +167,19 @@ def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        ({"kind": "Pod"}, "kind is no field of a pod template"),
+        ({"kind": "Pod"}, "kind is not a field of a pod template"),
         ({"spec": "word"}, "podPatch.spec is not an object"),
+        (
+            {"metadata": {"labels": {"orca-serving.io/revision": "x"}}},
+            "only the operator sets orca-serving.io/revision",
+        ),
+        (
+            {"metadata": {"annotations": {"orca-serving.io/models": None}}},
+            "only the operator sets orca-serving.io/models",
+        ),
         ({"spec": {"terminationGracePeriodSeconds": "9"}}, "is not a whole number"),
-        ({"spec": {"terminationGracePeriodSeconds": None}}, "null leaves Kubernetes' own 30 s"),
-        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "null means Kubernetes' default of 30 s"),
+        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut off"),
     ],
 )
 def test_a_patch_that_cannot_be_a_pod_is_refused_with_its_reason(patch: Json, reason: str) -> None:

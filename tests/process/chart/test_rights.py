@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orca.operator.cluster.api_server import KINDS
-from orca.operator.cluster.handlers import CHILDREN
+from orca.operator.cluster.watching import CHILDREN
 from support.chart.rendering import Manifest, kinds, needs_helm, render, the
 
 pytestmark = needs_helm

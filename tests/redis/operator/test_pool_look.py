@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.cluster.pool_probe import StatedElsewhere, look, set_promise
-from orca.operator.domain.actions import Promise
+from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
+from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.resource import Json
 from support.operator.deployments import deployment
 from support.operator.pool_hand import PoolHand
@@ -22,8 +22,8 @@ def secret(**texts: str) -> Json:
     return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
 
 
-def promise(slots: int, *, expected: int) -> Promise:
-    return Promise(revision="r1", slots=slots, expected=expected, reason="the spec says so")
+def promise(slots: int, *, expected: int) -> PromiseSlots:
+    return PromiseSlots(revision="r1", slots=slots, expected=expected, reason="the spec says so")
 
 
 async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_that(
@@ -37,14 +37,14 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
         pool.submit("large", "r1", need=60)
 
     await asyncio.to_thread(begin)
-    assert (await look(EXTERNAL, login, None)).larger_requests == 0
-    found = await look(EXTERNAL, login, 50)
+    assert (await poll_pool(EXTERNAL, login, None)).larger_requests == 0
+    found = await poll_pool(EXTERNAL, login, 50)
     assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
     assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
     await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
-    with pytest.raises(StatedElsewhere, match="64 slots were promised to a request, and it is 48 by now"):
+    with pytest.raises(PromiseChanged, match="the promise to a request was 64 slots, and is 48 by now"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
-    assert (await look(EXTERNAL, login, 50)).promised_slots == 48
+    assert (await poll_pool(EXTERNAL, login, 50)).promised_slots == 48
 
 
 async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
@@ -55,4 +55,4 @@ async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 0.0)
     with pytest.raises(OrcaError, match="no answer within"):
         await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
-    assert (await look(EXTERNAL, login, None)).promised_slots == promised
+    assert (await poll_pool(EXTERNAL, login, None)).promised_slots == promised

@@ -14,7 +14,7 @@ from orca.cli.small_model import small_model_folder
 from orca.core.domain.errors import NotInForce
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import Request, SamplingParams
-from orca.operator.cluster import authority
+from orca.operator.cluster import credentials
 from orca.pool.api import Pool
 from orca.pool.records import OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
@@ -29,7 +29,7 @@ PROMPT = (5, 6, 7, 8)
 
 def put_new_files(folder: Path) -> None:
     """Of a CA of their own: what was there before is worth no more than if it had ended."""
-    for key, text in authority.issue("shop", NAME, None, time.time()).items():
+    for key, text in credentials.issue("shop", NAME, None, time.time()).items():
         (folder / key).write_text(text)
 
 

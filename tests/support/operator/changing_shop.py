@@ -3,12 +3,13 @@
 from collections import Counter
 from typing import Any
 
-from orca.operator.domain import names
-from orca.operator.domain.observed import PoolLook, is_pod_ready
+from orca.operator.domain import facts, names
+from orca.operator.domain.objects import is_pod_ready
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
-from orca.operator.plan.plan import Plan
-from orca.operator.render import current_model
-from orca.operator.render.current_model import KnownModel, read_back
+from orca.operator.domain.served_models import ServedModel
+from orca.operator.plan.plan import ReconcilePlan
+from orca.operator.render import model
 from support.operator.clusters import BORN
 from support.operator.planned_shop import PlannedShop
 
@@ -34,17 +35,17 @@ class ChangingShop(PlannedShop):
             if not formed or is_pod_ready(pods.get(("Pod", f"{each['metadata']['name']}-0"), {"metadata": {}}))
         ]
 
-    def known(self) -> list[list[KnownModel]]:
+    def known(self) -> list[list[ServedModel]]:
         """The models of each gateway that serves."""
         pods = [
             each for (kind, name), each in self.cluster.objects.items() if (kind, name[:12]) == ("Pod", "shop-gateway")
         ]
-        return [read_back(pod["spec"], "gateway") for pod in pods]
+        return [facts.models(pod["metadata"]) for pod in pods]
 
-    def look(self) -> Plan:
+    def look(self) -> ReconcilePlan:
         digest, generation = self.in_force
         old = Counter({each: count for each, count in self.requests.items() if each != digest})
-        self.cluster.pool = PoolLook(
+        self.cluster.pool = PoolStatus(
             problem=self.pool_problem,
             generation=generation or None,
             replaced_unfinished=old.total(),
@@ -126,9 +127,8 @@ class ChangingShop(PlannedShop):
         return pod["spec"].get("containers") == scheduler["spec"]["template"]["spec"]["containers"]
 
     def is_known_everywhere(self, group: str) -> bool:
-        stages = self.cluster.objects["StatefulSet", group]["spec"]["template"]["spec"]
-        [model] = read_back(stages, "stage")
-        return all(model.identity in {each.identity for each in of_one} for of_one in self.known())
+        [own] = facts.models(self.cluster.objects["StatefulSet", group]["metadata"])
+        return all(own.identity in {each.identity for each in of_one} for of_one in self.known())
 
     def _start(self, controller: str) -> None:
         rest = {key: each for key, each in self.cluster.objects.items() if key[0] != "Pod" and key[1] != controller}
@@ -146,10 +146,10 @@ class ChangingShop(PlannedShop):
                 return
         raise AssertionError(f"it does not come to an end: {self.in_force} {self.requests} {self.digests()}")
 
-    def is_over(self, decided: Plan) -> bool:
+    def is_over(self, decided: ReconcilePlan) -> bool:
         is_rolled = all(each.revision == decided.revision and each.is_ready for each in decided.groups)
         has_groups = len(decided.groups) == self.cluster.deployment.spec.replicas
-        wanted = [current_model.wanted(self.cluster.deployment)]
+        wanted = [model.wanted_model(self.cluster.deployment)]
         is_done = all(digest == self.in_force[0] for digest in +self.requests)
         return (
             is_done and is_rolled and has_groups and bool(self.known()) and all(each == wanted for each in self.known())

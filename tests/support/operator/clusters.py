@@ -8,11 +8,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from orca.operator.cluster import credentials
 from orca.operator.domain import names
-from orca.operator.domain.actions import Apply, Delete, Issue, Nudge, Promise
-from orca.operator.domain.observed import Observed, PoolLook
-from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.actions import Apply, Delete, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.objects import Children
+from orca.operator.domain.observation import Observation, PoolStatus, Release
+from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import finish
-from orca.operator.plan.plan import Plan, Release, plan
+from orca.operator.plan.plan import ReconcilePlan, make_plan
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
 BORN = "2026-01-01T00:00:00Z"
@@ -22,42 +23,49 @@ BORN_S = 1_767_225_600.0
 class FakeCluster:
     """Objects by (kind, name). Controllers and kubelets are the test's own: `start`, `add_pod`."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: OrcaDeployment) -> None:
         self.deployment = deployment
         self.objects: dict[tuple[str, str], Json] = {}
-        self.pool = PoolLook()
+        self.pool = PoolStatus()
         self.pool_secret: Json | None = {"data": {"users.acl": "", "password": ""}}
         self.named_certificates: Json | None = None
         self.lost_nodes: frozenset[str] = frozenset()
         self.now_s = BORN_S + 1
 
     @property
-    def observed(self) -> Observed:
-        return Observed(
-            children=dict(self.objects),
+    def observed(self) -> Observation:
+        return self.observe()
+
+    def observe(self, release: Release = RELEASE, *, at: str | None = None) -> Observation:
+        """Args: at: timestamp; None is the cluster's own time."""
+        return Observation(
+            deployment=self.deployment,
+            release=release,
+            now_s=self.now_s if at is None else datetime.fromisoformat(at).timestamp(),
+            children=Children(dict(self.objects)),
             pool_secret=self.pool_secret,
             named_certificates=self.named_certificates,
             pool=self.pool,
             lost_nodes=self.lost_nodes,
         )
 
-    def look(self, release: Release = RELEASE) -> Plan:
+    def look(self, release: Release = RELEASE) -> ReconcilePlan:
         """One plan, carried out."""
-        decided = plan(self.deployment, self.observed, release, now_s=self.now_s)
+        decided = make_plan(self.observe(release))
         for action in decided.actions:
             if isinstance(action, Apply):
                 self.write(action.manifest)
-            elif isinstance(action, Issue):
+            elif isinstance(action, IssueCertificate):
                 self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
             elif isinstance(action, Nudge):
                 self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
-            elif isinstance(action, Promise):
+            elif isinstance(action, PromiseSlots):
                 self.pool = replace(self.pool, promised_slots=action.slots)
             else:
                 self._delete(action)
         return decided
 
-    def settle(self, release: Release = RELEASE) -> list[Plan]:
+    def settle(self, release: Release = RELEASE) -> list[ReconcilePlan]:
         """Look and let all pods run, until a look finds nothing to do."""
         plans = [self.look(release)]
         for _ in range(100):
@@ -97,7 +105,10 @@ class FakeCluster:
                         self.objects["Pod", f"{name}-{index}"]["status"]["conditions"][0]["status"] = "True"
                     else:
                         self.add_pod(f"{name}-{index}", template["metadata"]["labels"])
-                    self.objects["Pod", f"{name}-{index}"]["spec"] |= template["spec"]
+                    pod = self.objects["Pod", f"{name}-{index}"]
+                    pod["spec"] |= template["spec"]
+                    given = template["metadata"].get("annotations") or {}
+                    pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | given
 
     def add_pod(self, name: str, labels: Json, *, is_ready: bool = True, node: str | None = "node-1") -> None:
         status = {"conditions": [{"type": "Ready", "status": str(is_ready), "lastTransitionTime": BORN}]}
@@ -142,9 +153,15 @@ _SIGNER = ec.generate_private_key(ec.SECP256R1())
 _issued: dict[tuple[str, str, float], Json] = {}
 
 
-def certificates_secret(deployment: Deployment, issued_s: float) -> Json:
+def certificates_secret(deployment: OrcaDeployment, issued_s: float) -> Json:
     """The operator's own, with the same CA in all tests, and the same content for the same time."""
     key = deployment.name, deployment.namespace, issued_s
     if key not in _issued:
-        _issued[key] = credentials.certificates_secret(deployment, Issue("", _SIGNER), issued_s)
+        _issued[key] = credentials.certificates_secret(deployment, IssueCertificate("", _SIGNER), issued_s)
     return _issued[key]
+
+
+def observation(of: OrcaDeployment, children: dict[tuple[str, str], Json] | None = None, **facts: Any) -> Observation:
+    """In a cluster that holds nothing but the children."""
+    fields = {"release": RELEASE, "now_s": BORN_S, **facts}
+    return Observation(deployment=of, children=Children(children or {}), **fields)

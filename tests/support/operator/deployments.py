@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from orca.operator.domain.resource import Deployment, Json, read
+from orca.operator.domain.resource import Json, OrcaDeployment, read
 
 CRD = Path(__file__).parents[3] / "charts/orca/crd/orcadeployments.yaml"
 URI = "file:///opt/orca/models/orca-austen"
 
 
-def deployment(name: str = "shop", generation: int = 1, **spec: Any) -> Deployment:
+def deployment(name: str = "shop", generation: int = 1, **spec: Any) -> OrcaDeployment:
     """Args: spec: fields of the spec beside the model; a model given here replaces the default one."""
     return read(body(name, generation, **spec))
 

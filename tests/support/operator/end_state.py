@@ -12,7 +12,7 @@ from typing import Any
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
-from orca.operator.domain.observed import is_going, is_pod_ready
+from orca.operator.domain.objects import is_going, is_pod_ready
 
 Json = dict[str, Any]
 State = dict[str, Json]

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from orca.core.transport import grpc_links
 from orca.core.transport.tls_files import TlsFiles
-from orca.operator.cluster import authority
+from orca.operator.cluster import credentials
 from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY
 from orca.operator.domain.resource import Json
 from support.operator.clusters import BORN_S
@@ -26,7 +26,7 @@ Files = dict[str, str]
 
 
 def issue(name: str = NAME, signer: ec.EllipticCurvePrivateKey | None = None, issued_s: float = BORN_S) -> Files:
-    return authority.issue("shop", name, signer, issued_s)
+    return credentials.issue("shop", name, signer, issued_s)
 
 
 def a_key() -> ec.EllipticCurvePrivateKey:

@@ -5,17 +5,18 @@ import random
 from collections import Counter
 from typing import Any
 
-from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.cluster.api_calls import ApiServerError
+from orca.operator.cluster.api_server import Leases
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.domain.resource import Json
-from orca.operator.plan.lease import Terms
+from orca.operator.plan.lease import LeaseTerms
 
 OPERATORS = ("a", "b", "c")
 DURATION_S = 15
 
 
-def terms(identity: str) -> Terms:
-    return Terms(namespace="system", name="orca", identity=identity, duration_s=DURATION_S)
+def terms(identity: str) -> LeaseTerms:
+    return LeaseTerms(namespace="system", name="orca", identity=identity, duration_s=DURATION_S)
 
 
 def paper_lease(identity: str, *, version: str = "1", **spec: Any) -> Json:
@@ -84,7 +85,7 @@ class LeaseWorld:
         else:
             try:
                 leadership.renew()
-            except ApiError:
+            except ApiServerError:
                 self.counts["failed"] += 1
         self._busy.discard(name)
 
@@ -110,23 +111,23 @@ class LeaseWorld:
             self._writes[name] = self.now_s + leadership.write_s()
 
 
-class PaperLeases(Cluster):
+class PaperLeases(Leases):
     """An API server that keeps one Lease, and refuses writes of an old version."""
 
     def __init__(self, world: LeaseWorld) -> None:
         self.is_away = False
         self._world = world
 
-    def lease(self, *_: str) -> Json | None:
+    def read(self, *_: str) -> Json | None:
         self._suffer()
         found = copy.deepcopy(self._world.stored)
         self._suffer()
         return found
 
-    def create_lease(self, lease: Json) -> Json:
+    def create(self, lease: Json) -> Json:
         return self._write(lease, None)
 
-    def replace_lease(self, lease: Json) -> Json:
+    def replace(self, lease: Json) -> Json:
         return self._write(lease, lease["metadata"]["resourceVersion"])
 
     def _write(self, lease: Json, version: str | None) -> Json:
@@ -134,7 +135,7 @@ class PaperLeases(Cluster):
         self._suffer()
         stored = world.stored
         if version != (None if stored is None else stored["metadata"]["resourceVersion"]):
-            raise ApiError(409, "it has changed")
+            raise ApiServerError(409, "it has changed")
         new = str(int(version or 0) + 1)
         world.stored = copy.deepcopy({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
         self._suffer()
@@ -143,4 +144,4 @@ class PaperLeases(Cluster):
     def _suffer(self) -> None:
         self._world.meanwhile()
         if self.is_away or self._world.chance.random() < 0.05:
-            raise ApiError(0, "the connection is gone")
+            raise ApiServerError(0, "the connection is gone")

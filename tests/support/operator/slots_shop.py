@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from orca.operator.domain import names
-from orca.operator.domain.observed import PoolLook, is_pod_ready
+from orca.operator.domain import facts, names
+from orca.operator.domain.objects import is_pod_ready
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
-from orca.operator.plan.plan import Plan
+from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.slots_change import asked_slots, slots_that_some_exceed
-from orca.operator.render import group
 from support.operator.planned_shop import PlannedShop
 
 MEMORY = 4096
@@ -35,12 +35,12 @@ class SlotsShop(PlannedShop):
     def formed(self) -> list[int]:
         """Slots of each group that serves."""
         found = (self._pod(each) for each in self.schedulers())
-        return [_slots({"spec": {"template": pod}}) for pod in found if pod is not None and is_pod_ready(pod)]
+        return [_slots_of_pod(pod) for pod in found if pod is not None and is_pod_ready(pod)]
 
     def _offered(self) -> int | None:
         """By each group that serves, now and whenever it forms again."""
         slots = self.formed()
-        is_lasting = self.length is not None or all(group.slots(each) is not None for each in self.schedulers())
+        is_lasting = self.length is not None or all(facts.slots(each) is not None for each in self.schedulers())
         return min([*slots, self.length or MEMORY]) if slots and is_lasting else None
 
     def _groups_in_force(self) -> tuple[str, ...]:
@@ -48,10 +48,10 @@ class SlotsShop(PlannedShop):
         in_force = {each[names.MODEL_LABEL] for each in living} if self.is_one_revision else {self.in_force}
         return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] in in_force)
 
-    def look(self) -> Plan:
-        asked = slots_that_some_exceed(self.cluster.deployment, self.cluster.observed)
+    def look(self) -> ReconcilePlan:
+        asked = slots_that_some_exceed(self.cluster.observed)
         larger = [need for need in self.needs if asked is not None and need > asked]
-        self.cluster.pool = PoolLook(
+        self.cluster.pool = PoolStatus(
             problem=self.pool_problem,
             revision=None if self.promised is None else "r1",
             generation=self.generation or None,
@@ -98,9 +98,9 @@ class SlotsShop(PlannedShop):
             pod = self._pod(each)
             if pod is None:
                 self._add_pod(each)
-            elif not is_pod_ready(pod) and _slots({"spec": {"template": pod}}) >= (self.promised or 0):
+            elif not is_pod_ready(pod) and _slots_of_pod(pod) >= (self.promised or 0):
                 if self.promised is None:
-                    self.promised = _slots({"spec": {"template": pod}})
+                    self.promised = _slots_of_pod(pod)
                 self.generation = max(self.generation, int(each["metadata"]["labels"][names.GENERATION_LABEL]))
                 self.in_force = each["metadata"]["labels"][names.MODEL_LABEL]
                 pod["status"]["conditions"][0]["status"] = "True"
@@ -142,7 +142,13 @@ class SlotsShop(PlannedShop):
 
 
 def _slots(scheduler: Json) -> int:
-    return (group.slots(scheduler) or MEMORY) // 16 * 16
+    return (facts.slots(scheduler) or MEMORY) // 16 * 16
+
+
+def _slots_of_pod(pod: Json) -> int:
+    """With which its process has started."""
+    args = pod["spec"]["containers"][0]["args"]
+    return (int(args[args.index("--slots") + 1]) if "--slots" in args else MEMORY) // 16 * 16
 
 
 def _containers(scheduler: Json) -> Json:

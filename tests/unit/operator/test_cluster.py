@@ -2,7 +2,7 @@
 
 import pytest
 
-from orca.operator.cluster.api_server import ApiError
+from orca.operator.cluster.api_calls import ApiServerError
 from support.operator.paper_api import paper_api
 
 POD = "/api/v1/namespaces/ns/pods/shop-0"
@@ -28,7 +28,7 @@ def test_what_is_gone_or_another_by_now_needs_no_delete(status: int) -> None:
 def test_a_delete_that_is_refused_is_told_in_the_servers_words() -> None:
     with paper_api() as (paper, cluster):
         paper.refuses["DELETE", POD] = 403, "so it is"
-        with pytest.raises(ApiError, match="so it is") as refused:
+        with pytest.raises(ApiServerError, match="so it is") as refused:
             cluster.delete("Pod", "ns", "shop-0", "uid-of-old")
     assert (refused.value.status, refused.value.is_answer) == (403, True)
 

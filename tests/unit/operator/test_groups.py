@@ -90,11 +90,11 @@ def test_a_group_that_gave_way_comes_back_and_waits_longer_each_time() -> None:
 def test_a_group_that_gave_way_by_a_clock_that_was_ahead_comes_back_when_that_is_set() -> None:
     pause = Pause(times=1, begun_s=int(BORN_S), reason="NoCapacity")
     for now_s, is_on in ((BORN_S, True), (BORN_S + 29, True), (BORN_S - 3600, False)):
-        assert group_pauses.following(pause, "g", is_ready=False, trouble=None, now_s=now_s).is_on == is_on
+        assert group_pauses.next_pause(pause, "g", is_ready=False, problem=None, now_s=now_s).is_on == is_on
 
 
 def test_a_scheduler_that_is_still_called_ready_keeps_no_group_from_giving_way() -> None:
-    found = group_pauses.following(Pause(), "g", is_ready=True, trouble="NoCapacity", now_s=BORN_S)
+    found = group_pauses.next_pause(Pause(), "g", is_ready=True, problem="NoCapacity", now_s=BORN_S)
     assert (found.is_on, found.times) == (True, 1)
 
 
@@ -165,21 +165,29 @@ def test_a_group_of_before_comes_back_also_while_another_is_wanted() -> None:
     assert not group_pauses.read(cluster.objects["StatefulSet", group]).is_on
 
 
-@pytest.mark.parametrize("args", [None, ["worker"], ["sh", "-c", "true", "--stages"], ["worker", "--stages", "two"]])
-def test_a_group_whose_arguments_somebody_wrote_over_stays_away_and_the_wanted_one_comes(
-    args: list[str] | None,
-) -> None:
+@pytest.mark.parametrize("count", [None, "", "two", "-1", "0", "1e3", "65", "9" * 5000])
+def test_a_group_whose_number_of_stages_nobody_knows_stays_away_and_the_wanted_one_comes(count: str | None) -> None:
     cluster = cluster_of()
     group = group_of(cluster)
     pass_time(cluster, 61)
-    cluster.objects["StatefulSet", group]["spec"]["template"]["spec"]["containers"][0]["args"] = args
+    annotations = cluster.objects["StatefulSet", group]["metadata"]["annotations"]
+    del annotations[names.STAGES_ANNOTATION]
+    if count is not None:
+        annotations[names.STAGES_ANNOTATION] = count
     cluster.deployment = deployment(generation=2, startupSeconds=60, parallelism={"stages": 3})
     pass_time(cluster, 3600)
     assert replicas(cluster, group)[0] == 0
     assert len([kind for kind, _ in cluster.objects if kind == "StatefulSet"]) > 2
 
 
-@pytest.mark.parametrize("written", ["x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"reason": "Bored"}'])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"times": null}', '{"times": -1}', '{"reason": "Bored"}'),
+        *('{"reason": []}', '{"begun_s": ""}', '{"begun_s": 1e400}', f'{{"room_s": {10**400}}}', "[" * 100_000),
+    ],
+    ids=lambda written: written[:20],
+)
 def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
     assert group_pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()
 
@@ -187,10 +195,10 @@ def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
 def test_a_group_that_has_given_way_is_told_with_the_time_of_its_return() -> None:
     cluster = cluster_of()
     pass_time(cluster, 61)
-    found = status.status(cluster.deployment, cluster.observed, cluster.look(), {}, NOW)
+    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
     [told] = [each for each in found["conditions"] if each["type"] == "WorkersReady"]
     assert (told["status"], told["reason"]) == ("False", "NoCapacity")
-    assert "has given way for the 1. time" in told["message"]
+    assert "has given way once" in told["message"]
 
 
 def crash(cluster: FakeCluster, pod: str, restarts: int) -> None:

@@ -3,7 +3,7 @@
 import kopf
 import pytest
 
-from orca.operator.cluster.handlers import CHILDREN, make_settings
+from orca.operator.cluster.watching import CHILDREN, make_settings
 from orca.operator.domain import names
 from orca.operator.domain.resource import GROUP, PLURAL, VERSION
 

@@ -3,21 +3,20 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from clusters import observation
 from grpc import aio
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, names
-from orca.operator.domain.actions import Issue
+from orca.operator.domain.actions import IssueCertificate
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY
-from orca.operator.domain.observed import Observed
-from orca.operator.domain.resource import Deployment, Json
-from orca.operator.plan.plan import plan
-from orca.operator.plan.status import status
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.plan.plan import make_plan
+from orca.operator.plan.status import make_status
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
@@ -30,8 +29,8 @@ SHOP = deployment()
 NAMED = deployment(certificates={"secretName": "team"})
 
 
-def due(files: Mapping[str, str], now_s: float = NOW_S, of: Deployment = SHOP) -> Issue | None:
-    return certificates.due(of, Observed(children={("Secret", "shop-certificates"): secret(files)}), now_s)
+def due(files: Mapping[str, str], now_s: float = NOW_S, of: OrcaDeployment = SHOP) -> IssueCertificate | None:
+    return certificates.due(observation(of, {("Secret", "shop-certificates"): secret(files)}, now_s=now_s))
 
 
 def test_a_certificate_is_issued_anew_when_a_third_of_its_life_is_left_by_the_ca_that_it_has() -> None:
@@ -40,7 +39,7 @@ def test_a_certificate_is_issued_anew_when_a_third_of_its_life_is_left_by_the_ca
     later_s = NOW_S + 60 * DAY_S
     found = due(first, later_s)
     assert found is not None
-    assert found.reason == "it ends on 2026-04-01 at 00:00 UTC"
+    assert found.reason == "it expires on 2026-04-01 at 00:00 UTC"
     second = issue(signer=found.signer, issued_s=later_s)
     assert due(second, later_s) is None
     assert (second[CA_KEY], second[KEY]) != (first[CA_KEY], first[KEY])
@@ -53,7 +52,7 @@ def test_it_goes_on_for_longer_than_the_ca_of_the_beginning() -> None:
         now_s += 60 * DAY_S
         found = due(files, now_s)
         assert found is not None
-        assert found.reason.startswith("it ends on")
+        assert found.reason.startswith("it expires on")
         files = issue(signer=found.signer, issued_s=now_s)
         assert due(files, now_s) is None
 
@@ -69,7 +68,7 @@ def of_another_ca(files: Files) -> Files:
         *[(lambda files, key=key: files | {key: ""}, f"there is no {key}") for key in FILES],
         *[(lambda files, key=key: files | {key: "spoiled"}, f"{key} cannot be read") for key in FILES],
         (of_another_ca, "tls.crt is not signed by ca.crt"),
-        (lambda files: files | {KEY: issue()[KEY]}, "tls.crt is not of tls.key"),
+        (lambda files: files | {KEY: issue()[KEY]}, "tls.crt does not belong to tls.key"),
     ],
 )
 def test_what_somebody_has_spoiled_is_issued_anew(spoil: Callable[[Files], Files], reason: str) -> None:
@@ -84,7 +83,7 @@ def test_what_somebody_has_spoiled_is_issued_anew(spoil: Callable[[Files], Files
 
 def test_what_is_not_base64_is_issued_anew() -> None:
     there = {("Secret", "shop-certificates"): {"data": dict.fromkeys((*FILES, CA_KEY), "=")}}
-    found = certificates.due(SHOP, Observed(children=there), NOW_S)
+    found = certificates.due(observation(SHOP, there))
     assert found is not None
     assert found.reason == "ca.crt cannot be read"
 
@@ -101,15 +100,15 @@ def test_another_name_and_a_clock_that_went_back_are_reasons_too() -> None:
 
 
 def test_a_missing_one_is_issued_and_one_that_the_resource_names_never_is() -> None:
-    found = certificates.due(SHOP, Observed(), NOW_S)
+    found = certificates.due(observation(SHOP))
     assert found is not None
     assert (found.reason, found.signer) == ("it is missing", None)
-    assert certificates.due(NAMED, Observed(), NOW_S) is None
+    assert certificates.due(observation(NAMED)) is None
     assert due({}, of=NAMED) is None
 
 
 def test_no_key_shows_in_what_may_be_logged() -> None:
-    shown_by_log = repr(Issue("it ends", a_key(), kept={KEY: "secret"}))
+    shown_by_log = repr(IssueCertificate("it ends", a_key(), kept={KEY: "secret"}))
     assert "signer" not in shown_by_log
     assert "secret" not in shown_by_log
 
@@ -120,7 +119,7 @@ def test_no_key_shows_in_what_may_be_logged() -> None:
 def test_a_secret_is_there_before_the_pods_that_wait_for_it() -> None:
     cluster = FakeCluster(SHOP)
     first, *_ = cluster.look().actions
-    assert isinstance(first, Issue)
+    assert isinstance(first, IssueCertificate)
     assert first.is_new
     assert cluster.names("Secret") == ["shop-certificates"]
 
@@ -130,7 +129,7 @@ def test_a_renewal_writes_the_secret_and_nothing_else() -> None:
     cluster.settle()
     cluster.now_s += 61 * DAY_S
     [action] = cluster.look().actions
-    assert isinstance(action, Issue)
+    assert isinstance(action, IssueCertificate)
     assert not action.is_new
     assert cluster.look().actions == ()
 
@@ -153,7 +152,7 @@ def test_our_own_is_renewed_until_the_last_group_that_has_it_is_gone() -> None:
     cluster.look()
     assert mounted(cluster) == {"shop-certificates", "team"}
     cluster.now_s += 61 * DAY_S
-    assert [type(action) for action in cluster.look().actions].count(Issue) == 1
+    assert [type(action) for action in cluster.look().actions].count(IssueCertificate) == 1
     cluster.settle()
     cluster.now_s += 61 * DAY_S
     assert cluster.look().actions == ()
@@ -204,9 +203,8 @@ async def test_what_has_ended_or_is_of_another_ca_is_refused_by_servers_and_clie
 
 def told(cluster: FakeCluster, at_s: float, refusals: Sequence[Refusal] = ()) -> dict[str, tuple[str, str]]:
     """Status and reason of each condition."""
-    now = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    decided = plan(cluster.deployment, cluster.observed, RELEASE, now_s=at_s)
-    found = status(cluster.deployment, cluster.observed, decided, {}, now, refusals)
+    seen = replace(cluster.observed, now_s=at_s)
+    found = make_status(seen, make_plan(seen), {}, refusals)
     return {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
 
 
@@ -263,7 +261,7 @@ def test_our_own_is_told_only_where_the_api_server_refuses_its_renewal() -> None
     late_s = NOW_S + 77 * DAY_S
     due_now = told(cluster, late_s)
     assert (due_now["Degraded"][0], due_now["Ready"]) == ("False", ("True", "Serving"))
-    [action] = plan(cluster.deployment, cluster.observed, RELEASE, now_s=late_s).actions
+    [action] = make_plan(replace(cluster.observed, now_s=late_s)).actions
     refused = told(cluster, late_s, [Refusal(action, "quota")])
     assert refused["Degraded"] == ("True", "CertificateExpiring")
     assert refused["Accepted"] == ("False", "Refused")
@@ -278,7 +276,7 @@ def test_a_look_makes_the_secret_and_another_one_leaves_it() -> None:
     with paper_api() as (paper, cluster):
         look(cluster, SHOP)
         made = paper.objects[f"{SECRETS}/shop-certificates"]
-        assert certificates.due(SHOP, Observed(children={("Secret", "shop-certificates"): made}), time.time()) is None
+        assert certificates.due(observation(SHOP, {("Secret", "shop-certificates"): made}, now_s=time.time())) is None
         assert "ownerReferences" not in made["metadata"]
         look(cluster, SHOP)
         assert paper.calls("PATCH", "secrets/shop-certificates") == 1
@@ -327,7 +325,7 @@ def test_one_that_somebody_changes_while_it_is_written_is_not_drawn_anew_with_ea
         paper.admits = without_key
         refusals = Refusals(lambda: 0.0)
         for _ in range(3):
-            reconcile(cluster, RELEASE, SHOP, observe(cluster, SHOP, frozenset()), {}, refusals)
+            reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
         assert paper.calls("PATCH", "secrets/shop-certificates") == 1
         [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"]) == ("False", "Refused")
@@ -342,7 +340,7 @@ def test_one_that_somebody_spoils_after_each_write_is_not_drawn_anew_with_each_l
         refusals = Refusals(lambda: now_s)
         for now_s in range(0, 40, 2):
             before = paper.calls("PATCH", "secrets/shop-certificates")
-            reconcile(cluster, RELEASE, SHOP, observe(cluster, SHOP, frozenset()), {}, refusals)
+            reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
             if paper.calls("PATCH", "secrets/shop-certificates") > before:
                 drawn_at.append(now_s)
                 paper.objects[path] |= {"data": {}}
@@ -354,7 +352,7 @@ def test_one_that_somebody_spoils_after_each_write_is_not_drawn_anew_with_each_l
 def test_of_a_named_secret_only_that_is_read() -> None:
     with paper_api() as (paper, cluster):
         paper.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
-        assert observe(cluster, NAMED, frozenset()).named_certificates == paper.objects[f"{SECRETS}/team"]
+        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == paper.objects[f"{SECRETS}/team"]
         look(cluster, NAMED)
         assert paper.calls("GET", "secrets/team") == 2
         assert names.certificates("shop") not in str(paper.objects.keys())
@@ -375,5 +373,5 @@ def test_a_named_secret_that_is_called_as_our_own_would_be_is_only_read(marks: J
         assert accepted["status"] == "True"
 
 
-def look(cluster: Cluster, of: Deployment) -> None:
-    reconcile(cluster, RELEASE, of, observe(cluster, of, frozenset()), {}, Refusals(time.monotonic))
+def look(cluster: Cluster, of: OrcaDeployment) -> None:
+    reconcile(cluster, observe(cluster, RELEASE, of, frozenset()), {}, Refusals(time.monotonic))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from orca.core.domain.errors import SettingError
-from orca.operator.cluster.api_server import ApiError
+from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.plan.lease import holder, may_take, released, taken
-from orca.operator.settings import Settings, parse_settings
+from orca.operator.settings import OperatorSettings, parse_settings
 from support.operator.lease_world import DURATION_S, OPERATORS, Calm, LeaseWorld, PaperLeases, paper_lease, terms
 from support.operator.paper_api import paper_api
 
@@ -116,7 +116,7 @@ def test_without_the_lease_nothing_is_written_and_everything_read() -> None:
     with paper_api(write_s=lambda: 0) as (paper, cluster):
         paper.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
         assert cluster.secret("ns", "s") is not None
-        with pytest.raises(ApiError, match="does not hold the Lease") as refused:
+        with pytest.raises(ApiServerError, match="does not hold the Lease") as refused:
             cluster.write_status("ns", "shop", {})
     assert not refused.value.is_answer
     assert {method for method, _, _ in paper.said} == {"GET"}
@@ -125,7 +125,7 @@ def test_without_the_lease_nothing_is_written_and_everything_read() -> None:
 LEASED = ["--lease", "orca", "--lease-namespace", "system", "--lease-identity", "pod-1"]
 
 
-def settings(*words: str) -> Settings:
+def settings(*words: str) -> OperatorSettings:
     return parse_settings([*IMAGES, *words], {})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orca.operator.cluster.api_server import Cluster
-from orca.operator.cluster.listing import Listing
+from orca.operator.cluster.watching import ResourceLists
 from support.operator.paper_api import PaperApi, paper_api
 
 SHOP = {"metadata": {"namespace": "ns", "name": "shop", "uid": "uid-1"}}
@@ -16,7 +16,7 @@ def there_is(paper: PaperApi, *, is_lost: bool) -> None:
     paper.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": "a"}, "status": {"conditions": conditions}}]}
 
 
-class Rare(Listing):
+class Rare(ResourceLists):
     """Looks at all once an hour, by a clock of the test's."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -51,4 +51,4 @@ def test_lists_are_half_a_minute_apart_at_most_and_one_comes_when_looks_are_due(
     resync_s: float, every_s: float
 ) -> None:
     with paper_api() as (_, cluster):
-        assert Listing(cluster, (), resync_s=resync_s, clock=lambda: 0.0).every_s == every_s
+        assert ResourceLists(cluster, (), resync_s=resync_s, clock=lambda: 0.0).every_s == every_s

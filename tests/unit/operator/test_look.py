@@ -18,9 +18,9 @@ NOBODY: frozenset[str] = frozenset()
 
 def test_no_secret_is_read_more_than_once_in_a_look() -> None:
     with paper_api() as (paper, cluster):
-        first = observe(cluster, deployment(), NOBODY)
+        first = observe(cluster, RELEASE, deployment(), NOBODY)
         paper.said.clear()
-        second = observe(cluster, deployment(), NOBODY)
+        second = observe(cluster, RELEASE, deployment(), NOBODY)
     assert [path for _, path, _ in paper.said if "secrets" in path] == ["/api/v1/namespaces/ns/secrets"]
     assert first.pool_secret is not None
     assert second.pool_secret == first.pool_secret
@@ -29,10 +29,10 @@ def test_no_secret_is_read_more_than_once_in_a_look() -> None:
 def test_the_secret_of_an_external_pool_is_read_by_its_name_and_may_be_missing() -> None:
     external = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
     with paper_api() as (paper, cluster):
-        assert observe(cluster, external, NOBODY).pool_secret is None
+        assert observe(cluster, RELEASE, external, NOBODY).pool_secret is None
         secret = {"metadata": {"name": "redis"}, "data": {"url": ""}}
         paper.objects["/api/v1/namespaces/ns/secrets/redis"] = secret
-        assert observe(cluster, external, NOBODY).pool_secret == secret
+        assert observe(cluster, RELEASE, external, NOBODY).pool_secret == secret
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_bears_our_labels_and_is_not_ours_is_neither_deleted_nor_taken() ->
         for name in ("shop", "extra"):
             metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": his}
             paper.objects[f"{services}/{name}"] = {"metadata": metadata}
-        reconcile(cluster, RELEASE, deployment(), observe(cluster, deployment(), NOBODY), {}, Refusals(time.monotonic))
+        reconcile(cluster, observe(cluster, RELEASE, deployment(), NOBODY), {}, Refusals(time.monotonic))
     assert [method for method, path, _ in paper.said if path.startswith(f"{services}/") and method == "DELETE"] == []
     assert paper.calls("PATCH", "services/shop") == 0
 
@@ -83,8 +83,8 @@ def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over()
         paper.admits = without_ports
         refusals = Refusals(time.monotonic)
         for _ in range(3):
-            observed = observe(cluster, deployment(), NOBODY)
-            reconcile(cluster, RELEASE, deployment(), observed, {}, refusals)
+            observed = observe(cluster, RELEASE, deployment(), NOBODY)
+            reconcile(cluster, observed, {}, refusals)
     assert paper.calls("PATCH", "/services/shop") == 1
     [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (told["status"], told["reason"]) == ("False", "Refused")
@@ -94,12 +94,12 @@ def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over()
 def test_keys_that_gateways_would_wait_for_are_missed() -> None:
     named = deployment(gateway={"apiKeysSecret": {"name": "team"}})
     with paper_api() as (paper, cluster):
-        assert "no Secret team" in str(observe(cluster, named, NOBODY).keys_problem)
+        assert "no Secret team" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret = {"metadata": {"name": "team"}, "data": {"others": ""}}
         paper.objects["/api/v1/namespaces/ns/secrets/team"] = secret
-        assert "no key keys" in str(observe(cluster, named, NOBODY).keys_problem)
+        assert "no key keys" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret["data"]["keys"] = ""
-        assert observe(cluster, named, NOBODY).keys_problem is None
+        assert observe(cluster, RELEASE, named, NOBODY).keys_problem is None
 
 
 def test_what_was_refused_is_told_in_each_look_and_not_asked_in_each() -> None:
@@ -107,7 +107,7 @@ def test_what_was_refused_is_told_in_each_look_and_not_asked_in_each() -> None:
     with paper_api() as (paper, cluster):
         paper.refuses["PATCH", "services/shop"] = 403, "quota is used up"
         for _ in range(3):
-            reconcile(cluster, RELEASE, wanted, observe(cluster, wanted, NOBODY), {}, refusals)
+            reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, refusals)
             status = paper.objects["/apis/orca-serving.io/v1alpha1/namespaces/ns/orcadeployments/shop/status"]["status"]
             [accepted] = [each for each in status["conditions"] if each["type"] == "Accepted"]
             assert (accepted["status"], "quota is used up" in accepted["message"]) == ("False", True)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from orca.operator.cluster import credentials
 from orca.operator.domain import certificates
-from orca.operator.domain.actions import Issue
+from orca.operator.domain.actions import IssueCertificate
 from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, KEY, KNOWN_AFTER_S
 from support.operator.clusters import BORN_S
 from support.operator.deployments import deployment
@@ -23,7 +23,7 @@ NOW_S = BORN_S
 SHOP = deployment()
 
 
-def due(files: Files, now_s: float) -> Issue | None:
+def due(files: Files, now_s: float) -> IssueCertificate | None:
     return certificates.due_of(SHOP, secret(files), now_s)
 
 
@@ -51,7 +51,7 @@ def test_for_a_lost_ca_key_nothing_is_replaced_before_its_time(lose: Callable[[F
     assert due(files, NOW_S + 60 * DAY_S) is not None
 
 
-def carried_out(action: Issue | None, at_s: float) -> Files:
+def carried_out(action: IssueCertificate | None, at_s: float) -> Files:
     assert action is not None
     data = credentials.certificates_secret(SHOP, action, at_s)["data"]
     return {key: base64.b64decode(text).decode() for key, text in data.items()}

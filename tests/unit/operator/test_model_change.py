@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from orca.operator.domain import names
-from orca.operator.domain.observed import PoolLook
+from orca.operator.domain import facts, names
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
+from orca.operator.domain.served_models import ServedModel
 from orca.operator.plan.model_change import MARGIN_S
-from orca.operator.plan.plan import Plan
-from orca.operator.plan.status import status
-from orca.operator.render import current_model
-from orca.operator.render.current_model import KnownModel, read_back
+from orca.operator.plan.plan import ReconcilePlan
+from orca.operator.plan.status import make_status
+from orca.operator.render.model import older_model_flag, wanted_model
 from support.operator.changing_shop import ChangingShop
 from support.operator.clusters import BORN, BORN_S, FakeCluster
 from support.operator.deployments import deployment
@@ -59,8 +59,8 @@ def begun(**spec: Any) -> ChangingShop:
     return shop
 
 
-def condition(shop: ChangingShop, decided: Plan, kind: str) -> tuple[str, str, str]:
-    written = status(shop.cluster.deployment, shop.cluster.observed, decided, {}, BORN)
+def condition(shop: ChangingShop, decided: ReconcilePlan, kind: str) -> tuple[str, str, str]:
+    written = make_status(shop.cluster.observe(at=BORN), decided, {})
     [found] = [each for each in written["conditions"] if each["type"] == kind]
     return found["status"], found["reason"], found["message"]
 
@@ -70,7 +70,7 @@ def test_groups_of_the_new_model_come_when_all_gateways_have_it() -> None:
     decided = shop.look()
     assert len(shop.digests()) == 1
     assert condition(shop, shop.look(), "Progressing")[:2] == ("True", "GatewaysLearnModel")
-    assert decided.change.is_telling
+    assert decided.change.waits_for_gateways
     shop.gateways()
     shop.look()
     assert len(shop.digests()) == 2
@@ -79,7 +79,7 @@ def test_groups_of_the_new_model_come_when_all_gateways_have_it() -> None:
 def test_the_same_weights_rounded_are_another_model() -> None:
     shop = ChangingShop(model=A)
     shop.change(model=A | {"quantization": "int8"})
-    assert shop.look().change.is_telling
+    assert shop.look().change.waits_for_gateways
     shop.gateways()
     assert [each.quantization for each in shop.known()[0]] == ["int8", None]
     shop.look()
@@ -94,9 +94,9 @@ def test_a_gateway_that_ends_without_the_new_model_is_waited_for_while_calls_may
     marks = {"name": "leaving", "deletionTimestamp": "2026-01-01T00:05:10Z", "deletionGracePeriodSeconds": 310}
     shop.cluster.objects["Pod", "leaving"] = {**leaving, "metadata": leaving["metadata"] | marks}
     shop.cluster.now_s = BORN_S + GATEWAY_LEAVE_S + 0.9
-    assert shop.look().change.is_telling
+    assert shop.look().change.waits_for_gateways
     shop.cluster.now_s = BORN_S + GATEWAY_LEAVE_S + 1
-    assert not shop.look().change.is_telling
+    assert not shop.look().change.waits_for_gateways
 
 
 def test_the_old_group_stays_for_its_requests_and_the_status_counts_them() -> None:
@@ -105,7 +105,7 @@ def test_the_old_group_stays_for_its_requests_and_the_status_counts_them() -> No
         shop.look()
         happens()
     assert len(shop.digests()) == 2
-    said = "1 requests of the model before run on, for 30 s at most"
+    said = "1 requests of the old model run on, for 30 s at most"
     assert condition(shop, shop.look(), "Progressing") == ("True", "OldModelDrains", said)
     assert condition(shop, shop.look(), "Ready")[:2] == ("True", "OldModelDrains")
     shop.end()
@@ -117,10 +117,10 @@ def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request()
     cluster = FakeCluster(deployment(model=A, replicas=2, scheduler={"kvSlots": 4096}))
     cluster.settle()
     smaller, larger = cluster.names("StatefulSet", "scheduler")
-    args = cluster.objects["StatefulSet", smaller]["spec"]["template"]["spec"]["containers"][0]["args"]
+    annotations = cluster.objects["StatefulSet", smaller]["metadata"]["annotations"]
     # As while a lower kvSlots waits for a request that only the other can hold.
-    args[args.index("--slots") + 1] = "1024"
-    cluster.pool = PoolLook(generation=int(BORN_S) + 1)
+    annotations[names.SLOTS_ANNOTATION] = "1024"
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model=B, replicas=2, scheduler={"kvSlots": 1024}, generation=2)
     assert cluster.look().change.kept == {larger.removesuffix("-scheduler")}
 
@@ -158,9 +158,9 @@ def test_without_room_for_both_the_old_model_goes_first() -> None:
     shop.gateways()
     decided = shop.look()
     assert shop.digests() == []
-    assert "the model before goes first" in condition(shop, decided, "Progressing")[2]
+    assert "the old model goes first" in condition(shop, decided, "Progressing")[2]
     shop.cluster.now_s += 1
-    assert "the model before goes first" in condition(shop, shop.look(), "Progressing")[2]
+    assert "the old model goes first" in condition(shop, shop.look(), "Progressing")[2]
 
 
 def test_a_new_group_that_finds_no_node_takes_the_old_ones_place_in_the_end() -> None:
@@ -178,24 +178,24 @@ def test_a_new_group_that_finds_no_node_takes_the_old_ones_place_in_the_end() ->
 
 def test_a_first_model_waits_for_no_gateway() -> None:
     cluster = FakeCluster(deployment(model=A))
-    assert not cluster.look().change.is_telling
+    assert not cluster.look().change.waits_for_gateways
     assert len(cluster.names("StatefulSet", "stage")) == 1
 
 
 def test_a_model_that_never_served_is_not_given_to_gateways_so_that_its_volume_keeps_none_from_starting() -> None:
     cluster = FakeCluster(deployment(model={"uri": "pvc://mistyped"}))
-    cluster.pool = PoolLook(generation=None)
+    cluster.pool = PoolStatus(generation=None)
     cluster.look()
     cluster.deployment = deployment(model=A, generation=2)
     decided = cluster.look()
-    assert (decided.change.others, decided.change.is_telling) == ((), False)
+    assert (decided.change.older, decided.change.waits_for_gateways) == ((), False)
 
 
 def test_a_wanted_model_with_which_no_gateway_came_up_is_left_behind_by_the_next_edit() -> None:
     shop = begun()
     shop.look()
     shop.change(model=C)
-    assert [each.folder for each in shop.look().change.others] == ["a"]
+    assert [each.folder for each in shop.look().change.older] == ["a"]
 
 
 def test_a_change_back_to_a_model_that_gateways_have_waits_for_nothing() -> None:
@@ -205,8 +205,8 @@ def test_a_change_back_to_a_model_that_gateways_have_waits_for_nothing() -> None
         happens()
     shop.change(model=A)
     decided = shop.look()
-    assert not decided.change.is_telling
-    assert [each.folder for each in decided.change.others] == ["b"]
+    assert not decided.change.waits_for_gateways
+    assert [each.folder for each in decided.change.older] == ["b"]
 
 
 def drains(**spec: Any) -> ChangingShop:
@@ -237,7 +237,7 @@ def test_without_a_gateway_that_runs_the_models_before_are_still_given_to_the_ne
     shop.look()
     del shop.cluster.objects["Pod", "shop-gateway-0"]
     shop.cluster.objects["Deployment", "shop-gateway"]["status"]["availableReplicas"] = 0
-    assert [each.folder for each in shop.look().change.others] == ["a"]
+    assert [each.folder for each in shop.look().change.older] == ["a"]
 
 
 def test_without_a_gateway_that_runs_a_model_keeps_the_name_that_clients_use() -> None:
@@ -246,7 +246,7 @@ def test_without_a_gateway_that_runs_a_model_keeps_the_name_that_clients_use() -
     del shop.cluster.objects["Pod", "shop-gateway-0"]
     shop.cluster.objects["Deployment", "shop-gateway"]["status"]["availableReplicas"] = 0
     shop.change(model=B)
-    assert [each.name for each in shop.look().change.others] == ["austen"]
+    assert [each.name for each in shop.look().change.older] == ["austen"]
 
 
 def test_a_gateway_that_was_evicted_is_told_nothing() -> None:
@@ -257,7 +257,7 @@ def test_a_gateway_that_was_evicted_is_told_nothing() -> None:
     evicted["status"] = {"phase": "Failed", "reason": "Evicted"}
     shop.gateways()
     shop.cluster.objects["Pod", "evicted"] = evicted
-    assert not shop.look().change.is_telling
+    assert not shop.look().change.waits_for_gateways
 
 
 def test_back_from_a_model_that_never_formed_restarts_nothing() -> None:
@@ -328,25 +328,19 @@ def test_what_a_gateway_was_given_is_read_back_as_its_own_model_and_as_another(m
     cluster = FakeCluster(deployment(model=model))
     cluster.look()
     cluster.settle()
-    own = current_model.wanted(cluster.deployment)
-    [found] = read_back(template(cluster), "gateway")
+    own = wanted_model(cluster.deployment)
+    [found] = given(cluster)
     assert found == own
-    cluster.pool = PoolLook(generation=int(BORN_S))
+    cluster.pool = PoolStatus(generation=int(BORN_S))
     cluster.deployment = deployment(model={"uri": "pvc://new/c,d"}, generation=2)
     cluster.look()
-    assert read_back(template(cluster), "gateway") == [current_model.wanted(cluster.deployment), own]
+    assert given(cluster) == [wanted_model(cluster.deployment), own]
 
 
-def template(cluster: FakeCluster) -> Json:
-    found: Json = cluster.objects["Deployment", "shop-gateway"]["spec"]["template"]["spec"]
-    return found
-
-
-@pytest.mark.parametrize("args", [None, ["serve"], ["gateway", "--model", "/m", "--max-model-len", "long"]])
-def test_of_arguments_that_are_not_ours_nothing_is_read_back(args: list[str] | None) -> None:
-    assert read_back({"containers": [{"name": "gateway", "args": args}]}, "gateway") == []
+def given(cluster: FakeCluster) -> list[ServedModel]:
+    return facts.models(cluster.objects["Deployment", "shop-gateway"]["spec"]["template"]["metadata"])
 
 
 def test_a_model_without_a_claim_needs_no_volume() -> None:
-    model = KnownModel(claim=None, folder="/opt/c", dtype="float32")
-    assert model.to_text() == "/opt/c?dtype=float32"
+    model = ServedModel(claim=None, folder="/opt/c", dtype="float32")
+    assert older_model_flag(model) == "/opt/c?dtype=float32"

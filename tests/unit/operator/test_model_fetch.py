@@ -1,6 +1,7 @@
 """A model that has to be fetched: what waits for it, what is kept of others, and what the status says meanwhile."""
 
 import json
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -8,13 +9,13 @@ from typing import Any
 import pytest
 
 from orca.core.fetch_report import FetchProgress
-from orca.operator.cluster import fetch_probe
+from orca.operator.cluster import probes
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
-from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.plan import status
-from orca.operator.plan.plan import Plan
+from orca.operator.plan.plan import ReconcilePlan
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
 
@@ -38,7 +39,7 @@ def claims(cluster: FakeCluster) -> list[str]:
     return cluster.names("PersistentVolumeClaim", "fetch")
 
 
-def deleted(decided: Plan) -> list[tuple[str, str]]:
+def deleted(decided: ReconcilePlan) -> list[tuple[str, str]]:
     return [(action.kind, action.name) for action in decided.actions if isinstance(action, Delete)]
 
 
@@ -90,7 +91,7 @@ def test_the_claim_of_a_model_that_nobody_reads_goes_by_the_deletion_policy(poli
 
 def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() -> None:
     cluster = settled()
-    cluster.pool = PoolLook(generation=int(BORN_S) + 1)
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     change(cluster, model=NEWER, suspend=True)
     while cluster.look().actions:
         pass
@@ -101,7 +102,7 @@ def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() 
 def test_a_model_that_was_replaced_while_nothing_ran_is_still_given_to_gateways_to_read_its_answers() -> None:
     cluster = settled()
     [before] = claims(cluster)
-    cluster.pool = PoolLook(generation=int(BORN_S), revision="r1")
+    cluster.pool = PoolStatus(generation=int(BORN_S), revision="r1")
     change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").look()
     for pod in cluster.names("Pod", "gateway"):
         del cluster.objects["Pod", pod]
@@ -180,8 +181,7 @@ def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
 
 
 def model_ready(cluster: FakeCluster, figures: FetchProgress | None = None) -> Json:
-    seen = Observed(children=cluster.objects, pool=cluster.pool, fetch=figures)
-    found = status.status(cluster.deployment, seen, cluster.look(RELEASE), {}, NOW)
+    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.look(RELEASE), {})
     [condition] = [each for each in found["conditions"] if each["type"] == "ModelReady"]
     return dict(condition)
 
@@ -195,7 +195,7 @@ def test_a_fetch_tells_how_far_it_is() -> None:
 def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
     cluster = change(settled(), model=NEWER)
     cluster.look()
-    found = status.status(cluster.deployment, cluster.observed, cluster.look(), {}, NOW)
+    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
     said = {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
     assert said["Progressing"] == ("True", "ModelLoading")
     assert said["Ready"] == ("False", "ModelLoading")
@@ -212,7 +212,7 @@ def test_a_fetch_that_meets_trouble_tells_it_beside_the_figures() -> None:
 def test_an_ended_fetch_gives_its_reason(reason: str) -> None:
     ended = {"exitCode": 1, "message": f'{{"log": 1}}\n{reason}: hf://org/model: so it is\n'}
     found = fetching(terminated=ended)
-    assert (found["reason"], found["message"]) == (reason, "hf://org/model: so it is; it is tried again")
+    assert (found["reason"], found["message"]) == (reason, "hf://org/model: so it is; the fetch tries again")
 
 
 def test_a_fetch_whose_image_is_missing_says_so() -> None:
@@ -255,10 +255,10 @@ def test_the_figures_are_those_of_the_pod_that_runs() -> None:
     with HTTPServer(("127.0.0.1", 0), _Progress) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
-        assert fetch_probe.look([pod("Failed"), pod("Running")], server.server_port) == FetchProgress(1, 2, None)
+        assert probes.poll_fetch([pod("Failed"), pod("Running")], server.server_port) == FetchProgress(1, 2, None)
         thread.join()
 
 
 def test_a_pod_that_does_not_answer_has_no_figures() -> None:
-    assert fetch_probe.look([pod("Running")], 9) is None
-    assert fetch_probe.look([pod("Succeeded")]) is None
+    assert probes.poll_fetch([pod("Running")], 9) is None
+    assert probes.poll_fetch([pod("Succeeded")]) is None

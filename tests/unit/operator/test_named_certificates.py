@@ -4,14 +4,14 @@ import time
 from pathlib import Path
 
 import pytest
+from clusters import observation
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc import aio
 
 from orca.operator.domain import certificates
 from orca.operator.domain.certificates import CA, CERTIFICATE, KEY
-from orca.operator.domain.observed import Observed
-from orca.operator.domain.problems import Trouble
+from orca.operator.domain.problems import Problem
 from support.operator.clusters import BORN_S
 from support.operator.deployments import deployment
 from support.operator.handshakes import Files, ask, by_some_ca, issue, secret, shown
@@ -21,8 +21,8 @@ NAMED = deployment(certificates={"secretName": "team"})
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
-def trouble(files: Files, at_s: float = BORN_S) -> Trouble | None:
-    return certificates.trouble(NAMED, Observed(named_certificates=secret(files)), at_s)
+def trouble(files: Files, at_s: float = BORN_S) -> Problem | None:
+    return certificates.find_problem(observation(NAMED, named_certificates=secret(files), now_s=at_s))
 
 
 def without_the_ca_between() -> Files:
@@ -47,7 +47,7 @@ def with_another_ca_beside() -> Files:
     [
         (by_some_ca() | {CA: "spoiled"}, "ca.crt cannot be read"),
         (by_some_ca() | {KEY: "spoiled"}, "tls.key cannot be read"),
-        (by_some_ca() | {KEY: by_some_ca()[KEY]}, "tls.crt is not of tls.key"),
+        (by_some_ca() | {KEY: by_some_ca()[KEY]}, "tls.crt does not belong to tls.key"),
         (by_some_ca() | {CA: by_some_ca()[CA]}, "tls.crt is not signed by ca.crt"),
         (without_the_ca_between(), "tls.crt is not signed by ca.crt"),
         (by_some_ca(usages=[SERVER]), "tls.crt is not for clients by its extended key usage"),
@@ -92,8 +92,8 @@ async def test_what_others_take_is_no_trouble(files: Files, tmp_path: Path) -> N
     ("at_day", "reason", "said"),
     [
         (24, None, ""),
-        (26, "CertificateExpiring", "ca.crt in the Secret team ends on 2026-01-31 at 00:00 UTC"),
-        (30, "CertificateExpired", "ca.crt in the Secret team ended on 2026-01-31 at 00:00 UTC"),
+        (26, "CertificateExpiring", "ca.crt in the Secret team expires on 2026-01-31 at 00:00 UTC"),
+        (30, "CertificateExpired", "ca.crt in the Secret team expired on 2026-01-31 at 00:00 UTC"),
     ],
 )
 def test_a_ca_that_ends_before_what_it_has_signed_is_told(at_day: int, reason: str | None, said: str) -> None:

@@ -6,15 +6,15 @@ import pytest
 
 from orca.operator.domain import names
 from orca.operator.domain.actions import Apply, Delete, Nudge
-from orca.operator.domain.observed import PoolLook
-from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.observation import PoolStatus
+from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import drift
-from orca.operator.plan.plan import Plan
+from orca.operator.plan.plan import ReconcilePlan
 from support.operator.clusters import BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
 
 
-def settled(wanted: Deployment) -> FakeCluster:
+def settled(wanted: OrcaDeployment) -> FakeCluster:
     cluster = FakeCluster(wanted)
     cluster.settle()
     return cluster
@@ -25,11 +25,11 @@ def change(cluster: FakeCluster, **spec: object) -> FakeCluster:
     return cluster
 
 
-def applied(decided: Plan) -> list[Json]:
+def applied(decided: ReconcilePlan) -> list[Json]:
     return [action.manifest for action in decided.actions if isinstance(action, Apply)]
 
 
-def deleted(decided: Plan) -> list[str]:
+def deleted(decided: ReconcilePlan) -> list[str]:
     return [action.name for action in decided.actions if isinstance(action, Delete)]
 
 
@@ -260,9 +260,9 @@ def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_gr
 ) -> None:
     cluster = FakeCluster(deployment())
     in_force = int(cluster.now_s) + 1000
-    cluster.pool = PoolLook(problem=problem, generation=None if problem else in_force)
+    cluster.pool = PoolStatus(problem=problem, generation=None if problem else in_force)
     cluster.look()
-    cluster.pool = PoolLook(generation=in_force)
+    cluster.pool = PoolStatus(generation=in_force)
     cluster.look()
     [group] = cluster.names("StatefulSet", "stage")
     assert generation(cluster, group) == in_force + 1

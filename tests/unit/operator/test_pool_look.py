@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from clusters import observation
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.cluster.pool_probe import look, set_promise
-from orca.operator.domain.actions import Promise
+from orca.operator.cluster.probes import poll_pool, set_promise
+from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.api_refusals import Refusals
-from orca.operator.domain.observed import Observed, PoolLook
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
-from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
 from support.operator.paper_api import paper_api
 
@@ -29,8 +29,8 @@ def secret(**texts: str) -> Json:
     return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
 
 
-def promise(slots: int, *, expected: int) -> Promise:
-    return Promise(revision="r1", slots=slots, expected=expected, reason="the spec says so")
+def promise(slots: int, *, expected: int) -> PromiseSlots:
+    return PromiseSlots(revision="r1", slots=slots, expected=expected, reason="the spec says so")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def promise(slots: int, *, expected: int) -> Promise:
     ],
 )
 async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
-    found = (await look(EXTERNAL, of, None)).problem
+    found = (await poll_pool(EXTERNAL, of, None)).problem
     assert found is not None
     assert problem in found
     assert "word@" not in found
@@ -68,7 +68,7 @@ async def odd_redis(reply: bytes) -> AsyncIterator[Json]:
 @pytest.mark.parametrize("reply", ["ERR unknown command 'EVALSHA'", "MOVED 1234 10.0.0.7:6379"])
 async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(reply: str) -> None:
     async with odd_redis(f"-{reply}\r\n".encode()) as login:
-        problem = (await look(EXTERNAL, login, None)).problem
+        problem = (await poll_pool(EXTERNAL, login, None)).problem
         with pytest.raises(OrcaError, match=reply.split()[-1]):
             await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     assert problem is not None
@@ -82,11 +82,11 @@ def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes
     login = secret(url="redis://127.0.0.1:1/0")
     with pytest.raises(OrcaError):
         set_promise(wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
-    observed = Observed(pool_secret=login, pool=PoolLook(revision="r1", generation=1, promised_slots=64))
+    observed = observation(wanted, pool_secret=login, pool=PoolStatus(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
     with paper_api() as (paper, cluster):
-        assert reconcile(cluster, RELEASE, wanted, observed, {}, Refusals(time.monotonic))
-    assert "the pool was not told" in caplog.text
+        assert reconcile(cluster, observed, {}, Refusals(time.monotonic))
+    assert "the promise did not reach the pool" in caplog.text
     [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "PoolReady"]
     assert (told["status"], told["reason"]) == ("False", "PoolNotTold")
     assert "127.0.0.1" in told["message"]

@@ -43,7 +43,7 @@ def of_release_before(secret: Json) -> Json:
 def look(paper: PaperApi, cluster: Cluster) -> list[str]:
     """One look. Returns: what of the pool was written."""
     begin = len(paper.said)
-    reconcile(cluster, RELEASE, SHOP, observe(cluster, SHOP, frozenset()), {}, Refusals(time.monotonic))
+    reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, Refusals(time.monotonic))
     return [path for method, path, _ in paper.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from orca.operator.domain import names
-from orca.operator.domain.actions import Action, Apply, Delete, Issue, Nudge
+from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, Nudge
 from orca.operator.domain.api_refusals import WAIT_MAX_S, Refusal, Refusals
-from orca.operator.domain.resource import Deployment
-from orca.operator.plan.plan import plan
-from support.operator.clusters import RELEASE, FakeCluster
+from orca.operator.domain.resource import OrcaDeployment
+from orca.operator.plan.plan import make_plan
+from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 
 SHOP = deployment()
@@ -24,12 +24,12 @@ def apply(name: str = "shop") -> Apply:
     return Apply({"kind": "Service", "metadata": {"name": name}}, "it is missing")
 
 
-def is_tried(refusals: Refusals, action: Action, of: Deployment = SHOP) -> bool:
+def is_tried(refusals: Refusals, action: Action, of: OrcaDeployment = SHOP) -> bool:
     """One look, in which it is refused if it is tried."""
     refusals.begin(of, [action])
     if refusals.waiting(of, action) is not None:
         return False
-    refusals.note(of, Refusal(action, "no"))
+    refusals.record(of, Refusal(action, "no"))
     return True
 
 
@@ -62,7 +62,7 @@ def test_what_differs_by_the_clock_only_waits_as_well() -> None:
     for _ in range(30):
         clock.now_s += 2
         shop.now_s += 2
-        decided = plan(shop.deployment, shop.observed, RELEASE, now_s=shop.now_s)
+        decided = make_plan(shop.observed)
         [scheduler] = [each for each in decided.actions if is_scheduler(each)]
         tries += is_tried(refusals, scheduler)
     assert tries == 4  # after 0, 5, 15 and 35 seconds
@@ -84,6 +84,6 @@ def test_what_is_not_wanted_any_more_is_forgotten() -> None:
 
 def test_deletes_nudges_and_certificates_wait_too() -> None:
     refusals = Refusals(Clock())
-    for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), Issue("it ends", None)):
+    for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), IssueCertificate("it ends", None)):
         assert is_tried(refusals, action)
         assert not is_tried(refusals, action)

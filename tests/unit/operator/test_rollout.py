@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from orca.operator.plan.rollout import Bounds, Group, Step, step
+from orca.operator.domain.groups import Group
+from orca.operator.plan.rollout import Bounds, RolloutMove, next_move
 
 
 class World:
@@ -16,7 +17,7 @@ class World:
         self.bounds = bounds
         self.wanted = wanted
         self.room = room  # groups that the nodes can hold
-        self.steps: list[Step] = []
+        self.steps: list[RolloutMove] = []
 
     @property
     def ready(self) -> int:
@@ -28,7 +29,7 @@ class World:
 
     def decide(self) -> bool:
         """One step of the planner. Returns: whether it did anything."""
-        decided = step(tuple(self.groups.values()), self.wanted, self.bounds)
+        decided = next_move(tuple(self.groups.values()), self.wanted, self.bounds)
         self.steps.append(decided)
         for name in decided.remove:
             self.groups[name] = replace(self.groups[name], is_leaving=True, is_ready=False)
@@ -100,13 +101,13 @@ def test_groups_come_one_at_a_time() -> None:
 
 
 def test_a_surplus_goes_from_the_top() -> None:
-    decided = step(serving("new", 3), "new", bounds(1))
-    assert decided == Step(None, ("new-2", "new-1"))
+    decided = next_move(serving("new", 3), "new", bounds(1))
+    assert decided == RolloutMove(None, ("new-2", "new-1"))
 
 
 def test_a_surplus_that_does_not_serve_goes_first() -> None:
     broken, *others = serving("new", 3)
-    assert step([replace(broken, is_ready=False), *others], "new", bounds(2)).remove == ("new-0",)
+    assert next_move([replace(broken, is_ready=False), *others], "new", bounds(2)).remove == ("new-0",)
 
 
 def test_without_room_for_the_surge_one_group_may_be_missing() -> None:
@@ -142,8 +143,8 @@ def test_broken_groups_of_an_old_revision_do_not_block_the_new_one() -> None:
 
 def test_a_group_that_leaves_keeps_its_ordinal() -> None:
     leaving = Group(name="new-0", revision="new", ordinal=0, is_leaving=True)
-    assert step([leaving], "new", bounds(1)).create == 1
+    assert next_move([leaving], "new", bounds(1)).create == 1
 
 
 def test_nothing_is_done_when_all_is_as_wanted() -> None:
-    assert step(serving("new", 2), "new", bounds(2)) == Step()
+    assert next_move(serving("new", 2), "new", bounds(2)) == RolloutMove()

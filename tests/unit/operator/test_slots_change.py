@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from orca.operator.domain.actions import Promise
-from orca.operator.domain.observed import PoolLook
-from orca.operator.plan.plan import Plan
+from orca.operator.domain import names
+from orca.operator.domain.actions import PromiseSlots
+from orca.operator.domain.observation import PoolStatus
+from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.slots_change import SlotsChange, slots_that_some_exceed
-from orca.operator.plan.status import status
+from orca.operator.plan.status import make_status
 from support.operator.clusters import BORN, BORN_S, FakeCluster
 from support.operator.deployments import deployment
 from support.operator.slots_shop import MEMORY, SlotsShop
@@ -19,12 +20,12 @@ def given(slots: int | None, **spec: Any) -> dict[str, Any]:
     return {**spec, "scheduler": {} if slots is None else {"kvSlots": slots}}
 
 
-def promises(decided: Plan) -> list[int]:
-    return [action.slots for action in decided.actions if isinstance(action, Promise)]
+def promises(decided: ReconcilePlan) -> list[int]:
+    return [action.slots for action in decided.actions if isinstance(action, PromiseSlots)]
 
 
-def condition(shop: SlotsShop, decided: Plan, kind: str) -> tuple[str, str, str]:
-    written = status(shop.cluster.deployment, shop.cluster.observed, decided, {}, BORN)
+def condition(shop: SlotsShop, decided: ReconcilePlan, kind: str) -> tuple[str, str, str]:
+    written = make_status(shop.cluster.observe(at=BORN), decided, {})
     [found] = [each for each in written["conditions"] if each["type"] == kind]
     return found["status"], found["reason"], found["message"]
 
@@ -104,7 +105,7 @@ def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
     shop = SlotsShop(**given(1024, replicas=2))
 
     def asked() -> int | None:
-        return slots_that_some_exceed(shop.cluster.deployment, shop.cluster.observed)
+        return slots_that_some_exceed(shop.cluster.observed)
 
     assert asked() is None
     shop.change(**given(2048, replicas=2))
@@ -123,7 +124,7 @@ def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
 def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
     shop = begun(1024, 3000, replicas=2)
     shop.look()
-    shop.schedulers()[0]["spec"]["template"]["spec"]["containers"][0]["args"] = ["scheduler", "--slots", "2048"]
+    shop.schedulers()[0]["metadata"]["annotations"][names.SLOTS_ANNOTATION] = "2048"
     decided = shop.look()
     assert (sorted(shop.slots()), len(decided.slots.held)) == ([1024, 4096], 1)
 
@@ -233,12 +234,12 @@ def test_a_scheduler_that_has_not_yet_ended_for_its_new_slots_has_not_formed_wit
     cluster.settle()
     in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
     cluster.deployment = deployment(generation=2, **given(2048, replicas=2))
-    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=1024)
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
     cluster.look()
     cluster.start()
     cluster.look()
     # What the pool says of the first one, asked when the second had given its seat back.
-    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=2048)
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=2048)
     assert promises(cluster.look()) == []
     cluster.start()
     assert promises(cluster.look()) == [2048]
@@ -248,11 +249,11 @@ def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
     cluster = FakeCluster(deployment(**given(4096)))
     cluster.settle()
     in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
-    cluster.pool = PoolLook(**in_force, promised_slots=512, offered_slots=1024)
+    cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=1024)
     assert promises(cluster.look()) == [1024]
-    cluster.pool = PoolLook(**in_force, promised_slots=1024, offered_slots=1024)
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
     assert cluster.look().actions == ()
-    cluster.pool = PoolLook(**in_force, promised_slots=512, offered_slots=None)
+    cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=None)
     decided = cluster.look()
     assert (decided.actions, decided.slots.is_open) == ((), True)  # the next look may know
 

@@ -7,12 +7,12 @@ import pytest
 
 from orca.operator.domain import problems
 from orca.operator.domain.api_refusals import Refusal
-from orca.operator.domain.observed import PoolLook
+from orca.operator.domain.objects import seconds
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.plan import status
-from orca.operator.plan.plan import Plan
-from orca.operator.plan.plan import plan as make_plan
-from support.operator.clusters import RELEASE, FakeCluster
+from orca.operator.plan.plan import ReconcilePlan, make_plan
+from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 
 NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
@@ -25,12 +25,12 @@ def cluster_of(**spec: Any) -> FakeCluster:
 
 
 def told(cluster: FakeCluster, before: Json | None = None, now: str = NOW) -> Json:
-    return status.status(cluster.deployment, cluster.observed, cluster.look(), before or {}, now)
+    return status.make_status(cluster.observe(at=now), cluster.look(), before or {})
 
 
-def plan(cluster: FakeCluster) -> Plan:
+def plan(cluster: FakeCluster) -> ReconcilePlan:
     """What a look would do, not done."""
-    return make_plan(cluster.deployment, cluster.observed, RELEASE, now_s=cluster.now_s)
+    return make_plan(cluster.observed)
 
 
 def condition(found: Json, kind: str) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def test_a_scheduler_that_waits_for_its_turn_to_change_is_not_as_wanted() -> Non
     cluster = cluster_of()
     [scheduler] = cluster.names("StatefulSet", "scheduler")
     waits = replace(cluster.look(), held=frozenset({("StatefulSet", scheduler)}))
-    found = status.status(cluster.deployment, cluster.observed, waits, {}, NOW)
+    found = status.make_status(cluster.observe(at=NOW), waits, {})
     assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
 
 
@@ -126,8 +126,8 @@ def status_without_keys(cluster: FakeCluster) -> Json:
     """Of a cluster whose gateways are told of a Secret that is not there."""
     cluster.deployment = deployment(generation=2, gateway={"apiKeysSecret": {"name": "team"}})
     cluster.look()
-    problem = replace(cluster.observed, keys_problem="there is no Secret team")
-    return status.status(cluster.deployment, problem, cluster.look(), {}, NOW)
+    problem = replace(cluster.observe(at=NOW), keys_problem="there is no Secret team")
+    return status.make_status(problem, cluster.look(), {})
 
 
 def test_a_missing_secret_of_keys_is_what_keeps_new_gateways_from_starting() -> None:
@@ -166,7 +166,7 @@ def test_a_fight_over_a_field_does_not_take_readiness_away() -> None:
 
 def test_a_pool_that_does_not_answer_is_said_with_its_reason() -> None:
     cluster = cluster_of()
-    cluster.pool = PoolLook(problem="connection refused")
+    cluster.pool = PoolStatus(problem="connection refused")
     found = told(cluster)
     assert condition(found, "PoolReady") == ("False", "PoolUnreachable")
     assert condition(found, "Degraded") == ("True", "PoolUnreachable")
@@ -175,14 +175,14 @@ def test_a_pool_that_does_not_answer_is_said_with_its_reason() -> None:
 
 def test_counts_of_the_pool_are_shown() -> None:
     cluster = cluster_of()
-    cluster.pool = PoolLook(queued=3, running=2, oldest_wait_ms=4999)
+    cluster.pool = PoolStatus(queued=3, running=2, oldest_wait_ms=4999)
     assert told(cluster)["requests"] == {"queued": 3, "running": 2, "oldestWaitSeconds": 4}
 
 
 def test_times_change_only_with_the_condition() -> None:
     cluster = cluster_of()
     first = told(cluster)
-    cluster.pool = PoolLook(problem="away")
+    cluster.pool = PoolStatus(problem="away")
     second = told(cluster, first, LATER)
     times = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
     assert (times["PoolReady"], times["Ready"], times["GatewayReady"]) == (LATER, LATER, NOW)
@@ -191,9 +191,9 @@ def test_times_change_only_with_the_condition() -> None:
 def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, gateway={"ingress": {}})
-    decided, seen = plan(cluster), cluster.observed
+    decided, seen = plan(cluster), cluster.observe(at=NOW)
     refusals = [Refusal(decided.actions[0], "quota is used up")]
-    found = status.status(cluster.deployment, seen, decided, {}, NOW, refusals)
+    found = status.make_status(seen, decided, {}, refusals)
     assert condition(found, "Accepted") == ("False", "Refused")
     assert condition(found, "Ready") == ("False", "Refused")
     assert condition(found, "GatewayReady") == ("True", "Serving")
@@ -202,23 +202,23 @@ def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
 def test_a_volume_that_cannot_grow_is_told_and_what_is_there_goes_on() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, pool={"managed": {"storageGiB": 20}})
-    decided, seen = plan(cluster), cluster.observed
+    decided, seen = plan(cluster), cluster.observe(at=NOW)
     refusals = [Refusal(decided.actions[0], "its class does not let it")]
-    found = status.status(cluster.deployment, seen, decided, {}, NOW, refusals)
+    found = status.make_status(seen, decided, {}, refusals)
     assert condition(found, "PoolReady") == ("True", "VolumeCannotGrow")
     assert condition(found, "Degraded") == ("True", "VolumeCannotGrow")
     assert condition(found, "Ready") == ("True", "Serving")
 
 
 def test_a_refused_spec_is_neither_accepted_nor_ready() -> None:
-    found = status.refused(3, "BadSpec", "no", {}, NOW)
+    found = status.refused_status(3, "BadSpec", "no", {}, seconds(NOW))
     assert condition(found, "Accepted") == ("False", "BadSpec")
     assert condition(found, "Ready") == ("False", "BadSpec")
 
 
 def test_a_refused_spec_takes_nothing_away_of_what_is_known() -> None:
     before = told(cluster_of(replicas=2))
-    found = status.refused(2, "BadSpec", "no", before, LATER)
+    found = status.refused_status(2, "BadSpec", "no", before, seconds(LATER))
     kept = ("selector", "groups", "currentRevision", "updateRevision", "url")
     assert {name: found[name] for name in kept} == {name: before[name] for name in kept}
     observed = {each["type"]: each["observedGeneration"] for each in found["conditions"]}
