@@ -13,7 +13,7 @@ from test_rows import CPU, DTYPES, PLAIN, assert_alike, some
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 
 GPU = GpuKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GPU, "plain": PLAIN}
@@ -53,7 +53,7 @@ def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
 ) -> None:
     x, added = (some(tokens, width, dtype=dtype, seed=seed) for seed in (1, 2))
     weight, norm_bias, bias = (some(width, dtype=dtype, seed=seed) for seed in (3, 4, 5))
-    norm = RowNorm(weight, 1e-5, norm_bias if is_layer_norm else None)
+    norm = NormParameters(weight, 1e-5, norm_bias if is_layer_norm else None)
     sum_ = sum_of(kernels, x, added, *([bias] if has_bias else []))
     normed = kernels.add_normalise(x, added, norm, bias if has_bias else None)
     assert torch.equal(x, sum_)
@@ -65,7 +65,7 @@ def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
 @pytest.mark.parametrize("width", [5120, 12288, 16384])  # Llama 13B, GPT-3 175B, Llama 3.1 405B
 def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.dtype) -> None:
     x, weight, bias = (some(*shape, dtype=dtype) for shape in ((2, width), (width,), (width,)))
-    norm = RowNorm(weight, 1e-5, bias if is_layer_norm else None)
+    norm = NormParameters(weight, 1e-5, bias if is_layer_norm else None)
     assert_alike(GPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
     one, other = x.clone(), x.clone()
     normed = [each.add_normalise(sum_, x, norm) for each, sum_ in ((GPU, one), (PLAIN, other))]
@@ -75,7 +75,7 @@ def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.
 
 def test_a_row_that_the_registers_do_not_hold_is_refused() -> None:
     with pytest.raises(AssertionError, match="a row of 16385 numbers"):
-        GPU.normalise(torch.zeros(1, 16385), RowNorm(torch.ones(16385), 1e-5))
+        GPU.normalise(torch.zeros(1, 16385), NormParameters(torch.ones(16385), 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,11 +131,11 @@ def test_a_bias_and_then_the_rest_before_attention(
     tokens, heads, kv_heads, blocks, block_tokens = 3, 6, 2, 3, 4
     qkv, bias = (some(*shape, dtype=dtype) for shape in ((tokens, 10, head_dim), (10 * head_dim,)))
     turns = torch.polar(torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32))
-    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype), 1e-5) if is_normed else None
+    head_norm = NormParameters(some(heads + kv_heads, head_dim, dtype=dtype), 1e-5) if is_normed else None
 
-    def kept() -> Kept:
+    def kept() -> KvWrite:
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        return Kept(cache, torch.tensor([7, 0, 11]), turns if is_turned else None, head_norm)
+        return KvWrite(cache, torch.tensor([7, 0, 11]), turns if is_turned else None, head_norm)
 
     one, plain, places = qkv.clone(), qkv.clone(), [kept() for _ in range(3)]
     other = sum_of(kernels, qkv, bias.view(10, head_dim))
@@ -150,7 +150,7 @@ def test_a_bias_and_then_the_rest_before_attention(
 
 
 def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
-    x, norm = torch.empty(0, 6), RowNorm(torch.ones(6), 1e-5)
+    x, norm = torch.empty(0, 6), NormParameters(torch.ones(6), 1e-5)
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
     assert kernels.activated(x, Activation.GELU).shape == (0, 6)
     assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
@@ -160,7 +160,7 @@ def test_kernels_of_cpus_take_in_biases_when_they_run_together() -> None:
     """What one adds is not there yet when the next one is called."""
 
     def layer(x: Tensor) -> Tensor:
-        normed = CPU.add_normalise(x, added, RowNorm(bias, 1e-5), bias)
+        normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)
         return CPU.gated_silu(CPU.activated(normed, Activation.GELU, bias, out=normed), bias)
 
     bias, added = (some(*shape, dtype=torch.float32, seed=1) for shape in ((64,), (9, 64)))

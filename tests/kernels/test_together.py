@@ -11,8 +11,8 @@ import torch
 from numba import carray
 from torch_threads import computing_threads
 
-from orca.kernels.contract.reference import RowNorm
-from orca.kernels.cpu.product.product import Panels
+from orca.kernels.contract.reference import NormParameters
+from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import elements, take
@@ -108,8 +108,8 @@ def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() -> None:
-    kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), RowNorm(torch.randn(64), 1e-5)
-    panels = Panels(torch.randn(128, 64), is_gated=True)
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), NormParameters(torch.randn(64), 1e-5)
+    panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     with together():
         for _ in range(5):
@@ -119,8 +119,8 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
 
 @pytest.mark.usefixtures("threads")
 def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
-    kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), RowNorm(torch.randn(64), 1e-5)
-    panels = Panels(torch.randn(128, 64), is_gated=True)
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), NormParameters(torch.randn(64), 1e-5)
+    panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     with recorded() as recording:
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     for seed in range(3):
@@ -133,9 +133,9 @@ def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then(
 
 @pytest.mark.usefixtures("threads")
 def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
-    kernels, norm = kernels_of(torch.device("cpu")), RowNorm(torch.randn(64), 1e-5)
+    kernels, norm = kernels_of(torch.device("cpu")), NormParameters(torch.randn(64), 1e-5)
     x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), Rows(600), Rows(600)
-    panels, head = Panels(torch.randn(128, 64), is_gated=True), Panels(torch.randn(30, 64))
+    panels, head = PackedWeight(torch.randn(128, 64), is_gated=True), PackedWeight(torch.randn(30, 64))
     with recorded() as recording:
         vary(rows, x)
         vary(some, taken)
@@ -161,7 +161,7 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
 def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
     """It would be gone through to the end of the memory, and garbage written to the KV cache."""
     kernels, x = kernels_of(torch.device("cpu")), torch.zeros(30, 64)
-    norm = RowNorm(torch.ones(64), 1e-5)
+    norm = NormParameters(torch.ones(64), 1e-5)
 
     def recorded_on(tensor: torch.Tensor) -> None:
         with recorded():
@@ -177,7 +177,7 @@ def test_more_rows_than_there_is_memory_for_are_refused() -> None:
     kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), Rows(30)
     with recorded() as recording:
         vary(rows, x)
-        kernels.normalise(x, RowNorm(torch.ones(64), 1e-5))
+        kernels.normalise(x, NormParameters(torch.ones(64), 1e-5))
     rows.now = 31
     with pytest.raises(AssertionError):
         recording.run()
@@ -233,7 +233,12 @@ def test_a_recording_of_nothing_does_nothing() -> None:
 
 
 def test_a_kernel_without_tasks_changes_nothing() -> None:
-    panels, some, ones, none = Panels(torch.randn(128, 64)), torch.randn(50, 64), torch.ones(50, 64), torch.ones(0, 64)
+    panels, some, ones, none = (
+        PackedWeight(torch.randn(128, 64)),
+        torch.randn(50, 64),
+        torch.ones(50, 64),
+        torch.ones(0, 64),
+    )
     with computing_threads(2), together():
         first = panels.product(some)
         nothing = panels.product(none)

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.recording import Recorder
-from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RaggedAttention, RowNorm, Sight
+from orca.kernels.contract.reference import (
+    AttentionView,
+    ContextRow,
+    KvWrite,
+    ModelSizes,
+    NormParameters,
+    RaggedAttention,
+)
 from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.plain import PlainKernels
 
@@ -54,7 +61,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> RaggedAttention:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> RaggedAttention:
         """Ragged paged attention (reference.py: its meaning).
 
         Args:
@@ -102,7 +109,7 @@ class Kernels(Protocol):
         """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
         ...
 
-    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+    def keep(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 
         Args:
@@ -111,11 +118,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
         """RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
         ...
 
-    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    def add_normalise(self, x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
         """x += added + bias, in place, and the norm of the new x.
 
         The sum is taken in float32 from left to right and rounded once, to x's dtype, before the norm reads it: what

@@ -53,7 +53,7 @@ def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[i
     to.index_copy_(0, to_device(np.array(places, np.int64), to.device), there)
 
 
-class ToHost:
+class HostCopy:
     """Tensors on their way to the host, on a stream of their own: the device goes on with its work meanwhile.
 
     Args:

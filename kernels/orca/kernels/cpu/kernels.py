@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from orca.kernels.contract.reference import ContextRow, ModelSizes, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow, ModelSizes
 from orca.kernels.cpu import gates, lookups, recording, rows
 from orca.kernels.cpu.attention import attention
 from orca.kernels.cpu.attention.attention import CpuAttention
@@ -31,7 +31,7 @@ class CpuKernels:
         compile_launches()
         return has_compiled()
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> CpuAttention:
         return CpuAttention(rows, seen)
 
     def recorder(self, device: torch.device) -> CpuRecorder:

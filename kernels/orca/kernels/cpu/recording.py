@@ -12,8 +12,19 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.contract.recording import COLUMNS, COUNT, IS_WANTED, LINE, POSITION, TOKEN, Lines, Made, Said, Size
-from orca.kernels.contract.reference import Sight
+from orca.kernels.contract.recording import (
+    COLUMNS,
+    COUNT,
+    IS_WANTED,
+    LINE,
+    POSITION,
+    TOKEN,
+    Made,
+    RecordingSize,
+    RequestLines,
+    StepDescription,
+)
+from orca.kernels.contract.reference import AttentionView
 from orca.kernels.cpu.attention.attention import TILE_COLUMNS, CpuAttention, tile_tokens
 from orca.kernels.cpu.team.intrinsics import FAST, elements, take
 from orca.kernels.cpu.team.team import Kernel, Rows, recorded, vary
@@ -25,11 +36,11 @@ class CpuRecorder:
     chunk_tokens_max = 512
     """Twice what `orca up` has by default. In longer steps Python's share is small."""
 
-    def size_of(self, said: Said) -> Size:
+    def size_of(self, said: StepDescription) -> RecordingSize:
         tokens = max(self.chunk_tokens_max, 1 << (said.tokens - 1).bit_length())
-        return Size(tokens, None if said.wanted is None else tokens)
+        return RecordingSize(tokens, None if said.wanted is None else tokens)
 
-    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
+    def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
         return CpuInputs(size, lines, block_tokens)
 
@@ -56,7 +67,7 @@ class CpuInputs:
 
     sampled = None
 
-    def __init__(self, size: Size, lines: Lines, block_tokens: int) -> None:
+    def __init__(self, size: RecordingSize, lines: RequestLines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
         self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
         self._said = _numbers(size.tokens, COLUMNS)
@@ -73,7 +84,7 @@ class CpuInputs:
     def wanted(self) -> Tensor | None:
         return None if self._wanted is None else self._wanted.rows
 
-    def put(self, said: Said) -> None:
+    def put(self, said: StepDescription) -> None:
         requests = len(said.requests)
         self._said_requests[:requests] = said.requests
         self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
@@ -99,7 +110,7 @@ class CpuInputs:
         sizes = (self._requests, *tables.shape, len(fed), self._block_tokens, self._tile_tokens)
         _lay_out(1, *addresses, *wanted, *sizes)
 
-    def attention(self, seen: Sight, *, of_wanted: bool = False) -> CpuAttention:
+    def attention(self, seen: AttentionView, *, of_wanted: bool = False) -> CpuAttention:
         assert seen.tables is self._lines.tables
         if of_wanted:
             assert self._wanted is not None

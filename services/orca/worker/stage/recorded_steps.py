@@ -18,7 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.contract.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.contract.recording import (
+    LINE,
+    POSITION,
+    Recorder,
+    RecordingSize,
+    RequestLines,
+    StepDescription,
+    StepInputs,
+)
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import Kernels, Sampler, kernels_of
 from orca.worker.models.blocks import Part, StepContext
@@ -91,7 +99,7 @@ class RecordedSteps:
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
         self._read: tuple[object, ...] = ()  # memory that recordings read, of what is kept of the requests
-        self._recordings: OrderedDict[Size, _Recording] = OrderedDict()
+        self._recordings: OrderedDict[RecordingSize, _Recording] = OrderedDict()
 
     @classmethod
     def of(
@@ -119,7 +127,7 @@ class RecordedSteps:
         # `_tell` computes the turns of one token of each request.
         return 0 if rotary is not None and rotary.needs_lengths else self._recorder.chunk_tokens_max
 
-    def __call__(self, said: Said, lines: Lines, hidden: Tensor | None) -> Ran:
+    def __call__(self, said: StepDescription, lines: RequestLines, hidden: Tensor | None) -> Ran:
         """Run a step.
 
         Args:
@@ -138,7 +146,7 @@ class RecordedSteps:
         recording.run()
         return self._behind_head(recording, said.tokens if said.wanted is None else said.wanted)
 
-    def _forget_what_moved(self, lines: Lines) -> None:
+    def _forget_what_moved(self, lines: RequestLines) -> None:
         """Recordings whose memory is given up."""
         read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
         if read != self._read:
@@ -146,7 +154,7 @@ class RecordedSteps:
             self._recorder.forget()
             self._read = read
 
-    def _tell(self, recording: _Recording, said: Said, lines: Lines, hidden: Tensor | None) -> None:
+    def _tell(self, recording: _Recording, said: StepDescription, lines: RequestLines, hidden: Tensor | None) -> None:
         recording.inputs.put(said)
         if recording.hidden is not None:
             assert hidden is not None
@@ -171,7 +179,7 @@ class RecordedSteps:
             return Ran(logits, largest=self._kernels.largest(logits).numpy())
         return part
 
-    def _record(self, size: Size, lines: Lines) -> _Recording:
+    def _record(self, size: RecordingSize, lines: RequestLines) -> _Recording:
         # What is recorded holds no reference to this object, which would live on in a circle with all of its memory.
         model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
         inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)

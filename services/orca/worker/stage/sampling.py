@@ -15,7 +15,7 @@ from torch import Tensor
 from orca.core.domain.request import Logprob, SamplingParams, Token
 from orca.core.domain.step import NewRequest, Sampled
 from orca.kernels.contract.sampling_lines import LineSettings
-from orca.kernels.contract.transfer import ToHost, to_device
+from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
@@ -122,7 +122,7 @@ class DeviceDrawn:
         if self._asking:
             rows = to_device(np.array(self._asking), logits.device)
             scores = scores_of(logits[rows], self.tokens[rows], max(_tops(asked, self._asking)))
-        self._on_the_way = ToHost((self.tokens, *scores))
+        self._on_the_way = HostCopy((self.tokens, *scores))
 
     @property
     def is_there(self) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import NewRequest, Row, Sampled, Step
-from orca.kernels.contract.recording import Lines, Said
+from orca.kernels.contract.recording import RequestLines, StepDescription
 from orca.kernels.contract.reference import ContextRow
 from orca.kernels.contract.transfer import put, to_device, writable
 from orca.kernels.device import kernels_of
@@ -59,7 +59,7 @@ class Plan:
     tokens: int  # rows of the flat tensor
     # Where steps are recorded: what the recording is told, and, once it has run, what it has made. There is no context
     # then.
-    said: Said | None = None
+    said: StepDescription | None = None
     ran: Ran | None = None
     context: StepContext | None = None  # None when the step runs no rows
     ids: Tensor | None = None  # [tokens], first stage; fed tokens still to be filled in
@@ -119,7 +119,7 @@ class Stage:
         self._drawing = drawing_of(model, tuple(eos_token_ids)) if draws else None
         self._sampler = self._drawing.sampler if isinstance(self._drawing, DeviceDrawing) else None
         nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._grow(Lines(self.cache.tables, fed=nothing, prompts=nothing))
+        self._grow(RequestLines(self.cache.tables, fed=nothing, prompts=nothing))
         self._contexts = StepContexts(model, self.cache)
         self._recorded = RecordedSteps.of(model, self.cache, self._sampler, on_streams=on_streams)
 
@@ -269,7 +269,7 @@ class Stage:
         if model.positions is not None and new.max_total_tokens > model.positions:
             raise EngineError(f"request {new.handle} has {new.max_total_tokens} tokens, the model {model.positions}")
 
-    def _grow(self, lines: Lines) -> None:
+    def _grow(self, lines: RequestLines) -> None:
         """As many lines as the tables have. A device that draws feeds on what it has drawn, where it is the first stage
         as well."""
         tables = self.cache.tables
@@ -278,7 +278,7 @@ class Stage:
         if self._sampler is not None:
             self._sampler.lines.grow(len(tables))
             fed = self._sampler.lines.fed
-        self._lines, self._prompt_lengths = Lines(tables, fed, prompts), writable(prompts)
+        self._lines, self._prompt_lengths = RequestLines(tables, fed, prompts), writable(prompts)
 
     def _is_recorded(self, plan: Plan) -> bool:
         if self._recorded is None:
@@ -310,7 +310,7 @@ class Stage:
             first += row.count
         wanted = len(plan.draws) if shard.is_last and len(plan.draws) < plan.tokens else None
         self.cache.publish(is_told=len(said) == plan.tokens)
-        plan.said = Said(np.array(said, np.int64), plan.tokens, wanted, chunks)
+        plan.said = StepDescription(np.array(said, np.int64), plan.tokens, wanted, chunks)
 
     def _lay_out(self, plan: Plan) -> None:
         """All that the forward pass of any step needs."""
