@@ -43,19 +43,19 @@ class GpuKernels:
         x.copy_(there)
         return normed.cpu()
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         there = x.to(DEVICE)
-        result = self._kernels.activated(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
+        result = self._kernels.activate(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
         return result if out is None else out.copy_(result)
 
     def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._kernels.gated_silu(gate_up.to(DEVICE), _moved(bias)).cpu()
 
-    def keep(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         there, kept_there = qkv.to(DEVICE), _there(kept)
-        self._kernels.keep(there, kept_there, _moved(bias))
+        self._kernels.write_kv(there, kept_there, _moved(bias))
         qkv.copy_(there)
         kept.cache.copy_(kept_there.cache)
 

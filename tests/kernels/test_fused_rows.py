@@ -88,10 +88,10 @@ def test_activated(
     x, bias = some(tokens, width, dtype=dtype) * 2, some(width, dtype=dtype, seed=1) if has_bias else None
     expected = exact(activation, x if bias is None else x.double() + bias.double()).to(dtype)
     out = torch.full_like(x, float("nan"))
-    assert kernels.activated(x, activation, bias, out) is out
+    assert kernels.activate(x, activation, bias, out) is out
     assert_alike(out, expected, roundings=8)
-    assert torch.equal(kernels.activated(x, activation, bias), out)
-    assert kernels.activated(x, activation, bias, out=x) is x
+    assert torch.equal(kernels.activate(x, activation, bias), out)
+    assert kernels.activate(x, activation, bias, out=x) is x
     assert torch.equal(x, out)
 
 
@@ -101,13 +101,13 @@ def test_activations_of_numbers_far_from_zero(activation: Activation) -> None:
     is taken of numbers up to 80, each 5e-6 wide."""
     x = torch.tensor([[-1e30, -200.0, -12.0, -9.0, -5.0, -0.0, 0.0, 5.0, 88.0, 200.0, 1e30]])
     with np.errstate(over="ignore"):  # powers of 1e30: infinite in the interpreter as on a GPU
-        activated = GPU.activated(x, activation)
+        activated = GPU.activate(x, activation)
     torch.testing.assert_close(activated.double(), exact(activation, x), rtol=1e-5, atol=1e-37)
 
 
 def test_relu_keeps_what_is_no_number(kernels: Any) -> None:
     x = torch.tensor([[float("nan"), -1.0]])
-    assert kernels.activated(x, Activation.RELU).isnan().tolist() == [[True, False]]
+    assert kernels.activate(x, Activation.RELU).isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,9 +139,9 @@ def test_a_bias_and_then_the_rest_before_attention(
 
     one, plain, places = qkv.clone(), qkv.clone(), [kept() for _ in range(3)]
     other = sum_of(kernels, qkv, bias.view(10, head_dim))
-    kernels.keep(one, places[0], bias)
-    kernels.keep(other, places[1])
-    PLAIN.keep(plain, places[2], bias)
+    kernels.write_kv(one, places[0], bias)
+    kernels.write_kv(other, places[1])
+    PLAIN.write_kv(plain, places[2], bias)
     assert torch.equal(one, other)
     assert torch.equal(places[0].cache.nan_to_num(7.0), places[1].cache.nan_to_num(7.0))
     assert_alike(one, plain, roundings=8)
@@ -152,7 +152,7 @@ def test_a_bias_and_then_the_rest_before_attention(
 def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
     x, norm = torch.empty(0, 6), NormParameters(torch.ones(6), 1e-5)
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
-    assert kernels.activated(x, Activation.GELU).shape == (0, 6)
+    assert kernels.activate(x, Activation.GELU).shape == (0, 6)
     assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
 
 
@@ -161,11 +161,11 @@ def test_kernels_of_cpus_take_in_biases_when_they_run_together() -> None:
 
     def layer(x: Tensor) -> Tensor:
         normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)
-        return CPU.gated_silu(CPU.activated(normed, Activation.GELU, bias, out=normed), bias)
+        return CPU.gated_silu(CPU.activate(normed, Activation.GELU, bias, out=normed), bias)
 
     bias, added = (some(*shape, dtype=torch.float32, seed=1) for shape in ((64,), (9, 64)))
     one, other = (some(9, 64, dtype=torch.float32) for _ in range(2))
-    with CPU.together():
+    with CPU.deferred():
         together = layer(one)
     assert torch.equal(together, layer(other))
     assert torch.equal(one, other)

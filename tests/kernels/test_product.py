@@ -108,7 +108,7 @@ def test_an_activated_product(inputs: int, outputs: int, activation: Activation,
 def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
     x, panels = some(19, inputs, dtype=dtype, seed=2), PackedWeight(weight, bias, tile=tile_named(tile, dtype))
-    wide = panels.wide_product(x)
+    wide = panels.float32_product(x)
     assert wide.dtype == torch.float32
     assert_rounded_once(wide, x.double() @ weight.double().t() + bias, inputs)
     assert torch.equal(wide.to(dtype), panels.product(x))
@@ -126,10 +126,10 @@ def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile
     slots, cache = torch.arange(600).flip(0), torch.zeros(40, 2, 16, 16, dtype=dtype)
 
     def products(x: Tensor, added: Tensor, slots: Tensor, cache: Tensor) -> list[Tensor]:
-        kept = panels.kept_product(x, norm, KvWrite(cache, slots, None))
+        kept = panels.write_kv_product(x, norm, KvWrite(cache, slots, None))
         panels.add_product(x, added)
         active = panels.product(x, norm, Activation.GELU)
-        return [kept, active, gated.gated_product(x), panels.wide_product(x, norm)]
+        return [kept, active, gated.gated_product(x), panels.float32_product(x, norm)]
 
     with recorded() as recording:
         vary(rows, x, added, slots)
@@ -241,7 +241,7 @@ def test_rows_of_the_weight_are_found_in_its_panels(
     assert torch.equal(panels.embed(ids, places, positions), rows + places[positions])
 
 
-@pytest.mark.skipif(not amx.is_there(), reason="this processor has no AMX")
+@pytest.mark.skipif(not amx.is_available(), reason="this processor has no AMX")
 def test_bfloat16_goes_through_amx() -> None:
     assert tile_of(torch.bfloat16).is_amx
     assert not tile_of(torch.float32).is_amx
@@ -316,9 +316,9 @@ def test_a_product_that_is_kept(
     turns = torch.polar(torch.ones_like(angles), angles) if is_turned else None
     head_norm = NormParameters(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     caches = [torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-    kept = panels.kept_product(x, norm, KvWrite(caches[0], slots, turns, head_norm))
+    kept = panels.write_kv_product(x, norm, KvWrite(caches[0], slots, turns, head_norm))
     qkv = panels.product(x, norm).view(tokens, -1, head_dim)
-    PlainKernels().keep(qkv, KvWrite(caches[1], slots, turns, head_norm))
+    PlainKernels().write_kv(qkv, KvWrite(caches[1], slots, turns, head_norm))
     # Turned before they are rounded, and rounded before they are turned.
     unit = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(kept, qkv, atol=3 * unit, rtol=unit)
@@ -351,9 +351,9 @@ def in_all_ways(plain: PackedWeight, gated: PackedWeight, rows: int, dtype: torc
     return [
         plain.product(x, norm),
         plain.product(x, None, Activation.GELU),
-        plain.wide_product(x),
+        plain.float32_product(x),
         gated.gated_product(x, norm),
-        plain.kept_product(x, norm, KvWrite(cache, torch.arange(rows), None)),
+        plain.write_kv_product(x, norm, KvWrite(cache, torch.arange(rows), None)),
         added,
         cache,
     ]

@@ -34,7 +34,7 @@ def there(request: pytest.FixtureRequest) -> tuple[torch.device, Recorder]:
 
 def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> RequestLines:
     numbers = torch.arange(len(tables), device=device)
-    return RequestLines(tables.to(device), fed=100 + numbers, prompts=prompts + 0 * numbers)
+    return RequestLines(tables.to(device), last_tokens=100 + numbers, prompts=prompts + 0 * numbers)
 
 
 def alone(said: list[tuple[int, int, int, int]]) -> StepDescription:
@@ -46,7 +46,7 @@ def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, 
     inputs.put(alone(said))
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out()
+        inputs.build()
         return ()
 
     _, run = recorder.record(compute)
@@ -82,7 +82,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     attention = inputs.attention(sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out([there_qkv])
+        inputs.build([there_qkv])
         return (attention(there_qkv, there_cache, 0.3),)
 
     (output,), run = recorder.record(compute)
@@ -128,14 +128,14 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
     lines = lines_of(tables.clone(), CPU)
     inputs = recorder.inputs(RecordingSize(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     sight = sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window)
-    attention, of_wanted = inputs.attention(sight), inputs.attention(sight, of_wanted=True)
+    attention, wanted_only = inputs.attention(sight), inputs.attention(sight, wanted_only=True)
     qkv = torch.zeros(200, 8, 12)
     kernels = kernels_of(CPU)
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out([qkv])
+        inputs.build([qkv])
         assert inputs.wanted is not None
-        return attention(qkv, cache, 0.3), of_wanted(kernels.take_rows(qkv, inputs.wanted), cache, 0.3)
+        return attention(qkv, cache, 0.3), wanted_only(kernels.take_rows(qkv, inputs.wanted), cache, 0.3)
 
     (output, behind), run = recorder.record(compute)
     assert output is not None
@@ -162,8 +162,8 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
         assert inputs.positions[:tokens].tolist() == [place for _, place in own]
         slots = [int(tables[line, at // BLOCK_TOKENS]) * BLOCK_TOKENS + at % BLOCK_TOKENS for line, at in own]
         assert inputs.slots[:tokens].tolist() == slots
-        fed = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
-        assert inputs.ids[:tokens].tolist() == [fed.get(place, 1000 + place) for place in range(tokens)]
+        last_tokens = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
+        assert inputs.ids[:tokens].tolist() == [last_tokens.get(place, 1000 + place) for place in range(tokens)]
     assert torch.equal(lines.tables, tables)
 
 

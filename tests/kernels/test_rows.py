@@ -90,7 +90,7 @@ def test_keep(
     for each in (kernels, PLAIN):
         own = qkv.clone()
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        each.keep(own, KvWrite(cache, slots, turns if is_turned else None, head_norm))
+        each.write_kv(own, KvWrite(cache, slots, turns if is_turned else None, head_norm))
         queries.append(own[:, :heads])
         caches.append(cache)
     assert_alike(*queries, roundings=8)
@@ -149,4 +149,4 @@ def test_the_largest_of_a_row_is_the_first_of_equal_ones(width: int) -> None:
     x[3, width // 2] = 9.0
     x[4, :512], x[4, 512:] = float("-inf"), 9.0  # a part and its edge
     x[5, width // 3 :: 500] = 9.0
-    assert CPU.largest(x).tolist() == x.numpy().argmax(axis=1).tolist()
+    assert CPU.argmax(x).tolist() == x.numpy().argmax(axis=1).tolist()

@@ -16,7 +16,7 @@ from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import elements, take
-from orca.kernels.cpu.team.team import Kernel, Rows, new_empty, recorded, together, vary
+from orca.kernels.cpu.team.team import Kernel, Rows, deferred, new_empty, recorded, vary
 from orca.kernels.device import kernels_of
 
 
@@ -56,7 +56,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.usefixtures("threads")
 def test_calls_run_in_their_order_when_the_block_ends() -> None:
     many, one = torch.zeros(1000, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    with together():
+    with deferred():
         for digit in (1, 2, 3, 4, 5):
             append(many, digit)
             append(one, digit)
@@ -71,7 +71,7 @@ def test_calls_run_in_their_order_when_the_block_ends() -> None:
 def test_calls_run_without_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team_module, "_team", lambda: None)
     numbers = torch.zeros(100, dtype=torch.int64)
-    with together():
+    with deferred():
         append(numbers, 1)
         append(numbers, 2)
     assert set(numbers.tolist()) == {12}
@@ -81,7 +81,7 @@ def test_a_block_that_an_error_leaves_runs_nothing() -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
 
     def break_off() -> None:
-        with together():
+        with deferred():
             append(numbers, 1)
             raise KeyError
 
@@ -93,7 +93,7 @@ def test_a_block_that_an_error_leaves_runs_nothing() -> None:
 
 
 def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
-    with together():
+    with deferred():
         held = new_empty(torch.float32, 3, 4)
         first = new_empty(torch.float32, 3, 4).data_ptr()
         other = new_empty(torch.float32, 4, 3)
@@ -111,7 +111,7 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
-    with together():
+    with deferred():
         for _ in range(5):
             y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     assert torch.equal(y, expected)
@@ -140,8 +140,8 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
         vary(rows, x)
         vary(some, taken)
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
-        logits = head.wide_product(kernels.take_rows(y, taken))
-        largest = kernels.largest(logits)
+        logits = head.float32_product(kernels.take_rows(y, taken))
+        largest = kernels.argmax(logits)
     for rows.now, some.now in ((600, 600), (1, 1), (257, 13), (14, 300)):
         for each in (y, logits):
             each[:] = torch.nan
@@ -150,7 +150,7 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
         recording.run()
         expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.now], norm)))
         assert torch.equal(y[: rows.now], expected)
-        of_these = head.wide_product(expected[taken[: some.now]])
+        of_these = head.float32_product(expected[taken[: some.now]])
         assert torch.equal(logits[: some.now], of_these)
         assert torch.equal(largest[: some.now], of_these.argmax(dim=1))
         assert y[rows.now :].isnan().all()
@@ -239,7 +239,7 @@ def test_a_kernel_without_tasks_changes_nothing() -> None:
         torch.ones(50, 64),
         torch.ones(0, 64),
     )
-    with computing_threads(2), together():
+    with computing_threads(2), deferred():
         first = panels.product(some)
         nothing = panels.product(none)
         last = panels.product(ones)
@@ -261,13 +261,13 @@ def test_a_count_rises_while_the_block_runs() -> None:
         told_at[0] = 1
 
     teller = Thread(target=tell)
-    with together():
-        kernels.count(count.data_ptr())
+    with deferred():
+        kernels.increment(count.data_ptr())
         WAIT(1, told_at.data_ptr())
-        kernels.count(count.data_ptr())
+        kernels.increment(count.data_ptr())
         teller.start()
     teller.join()
     assert told == [1]
     assert count.tolist() == [2]
-    kernels.count(count.data_ptr())
+    kernels.increment(count.data_ptr())
     assert count.tolist() == [3]

@@ -106,7 +106,7 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     )
     made = inputs.attention(seen)
     inputs.put(StepDescription(np.array([(row.line, row.position, 1, 0, 1, 1) for row in rows]), len(rows)))
-    inputs.lay_out()
+    inputs.build()
     expected = items_of(TritonAttention(rows, seen))
     # Their parts have room for one token instead of a tile's, and behind them is a row of padding.
     room = shape_of(seen.dtype, seen.head_dim).narrow // 2

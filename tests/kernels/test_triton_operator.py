@@ -19,10 +19,10 @@ def part_of_a_layer(x: Tensor, added: Tensor, weight: Tensor, cache: Tensor, slo
     """All kernels beside attention, as far as they are launches of ours, and a product among them."""
     normed = KERNELS.add_normalise(x, added, NormParameters(weight, 1e-5), weight)
     qkv = (normed @ weight.expand(WIDTH, WIDTH)).view(-1, 4, 8)
-    KERNELS.keep(qkv, KvWrite(cache, slots, None), weight)
-    KERNELS.keep(qkv, KvWrite(cache, slots, None))
-    activated = KERNELS.activated(qkv.view(-1, WIDTH), Activation.GELU)
-    KERNELS.activated(activated, Activation.SILU, weight, out=activated)
+    KERNELS.write_kv(qkv, KvWrite(cache, slots, None), weight)
+    KERNELS.write_kv(qkv, KvWrite(cache, slots, None))
+    activated = KERNELS.activate(qkv.view(-1, WIDTH), Activation.GELU)
+    KERNELS.activate(activated, Activation.SILU, weight, out=activated)
     return KERNELS.gated_silu(KERNELS.normalise(activated, NormParameters(weight, 1e-5, weight)), weight)
 
 

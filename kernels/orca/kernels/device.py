@@ -69,7 +69,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """A block at whose end the kernels that are called in it are run, if not before.
 
         Inside only kernels may touch what they write, and none may be given a view of it. What they are given from
@@ -85,7 +85,7 @@ class Kernels(Protocol):
         """What draws tokens on the device; None where the host does."""
         ...
 
-    def count(self, at: int) -> None:
+    def increment(self, at: int) -> None:
         """Add one to the number of 64 bits at an address of the host, when the kernels that were called before have run
         (on other devices: have been ordered)."""
         ...
@@ -105,11 +105,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
         ...
 
-    def keep(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 
         Args:
@@ -135,7 +135,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """activation(x + bias).

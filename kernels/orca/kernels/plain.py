@@ -28,13 +28,13 @@ class PlainKernels:
     def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> "PlainAttention":
         return PlainAttention(rows, seen)
 
-    def together(self) -> AbstractContextManager[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def recorder(self, device: torch.device) -> None:
         """PyTorch's operations run when they are called."""
 
-    def count(self, at: int) -> None:
+    def increment(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
     def sampler(self, vocab: int, device: torch.device) -> None:
@@ -47,10 +47,10 @@ class PlainKernels:
         embedded = table.index_select(0, ids).to(dtype)
         return embedded if places is None else embedded.add_(places.index_select(0, positions))
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(dim=-1)
 
-    def keep(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         if bias is not None:
             qkv += bias.view(qkv.shape[1:])
         lines = kept.cache.shape[1]
@@ -79,7 +79,7 @@ class PlainKernels:
             x.copy_(x.float() + added + bias)
         return self.normalise(x, norm)
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         result = activation(x if bias is None else x + bias)

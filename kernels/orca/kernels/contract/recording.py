@@ -56,7 +56,7 @@ class RequestLines(NamedTuple):
     """What a device keeps of the requests."""
 
     tables: Tensor
-    fed: Tensor
+    last_tokens: Tensor
     prompts: Tensor
 
 
@@ -79,7 +79,7 @@ class StepInputs(Protocol):
         """Tell of a step, before its recording runs. It fits the size of the recording."""
         ...
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         """Make the inputs out of what was told. Recorded, ahead of all that reads them, behind `attention`.
 
         Args:
@@ -88,7 +88,7 @@ class StepInputs(Protocol):
         """
         ...
 
-    def attention(self, seen: AttentionView, *, of_wanted: bool = False) -> RaggedAttention:
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> RaggedAttention:
         """Attention of these rows, or of those that are wanted, under one sliding window."""
         ...
 
@@ -109,7 +109,7 @@ class Recorder(Protocol):
         """Args: slots: of the KV cache."""
         ...
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """All recordings are gone, and what they shared may go."""
         ...
 

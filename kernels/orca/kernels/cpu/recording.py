@@ -44,7 +44,7 @@ class CpuRecorder:
         del slots
         return CpuInputs(size, lines, block_tokens)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """They share nothing."""
 
     def record(
@@ -96,23 +96,23 @@ class CpuInputs:
             assert said.wanted is not None
             self._wanted.count.now = said.wanted
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         vary(self._requests, self._said)
-        vary(self._tokens, self.ids, self.positions, self.slots, *beside)
+        vary(self._tokens, self.ids, self.positions, self.slots, *extra_inputs)
         vary(self._tiles, self._all_tiles)
         wanted = 0, 0
         if self._wanted is not None:
             vary(self._wanted.count, self._wanted.rows, self._wanted.tiles)
             wanted = self._wanted.rows.data_ptr(), self._wanted.tiles.data_ptr()
-        tables, fed, _ = self._lines
+        tables, last_tokens, _ = self._lines
         written = (self.ids, self.positions, self.slots, self._all_tiles)
-        addresses = (each.data_ptr() for each in (self._said, tables, fed, *written))
-        sizes = (self._requests, *tables.shape, len(fed), self._block_tokens, self._tile_tokens)
+        addresses = (each.data_ptr() for each in (self._said, tables, last_tokens, *written))
+        sizes = (self._requests, *tables.shape, len(last_tokens), self._block_tokens, self._tile_tokens)
         _lay_out(1, *addresses, *wanted, *sizes)
 
-    def attention(self, seen: AttentionView, *, of_wanted: bool = False) -> CpuAttention:
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> CpuAttention:
         assert seen.tables is self._lines.tables
-        if of_wanted:
+        if wanted_only:
             assert self._wanted is not None
             return CpuAttention.of_tiles(self._wanted.tiles, seen)
         self._tile_tokens = tile_tokens(seen)  # the same under each window
@@ -130,7 +130,7 @@ def _lay_out_rows(args: Any) -> None:
     block_tokens, tile_tokens = args[15], args[16]
     said = carray(elements(args[2], np.int64), (requests, COLUMNS))
     tables = carray(elements(args[3], np.int32), (lines, columns))
-    fed = carray(elements(args[4], np.int64), (fed_lines,))
+    last_tokens = carray(elements(args[4], np.int64), (fed_lines,))
     ids, positions, slots = elements(args[5], np.int64), elements(args[6], np.int64), elements(args[7], np.int64)
     tiles, wanted_at, wanted_tiles = args[8], args[9], args[10]
     wanted = elements(wanted_at, np.int64)
@@ -138,7 +138,7 @@ def _lay_out_rows(args: Any) -> None:
     for row in range(requests):
         line, position, count = said[row, LINE], said[row, POSITION], said[row, COUNT]
         if count == 1:
-            ids[token] = fed[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
+            ids[token] = last_tokens[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
         for done in range(count):
             here = position + done
             positions[token + done] = here

@@ -48,7 +48,7 @@ def kernels(dtype: torch.dtype) -> list[Kernel]:
     return [_keep(dtype), _normalise(dtype)]
 
 
-def keep(qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
+def write_kv(qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
     assert qkv.is_contiguous()
     if bias is not None:
         _add_to(qkv, None, bias)

@@ -16,7 +16,7 @@ from torch import Tensor
 from orca.kernels.contract.recording import RecordingSize, RequestLines
 from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
 from orca.kernels.contract.sampling_lines import SamplingLines
-from orca.kernels.gpu import activations, keep, norms, sampling
+from orca.kernels.gpu import activations, norms, sampling, write_kv
 from orca.kernels.gpu.attention import Sizes, TritonAttention
 from orca.kernels.gpu.recording import GraphRecorder
 from orca.kernels.plain import PlainKernels
@@ -44,10 +44,10 @@ class TritonKernels(PlainKernels):
     def sampler(self, vocab: int, device: torch.device) -> "TritonSampler":  # type: ignore[override]
         return TritonSampler(vocab, device)
 
-    keep = staticmethod(keep.keep)  # type: ignore[assignment]
+    write_kv = staticmethod(write_kv.write_kv)  # type: ignore[assignment]
     normalise = staticmethod(norms.normalise)  # type: ignore[assignment]
     add_normalise = staticmethod(norms.add_normalise)  # type: ignore[assignment]
-    activated = staticmethod(activations.activated)  # type: ignore[assignment]
+    activate = staticmethod(activations.activate)  # type: ignore[assignment]
     gated_silu = staticmethod(activations.gated_silu)  # type: ignore[assignment]
 
 
@@ -103,7 +103,7 @@ class _Model:
             NormParameters(weight, 1e-5) if sizes.has_head_norm else None,
         )
         bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kept.changes_queries else None
-        kernels.keep(self._zeros(1, heads, head_dim), kept, bias)
+        kernels.write_kv(self._zeros(1, heads, head_dim), kept, bias)
 
     def _attend(self, kernels: TritonKernels) -> None:
         """Of prompts and of single tokens, and the inputs of recorded steps."""
@@ -130,7 +130,7 @@ class _Model:
                 block_tokens=sizes.block_tokens,
             )
             recorded = inputs.attention(seen)
-            inputs.lay_out()
+            inputs.build()
             recorded(self._zeros(1, heads, head_dim), cache, 1.0)
             # A single token, and as many as make a wide item.
             for count in (1, 1 + Sizes.of(seen).shape.narrow):
@@ -150,4 +150,4 @@ class _Model:
         if sizes.is_gated:
             kernels.gated_silu(x, bias)
         else:
-            kernels.activated(x, sizes.activation, bias, out=x)
+            kernels.activate(x, sizes.activation, bias, out=x)

@@ -54,7 +54,7 @@ class GraphRecorder:
     def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "GraphInputs":
         return GraphInputs(size.tokens, lines, slots, block_tokens, self._scratch_of)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._scratch.clear()
         if self._device.type == "cuda":
             # A pool whose last graph is gone takes no other one.
@@ -128,15 +128,15 @@ class GraphInputs:
         assert said.tokens == len(said.requests)
         self._told.send(said.requests, self._said)
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
-        del beside
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
+        del extra_inputs
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._said, *self._lines, *made, self._block_tokens)
         for items, geometry in self._items:
             make_items(self._said, items, self._lines.tables.shape[1], *geometry)
 
-    def attention(self, seen: AttentionView, *, of_wanted: bool = False) -> TritonAttention:
-        assert not of_wanted
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
+        assert not wanted_only
         assert seen.tables is self._lines.tables
         rows = len(self._said)
         scratch = self._scratch_of(seen, self._cache_slots, rows)

@@ -198,12 +198,12 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
 
     def keep_check(head_norm: NormParameters | None = None, bias: Tensor | None = None) -> float:
         (ours, own), (theirs, other) = ((each, kept(head_norm)) for each in (qkv.clone(), qkv.clone()))
-        kernels.keep(ours, own, bias)
-        plain.keep(theirs, other, bias)
+        kernels.write_kv(ours, own, bias)
+        plain.write_kv(theirs, other, bias)
         return max(_roundings(ours, theirs), _roundings(own.cache, other.cache))
 
     def keep_call(place: KvWrite, bias: Tensor | None = None) -> Tensor:
-        kernels.keep(qkv, place, bias)
+        kernels.write_kv(qkv, place, bias)
         return qkv
 
     turned = sizes.tokens * (sizes.heads + sizes.kv_heads) * sizes.head_dim
@@ -228,7 +228,7 @@ def _norm_roundings(kernels: Kernels, x: Tensor, norm: NormParameters) -> float:
 
 
 def _activation_roundings(kernels: Kernels, x: Tensor, activation: Activation, bias: Tensor) -> float:
-    return _roundings(kernels.activated(x, activation, bias), activation(x.double() + bias).to(x.dtype))
+    return _roundings(kernels.activate(x, activation, bias), activation(x.double() + bias).to(x.dtype))
 
 
 def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
@@ -258,10 +258,10 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
     for activation in Activation:
         yield Operation(
             name=f"bias and {activation.name} of {sizes.tokens} x {sizes.intermediate}",
-            call=partial(kernels.activated, wide, activation, wide_bias),
+            call=partial(kernels.activate, wide, activation, wide_bias),
             bytes=2 * wide.numel() * size,
             check=partial(_activation_roundings, kernels, wide, activation, wide_bias),
-            rival=partial(plain.activated, wide, activation, wide_bias),
+            rival=partial(plain.activate, wide, activation, wide_bias),
         )
     gate_up, gate_bias = some(sizes.tokens, 2 * sizes.intermediate), some(2 * sizes.intermediate)
     yield Operation(

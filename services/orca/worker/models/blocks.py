@@ -57,7 +57,7 @@ class Part(Protocol):
     """Of a model."""
 
     only_kernels: bool
-    """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage."""
+    """Whether it may stand in a block of kernels (device.Kernels.deferred), where its rank is alone in the stage."""
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor: ...
 

@@ -93,7 +93,7 @@ class ChainLayer:
         kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
         qkv = torch.ones(len(state), self._num_query + 2 * self._num_kv, self._head_dim, device=state.device)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
-        kernels_of(qkv.device).keep(qkv, KvWrite(step.caches[self._index], step.slots, None))
+        kernels_of(qkv.device).write_kv(qkv, KvWrite(step.caches[self._index], step.slots, None))
         return qkv
 
 

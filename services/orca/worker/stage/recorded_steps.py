@@ -151,7 +151,7 @@ class RecordedSteps:
         read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
         if read != self._read:
             self._recordings.clear()
-            self._recorder.forget()
+            self._recorder.clear()
             self._read = read
 
     def _tell(self, recording: _Recording, said: StepDescription, lines: RequestLines, hidden: Tensor | None) -> None:
@@ -176,7 +176,7 @@ class RecordedSteps:
             if not rows:
                 return Ran(part.output.new_empty(0, model.config.vocab_size, dtype=torch.float32))
             logits = model.head(part.output, recording.context)
-            return Ran(logits, largest=self._kernels.largest(logits).numpy())
+            return Ran(logits, largest=self._kernels.argmax(logits).numpy())
         return part
 
     def _record(self, size: RecordingSize, lines: RequestLines) -> _Recording:
@@ -193,7 +193,7 @@ class RecordedSteps:
             known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
 
         def compute() -> _Made:
-            inputs.lay_out([each for each in (given, turns) if each is not None])
+            inputs.build([each for each in (given, turns) if each is not None])
             own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
             hidden = given if model.embed is None else model.embed(inputs.ids, own)
             assert hidden is not None
@@ -203,7 +203,7 @@ class RecordedSteps:
                 return _Made(hidden)
             logits = model.head(hidden, own)
             if sampler is None or inputs.sampled is None:
-                return _Made(logits, largest=kernels.largest(logits))
+                return _Made(logits, largest=kernels.argmax(logits))
             return _Made(logits, drawn=sampler.sample(logits, *inputs.sampled))
 
         captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None

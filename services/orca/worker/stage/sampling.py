@@ -126,7 +126,7 @@ class DeviceDrawn:
 
     @property
     def is_there(self) -> bool:
-        return self._on_the_way.is_there
+        return self._on_the_way.is_ready
 
     def read(self) -> list[Sampled]:
         tokens, *scores = self._on_the_way.read()

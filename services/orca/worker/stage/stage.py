@@ -24,7 +24,7 @@ from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import NewRequest, Row, Sampled, Step
 from orca.kernels.contract.recording import RequestLines, StepDescription
 from orca.kernels.contract.reference import ContextRow
-from orca.kernels.contract.transfer import put, to_device, writable
+from orca.kernels.contract.transfer import host_view, scatter, to_device
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, WantedRows
 from orca.worker.models.build import StageModel
@@ -119,7 +119,7 @@ class Stage:
         self._drawing = drawing_of(model, tuple(eos_token_ids)) if draws else None
         self._sampler = self._drawing.sampler if isinstance(self._drawing, DeviceDrawing) else None
         nothing = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._grow(RequestLines(self.cache.tables, fed=nothing, prompts=nothing))
+        self._grow(RequestLines(self.cache.tables, last_tokens=nothing, prompts=nothing))
         self._contexts = StepContexts(model, self.cache)
         self._recorded = RecordedSteps.of(model, self.cache, self._sampler, on_streams=on_streams)
 
@@ -152,7 +152,7 @@ class Stage:
         Handles that were freed meanwhile are passed over.
         """
         known = [place for place, handle in enumerate(handles) if handle in self._requests]
-        put(self._lines.fed, [self._requests[handles[place]].line for place in known], tokens, known)
+        scatter(self._lines.last_tokens, [self._requests[handles[place]].line for place in known], tokens, known)
 
     def forward(self, plan: Plan, hidden: Tensor | None = None) -> Tensor:
         """Run the stage's layers over a step.
@@ -175,7 +175,7 @@ class Stage:
             return torch.empty(0, width, dtype=torch.float32 if model.shard.is_last else model.dtype)
         context.group = model.group
         if plan.ids is not None and plan.fed_rows is not None and plan.fed_lines is not None:
-            plan.ids.index_copy_(0, plan.fed_rows, self._lines.fed.index_select(0, plan.fed_lines))
+            plan.ids.index_copy_(0, plan.fed_rows, self._lines.last_tokens.index_select(0, plan.fed_lines))
         hidden = self._through_layers(plan, hidden, context)
         if model.head is None:
             return hidden
@@ -207,12 +207,12 @@ class Stage:
     def check(self) -> None:
         """Recount the invariants of state and cache."""
         self.cache.check()
-        assert len(self._lines.fed) == len(self._lines.prompts) == len(self.cache.tables)
+        assert len(self._lines.last_tokens) == len(self._lines.prompts) == len(self.cache.tables)
         assert self._lines.prompts.tolist() == self._prompt_lengths.tolist()
 
     def _through_layers(self, plan: Plan, hidden: Tensor | None, context: StepContext) -> Tensor:
         model = self._model
-        with kernels_of(model.device).together() if self._only_kernels else nullcontext():
+        with kernels_of(model.device).deferred() if self._only_kernels else nullcontext():
             if model.embed is not None:
                 assert plan.ids is not None
                 hidden = model.embed(plan.ids, context)
@@ -273,12 +273,12 @@ class Stage:
         """As many lines as the tables have. A device that draws feeds on what it has drawn, where it is the first stage
         as well."""
         tables = self.cache.tables
-        more = len(tables) - len(lines.fed)
-        fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts))
+        more = len(tables) - len(lines.last_tokens)
+        last_tokens, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.last_tokens, lines.prompts))
         if self._sampler is not None:
             self._sampler.lines.grow(len(tables))
-            fed = self._sampler.lines.fed
-        self._lines, self._prompt_lengths = RequestLines(tables, fed, prompts), writable(prompts)
+            last_tokens = self._sampler.lines.last_tokens
+        self._lines, self._prompt_lengths = RequestLines(tables, last_tokens, prompts), host_view(prompts)
 
     def _is_recorded(self, plan: Plan) -> bool:
         if self._recorded is None:

@@ -45,7 +45,7 @@ class StepContexts:
         attention = {window: inputs.attention(self._sight(window)) for window in set(windows)}
         context = self._context(inputs.slots, inputs.positions, attention)
         if inputs.wanted is not None:
-            last = {windows[-1]: inputs.attention(self._sight(windows[-1]), of_wanted=True)}
+            last = {windows[-1]: inputs.attention(self._sight(windows[-1]), wanted_only=True)}
             context.wanted = WantedRows(inputs.wanted, last)
         return context
 

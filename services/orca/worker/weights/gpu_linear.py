@@ -44,7 +44,7 @@ class GpuLinear(Linear):
 
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         outputs = self._product(x if norm is None else norm(x))
-        return kernels_of(x.device).activated(outputs, activation, self.bias, out=outputs)
+        return kernels_of(x.device).activate(outputs, activation, self.bias, out=outputs)
 
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
         return kernels_of(x.device).gated_silu(self._product(x if norm is None else norm(x)), self.bias)
@@ -53,7 +53,7 @@ class GpuLinear(Linear):
         if not kept.changes_queries:
             return super().kept(norm, x, kept)
         qkv = self._product(x if norm is None else norm(x)).view(x.shape[0], -1, kept.cache.shape[3])
-        kernels_of(x.device).keep(qkv, kept, self.bias)
+        kernels_of(x.device).write_kv(qkv, kept, self.bias)
         return qkv
 
     def _product(self, x: Tensor) -> Tensor:

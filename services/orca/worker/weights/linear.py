@@ -98,7 +98,7 @@ class Linear:
     def kept(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         """`after`, [rows, query heads + 2 x kv heads, head_dim], turned and put into the KV cache."""
         qkv = self.after(norm, x).view(x.shape[0], -1, kept.cache.shape[3])
-        kernels_of(x.device).keep(qkv, kept)
+        kernels_of(x.device).write_kv(qkv, kept)
         return qkv
 
 
@@ -141,7 +141,7 @@ class PanelLinear(Linear):
 
     @property
     def table(self) -> Table | None:
-        return self._panels if self._panels.shows_rows else None
+        return self._panels if self._panels.keeps_rows else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.product(x)
@@ -153,7 +153,7 @@ class PanelLinear(Linear):
         return self._panels.product(x, _rows(norm))
 
     def wide(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return self._panels.wide_product(x, _rows(norm))
+        return self._panels.float32_product(x, _rows(norm))
 
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         return self._panels.product(x, _rows(norm), activation)
@@ -162,7 +162,7 @@ class PanelLinear(Linear):
         return self._panels.gated_product(x, _rows(norm))
 
     def kept(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
-        return self._panels.kept_product(x, _rows(norm), kept)
+        return self._panels.write_kv_product(x, _rows(norm), kept)
 
 
 def _rows(norm: Norm | None) -> NormParameters | None:
@@ -225,7 +225,7 @@ class Layouts:
 # Packed weights against plain ones: above it is noise. Others against panels: those ask for weights that are not in the
 # cache, which the timing does not show, and oneDNN's cannot be shared with an embedding. MKL keeps a copy.
 LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
-# Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
+# Seconds that others than panels cost besides in layers that would run together (device.Kernels.deferred): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
 # that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took
 # oneDNN for that head.

@@ -22,7 +22,7 @@ from orca.kernels.cpu import huge_pages, lookups
 from orca.kernels.cpu.product import amx_product, vector_product
 from orca.kernels.cpu.product.panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.cpu.product.tile import Tile, has_words, tile_of
-from orca.kernels.cpu.rows import address_of, keep, kept_addresses, norm_arguments
+from orca.kernels.cpu.rows import address_of, kept_addresses, norm_arguments, write_kv
 from orca.kernels.cpu.team.team import Kernel, new_empty, rows_of
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,7 +86,7 @@ class PackedWeight:
         return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     @property
-    def shows_rows(self) -> bool:
+    def keeps_rows(self) -> bool:
         """Whether rows of W are in the panels as they were: it has no scale, and no gate that parts its outputs."""
         return self._scale is None and self._parts == 1
 
@@ -96,7 +96,7 @@ class PackedWeight:
         self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
-    def wide_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
+    def float32_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
         """`product`, the sums as they are: y [rows, outputs] of float32."""
         y = new_empty(torch.float32, rows_of(x), self.outputs)
         self._launch(x, y, STORE if x.dtype == torch.float32 else WIDE, norm)
@@ -114,7 +114,7 @@ class PackedWeight:
         self._launch(x, gated, GATE, norm)
         return gated
 
-    def kept_product(self, x: Tensor, norm: NormParameters | None, kept: KvWrite) -> Tensor:
+    def write_kv_product(self, x: Tensor, norm: NormParameters | None, kept: KvWrite) -> Tensor:
         """y as [rows, query heads + 2 x kv heads, head_dim], turned and put into the cache."""
         head_dim = kept.cache.shape[3]
         assert self._parts == 1
@@ -125,12 +125,12 @@ class PackedWeight:
             self._launch(x, y, KEEP, norm, kept)
         else:
             self._launch(x, y, STORE, norm)
-            keep(y, kept)
+            write_kv(y, kept)
         return y
 
     def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
         """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed), where it `shows_rows`."""
-        assert self.shows_rows
+        assert self.keeps_rows
         lanes, together = self._tile.lanes, self._tile.together
         _, depth, line = self.weight.shape
         is_word = has_words(self.weight.dtype, self._tile)
