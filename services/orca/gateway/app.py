@@ -75,7 +75,7 @@ def create_app(
         watcher=LogWatcher(pool),
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),
         keys=keys,
-        overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
+        overload=Overload(pool, time.monotonic, settings.connections_max, models.update),
         body_budget=BodyBudget(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -100,7 +100,7 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     text = await chat_prompt(body, served, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
-    tokens = await served.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
+    tokens = await served.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)
     answer = {"count": len(tokens), "max_model_len": served.info.max_model_len, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]

@@ -74,7 +74,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served
     return [
         prompt
         if isinstance(prompt, list)
-        else await served.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
+        else await served.encoder.encode_prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
         for prompt in prompts
     ]
 
@@ -83,7 +83,7 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, served: ServedModel) ->
     text = await chat_prompt(body, served, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
-    return [await served.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)]
+    return [await served.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)]
 
 
 async def _generate(

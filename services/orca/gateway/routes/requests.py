@@ -75,7 +75,7 @@ async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     parent = await _own_parent(gateway, call, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    served = gateway.models.of(parent.requests[0].revision)
+    served = gateway.models.find(parent.requests[0].revision)
     render_model = None if served is None else served.render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
