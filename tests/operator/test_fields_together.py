@@ -161,6 +161,14 @@ def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
     [
         ({"kind": "Pod"}, "kind is not a field of a pod template"),
         ({"spec": "word"}, "podPatch.spec is not an object"),
+        (
+            {"metadata": {"labels": {"orca-serving.io/revision": "x"}}},
+            "only the operator sets orca-serving.io/revision",
+        ),
+        (
+            {"metadata": {"annotations": {"orca-serving.io/models": None}}},
+            "only the operator sets orca-serving.io/models",
+        ),
         ({"spec": {"terminationGracePeriodSeconds": "9"}}, "is not a whole number"),
         ({"spec": {"terminationGracePeriodSeconds": None}}, "null means Kubernetes' default of 30 s"),
         ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut off"),

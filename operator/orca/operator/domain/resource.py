@@ -284,6 +284,7 @@ def _check(spec: DeploymentSpec) -> None:
         if bad := [name for name, value in patch.items() if not isinstance(value, Mapping)]:
             raise BadSpec(f"{role}.podPatch.{bad[0]} is not an object")
         _check_arguments(role, patch)
+        _check_marks(role, patch)
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
@@ -299,6 +300,15 @@ def _check_arguments(role: str, patch: Mapping[str, Any]) -> None:
                 f"{role}.podPatch: only the operator sets {min(fields)} of the container {_CONTAINERS[role]};"
                 f" put settings without a field in this resource into the container's env, as ORCA_{role.upper()}_NAME"
             )
+
+
+def _check_marks(role: str, patch: Mapping[str, Any]) -> None:
+    """Refuse labels and annotations with our prefix: the operator finds its pods by them, and reads facts from them."""
+    for kind in ("labels", "annotations"):
+        marks = patch.get("metadata", {}).get(kind)
+        ours = sorted(key for key in marks if key.startswith(f"{GROUP}/")) if isinstance(marks, Mapping) else []
+        if ours:
+            raise BadSpec(f"{role}.podPatch.metadata.{kind}: only the operator sets {ours[0]}")
 
 
 def _check_parents(route: HttpRouteSpec) -> None:
