@@ -14,7 +14,6 @@ from orca.gateway.metrics import Metrics as GatewayMetrics
 from orca.operator.cluster.watching import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import OperatorMetrics
-from orca.operator.render import gateway, group
 from orca.pool.api import CommitAnswer
 from orca.scheduler.metrics import Metrics as SchedulerMetrics
 from orca.scheduler.observer import Load
@@ -73,7 +72,7 @@ def test_the_pod_monitor_finds_gateways_and_schedulers_at_their_port() -> None:
     spec = the("PodMonitor", EVERYTHING)["spec"]
     [expression] = spec["selector"]["matchExpressions"]
     assert expression["key"] == names.ROLE_LABEL
-    assert expression["values"] == [gateway.ROLE, group.SCHEDULER]
+    assert expression["values"] == [names.GATEWAY, names.SCHEDULER]
     assert spec["namespaceSelector"] == {"any": True}
     [endpoint] = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["interval"]) == ("metrics", "15s")

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
-from orca.operator.render import model
+from orca.operator.domain.served_models import source_digest
 
 ON_HUB = {"uri": "hf://org/model", "cache": {"sizeGiB": 1}}
 IN_IMAGE = {"uri": "file:///m", "cache": None}
@@ -163,7 +163,7 @@ def traveller(server: ApiServer, folder: Path, namespace: str, login: dict[str, 
     core = client.CoreV1Api(server.api())
     core.create_namespace({"metadata": {"name": namespace}})
     core.create_namespaced_secret(namespace, {"metadata": {"name": POOL_SECRET}, "stringData": login})
-    fetched = names.model("shop", model.digest(deployment(model=ON_HUB).spec.model))
+    fetched = names.model("shop", source_digest(deployment(model=ON_HUB).spec.model))
     for claim in (names.pool("shop"), fetched):
         core.create_persistent_volume(_volume(namespace, claim))
     with RecordingProxy(server) as proxy:

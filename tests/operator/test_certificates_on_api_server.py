@@ -48,7 +48,7 @@ def test_a_certificate_near_its_end_is_renewed_by_its_ca_and_no_group_is_touched
     wait_until(lambda: data(shop)["tls.crt"] not in (made["tls.crt"], put["tls.crt"]), WITHIN_S, lambda: operator.log)
     assert data(shop)["ca.key"] == made["ca.key"]
     assert versions(shop) == before
-    assert [line.count("it ends on") for line in operator.log.splitlines() if "issue (" in line] == [0, 1]
+    assert [line.count("it expires on") for line in operator.log.splitlines() if "issue (" in line] == [0, 1]
 
 
 def test_what_somebody_took_out_of_it_or_deleted_comes_back(shop: Shop) -> None:

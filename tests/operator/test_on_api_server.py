@@ -164,7 +164,7 @@ def test_what_belongs_to_somebody_else_is_left_to_him(shop: Shop) -> None:
     shop.create()
     shop.wait_for("Accepted", "False", "Refused")
     [told] = [each for each in shop.status()["conditions"] if each["type"] == "Accepted"]
-    assert "Service shop is there already" in told["message"]
+    assert "Service shop exists already" in told["message"]
     shop.wait_for("SchedulerReady", "True")
     his = shop.core.read_namespaced_service("shop", shop.namespace)
     assert his.spec.selector == {"app": "his"}
