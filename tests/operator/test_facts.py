@@ -10,7 +10,7 @@ from deployments import deployment
 from slots_shop import SlotsShop
 
 from orca.operator.domain import facts, names
-from orca.operator.domain.actions import Apply
+from orca.operator.domain.actions import Apply, Delete
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.domain.served_models import ServedModel, read_model
@@ -18,7 +18,19 @@ from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.status import make_status
 
 MODEL = ServedModel(claim="c", folder="a/b", dtype="float32", name="n, m", max_model_len=5)
-GARBAGE = ["", "x", "-1", "1e3", "[]", "{}", "null", '[{"folder": 1}]', '[{"folder": "f", "dtype": "?"}]', "9" * 5000]
+GARBAGE = [
+    "",
+    "x",
+    "-1",
+    "1e3",
+    "[]",
+    "{}",
+    "null",
+    '[{"folder": 1}]',
+    '[{"folder": "f", "dtype": "?"}]',
+    "9" * 5000,
+    "[" * 100_000,
+]
 
 
 def settled(**spec: Any) -> FakeCluster:
@@ -45,7 +57,18 @@ def written(decided: ReconcilePlan) -> list[str]:
     return [action.manifest["metadata"]["name"] for action in decided.actions if isinstance(action, Apply)]
 
 
-@pytest.mark.parametrize("value", [None, *GARBAGE])
+def test_a_set_whose_group_has_a_name_that_is_not_ours_is_no_group_and_goes() -> None:
+    """As of an object that somebody has made from a copy of ours, and without an owner."""
+    cluster = settled()
+    [stages] = cluster.names("StatefulSet", "stage")
+    copy = json.loads(json.dumps(cluster.objects["StatefulSet", stages]).replace(stages, "copy"))
+    cluster.objects["StatefulSet", "copy"] = copy
+    decided = cluster.look()
+    assert [(each.kind, each.name) for each in decided.actions if isinstance(each, Delete)] == [("StatefulSet", "copy")]
+    assert len(decided.groups) == 1
+
+
+@pytest.mark.parametrize("value", [None, *GARBAGE], ids=lambda value: str(value)[:20])
 @pytest.mark.parametrize(
     ("kind", "role", "annotation"),
     [
@@ -114,7 +137,7 @@ def test_gateway_pods_without_the_annotation_do_not_hold_up_a_change_of_the_mode
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_somebody_removes_or_edits_in_the_middle_of_a_change_it_comes_to_its_end(seed: int) -> None:
+def test_a_change_of_the_model_comes_to_its_end_whatever_somebody_removes_or_edits_meanwhile(seed: int) -> None:
     shop = ChangingShop(seed, model={"uri": "pvc://models/a"})
     for model in ("b", "c", "a"):
         shop.change(model={"uri": f"pvc://models/{model}"})
@@ -127,12 +150,12 @@ def test_whatever_somebody_removes_or_edits_in_the_middle_of_a_change_it_comes_t
 
 
 def spoil(shop: ChangingShop) -> None:
-    """One label or annotation of our own, but for those that selectors name and the API server keeps."""
-    kept = (names.ROLE_LABEL, names.GROUP_LABEL, names.DEPLOYMENT_LABEL)
+    """One mark of our own, but for those by which selectors find pods, and the shop what its pods run."""
+    kept = (names.ROLE_LABEL, names.GROUP_LABEL, names.DEPLOYMENT_LABEL, names.MODEL_LABEL, names.GENERATION_LABEL)
     children = [each for key, each in sorted(shop.cluster.objects.items()) if key[0] in ("StatefulSet", "Deployment")]
     child = shop.chance.choice(children)
     metadata = shop.chance.choice([child["metadata"], child["spec"]["template"]["metadata"]])
-    marks = metadata.get(shop.chance.choice(["labels", "annotations"])) or {}
+    marks = metadata.get(shop.chance.choice(["labels", "annotations", "annotations"])) or {}
     ours = [key for key in sorted(marks) if key.startswith("orca-serving.io/") and key not in kept]
     if ours:
         edit(marks, shop.chance.choice(ours), shop.chance.choice([None, *GARBAGE]))

@@ -180,7 +180,14 @@ def test_a_group_whose_number_of_stages_nobody_knows_stays_away_and_the_wanted_o
     assert len([kind for kind, _ in cluster.objects if kind == "StatefulSet"]) > 2
 
 
-@pytest.mark.parametrize("written", ["x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"reason": "Bored"}'])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"times": null}', '{"times": -1}', '{"reason": "Bored"}'),
+        *('{"reason": []}', '{"begun_s": ""}', '{"begun_s": 1e400}', f'{{"room_s": {10**400}}}', "[" * 100_000),
+    ],
+    ids=lambda written: written[:20],
+)
 def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
     assert group_pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()
 

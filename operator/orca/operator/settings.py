@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """All settings of an operator process."""
+    """The settings of an operator process."""
 
     image_gateway: str = required("image of the gateways")
     image_scheduler: str = required("image of the schedulers")

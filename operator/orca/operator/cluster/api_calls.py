@@ -33,12 +33,12 @@ class ApiServerError(Exception):
 
     @property
     def is_answer(self) -> bool:
-        """Whether the API server answered, and refused this one call."""
+        """True if the API server answered, and refused this one call."""
         return self.status != 0
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the next try would be refused too: for a right, a quota, or an admission, not for load or a fault."""
+        """True if the next try would be refused too: for a right, a quota or an admission, not for load or a fault."""
         return 400 <= self.status < 500 and self.status != 429
 
 

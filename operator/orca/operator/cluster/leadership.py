@@ -1,4 +1,4 @@
-"""Which of several operators acts: the one that holds a Lease.
+"""Leadership: of several operators, only the one that holds a Lease acts.
 
 One replica and `Recreate` keep two operators apart only while the cluster hears from the node of the first. A node that
 comes back, or an operator that somebody starts by hand, makes two. A Lease is written in the version that was read, so
@@ -62,7 +62,7 @@ class Leadership:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was held and is not held any more. That never changes again."""
+        """True if it was held and is not held any more. That never changes again."""
         return self._writing_ends_s is not None and not self.is_held
 
     def write_s(self) -> float:

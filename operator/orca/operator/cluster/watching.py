@@ -1,4 +1,4 @@
-"""How the operator learns which resources to reconcile: watches of the API server through kopf, and regular lists.
+"""Watches of the API server through kopf, and regular lists: they name the resources to reconcile.
 
 Every event only names a resource to reconcile. kopf keeps the watches alive. Its handlers for creation, change and
 deletion are not used: they need finalizers, so nobody could delete a resource while the operator is gone, and

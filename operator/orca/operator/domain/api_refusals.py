@@ -23,12 +23,12 @@ class Refusal:
 
     @property
     def is_of_pool(self) -> bool:
-        """Whether it concerns the promise to the pool."""
+        """True if it concerns the promise to the pool."""
         return isinstance(self.action, PromiseSlots)
 
     @property
     def is_of_volume(self) -> bool:
-        """Whether it concerns a volume that exists: it cannot become as wanted, and serves as it is."""
+        """True if it concerns a volume that exists: it cannot become as wanted, and serves as it is."""
         action = self.action
         return isinstance(action, Apply) and action.manifest["kind"] == "PersistentVolumeClaim" and not action.is_new
 

@@ -39,9 +39,9 @@ CA_KEY = "ca.key"
 
 RENEWED_AT_SHARE_LEFT = 1 / 3
 SKEW_S = 3600.0
-"""A certificate is valid from this long before it is made, since clocks of other machines may be behind."""
+"""Seconds by which the validity of a certificate begins earlier, since clocks of other machines may be behind."""
 KNOWN_AFTER_S = 600.0
-"""All pods have a changed Secret after this long: kubelets bring it within two minutes."""
+"""Seconds after which all pods have a changed Secret: kubelets bring it within two minutes."""
 EXPIRING_S, EXPIRING_AT_SHARE_LEFT = 14 * 86_400.0, 1 / 6
 """Report a certificate that nobody has renewed when this much of its life is left; the smaller of the two counts.
 cert-manager renews when a third is left, unless it is configured otherwise."""
@@ -169,7 +169,7 @@ def _issuer(certificate: x509.Certificate, candidates: Iterable[x509.Certificate
 
 
 def _vouches(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
-    """Whether a part that trusts the issuer trusts the certificate. The two may be the same."""
+    """Return whether a part that trusts the issuer trusts the certificate. The two may be the same."""
     if issuer == certificate:
         return True
     try:

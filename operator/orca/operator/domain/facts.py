@@ -1,6 +1,6 @@
-"""Facts about what runs that a spec does not tell, since that tells only of what is wanted now.
+"""Facts about what runs. The spec does not have them, since it describes only what is wanted now.
 
-They stand in labels and annotations of the operator's own, written when an object is rendered and read back here:
+They are in labels and annotations of the operator's own, written when an object is rendered and read back here:
 
     StatefulSet of stages       stages      number of stage pods of the group
                                 models      the model that they read
@@ -24,7 +24,7 @@ from orca.operator.domain.resource import Json
 from orca.operator.domain.served_models import ServedModel, read_model
 
 STAGES_MAX = 64
-"""As in the CRD."""
+"""The bound in the CRD."""
 
 _ALL_SLOTS = "all"
 _KEPT = (names.STAGES_ANNOTATION, names.SLOTS_ANNOTATION, names.MODELS_ANNOTATION)
@@ -72,7 +72,7 @@ def models(metadata: Mapping[str, Any]) -> list[ServedModel]:
     try:
         found = json.loads(annotations(metadata).get(names.MODELS_ANNOTATION, "[]"))
         return [read_model(each) for each in found] if isinstance(found, list) else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
 
 

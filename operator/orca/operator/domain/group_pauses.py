@@ -1,4 +1,4 @@
-"""When a group gives way and when it comes back: pure.
+"""Pauses of groups: rules for when a group gives way and when it comes back. Pure.
 
 A group is all or nothing. If not all of its pods find a node in time, the others hold what other groups may need. If
 its containers end again and again, it may be on a bad node. In both cases the whole group is taken down, stages and
@@ -22,7 +22,11 @@ WAIT_FIRST_S, WAIT_MAX_S = 30, 900
 """Each wait is lengthened by up to its own length."""
 
 RESTARTS_MAX = 10
-"""Of one container. A kubelet waits up to five minutes between restarts, so that is most of an hour."""
+"""Restarts of one container. A kubelet waits up to five minutes between them, so this is most of an hour."""
+
+
+NUMBER_MAX = 2**53
+"""Greatest number in a pause that the operator has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class Pause:
         return self.begun_s + wait_s + wait_s * digest[0] // 256
 
     def is_over(self, group: str, now_s: float) -> bool:
-        """Whether the time of a pause that is on is over.
+        """Return whether the time of a pause that is on is over.
 
         A clock that went back meanwhile ends the pause, since nobody knows any more how long it has lasted.
         """
@@ -67,11 +71,11 @@ def read(stages: Mapping[str, Any]) -> Pause:
     written = annotations(stages["metadata"]).get(names.PAUSE_ANNOTATION)
     try:
         found = Pause(**json.loads(written or "{}"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return Pause()
-    counts = (found.times, found.begun_s or 0, found.room_s or 0)
-    is_sound = all(isinstance(each, int) for each in counts) and found.reason in (None, NO_CAPACITY, CRASHING)
-    return found if is_sound else Pause()
+    counts = [each for each in (found.times, found.begun_s, found.room_s) if each is not None]
+    is_sound = all(isinstance(each, int) and 0 <= each <= NUMBER_MAX for each in counts) and found.times is not None
+    return found if is_sound and found.reason in (None, NO_CAPACITY, CRASHING) else Pause()
 
 
 def next_pause(pause: Pause, group: str, *, is_ready: bool, problem: str | None, now_s: float) -> Pause:
@@ -97,5 +101,5 @@ def with_room(pause: Pause, startup_s: float, now_s: float) -> Pause:
 
 
 def has_had_its_time(pause: Pause, startup_s: float, now_s: float) -> bool:
-    """Whether an overdue group has also used up the time that it got when others made room for it."""
+    """Return whether an overdue group has also used up the time that it got when others made room for it."""
     return pause.room_s is None or now_s - pause.room_s > startup_s

@@ -24,7 +24,7 @@ class Group:
 def read_groups(children: Children, startup_s: float, now_s: float) -> tuple[Group, ...]:
     """Return the groups that exist, also those of which only a part exists, by name."""
     labels = map(label_map, children.of_kind("StatefulSet"))
-    found = {each[names.GROUP_LABEL] for each in labels if names.GROUP_LABEL in each}
+    found = {name for each in labels if names.is_group(name := each.get(names.GROUP_LABEL, ""))}
     return tuple(_read_group(children, name, startup_s, now_s) for name in sorted(found))
 
 

@@ -14,6 +14,7 @@ shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3f
 shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,24 +32,26 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 HASH_LABEL = f"{GROUP}/hash"
 MODEL_LABEL = f"{GROUP}/model"
-"""On schedulers: digest of what the spec says about the model. On fetch Jobs: digest of where the model comes from."""
+"""Digest of what the spec says about the model, on schedulers; of where the model comes from, on fetch Jobs."""
 GENERATION_LABEL = f"{GROUP}/generation"
-"""On schedulers: generation of the model (observation.ModelVersion)."""
+"""Generation of the model, on schedulers (observation.ModelVersion)."""
 
 SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
-"""On scheduler pods: hash of the ConfigMap that they should have by now. A kubelet brings a changed ConfigMap to a pod
-at its next sync of that pod, which may take a minute. A changed annotation makes it sync at once."""
+"""Hash of the ConfigMap that a scheduler pod should have by now, on the pod. A kubelet brings a changed ConfigMap at
+its next sync of the pod, which may take a minute. A changed annotation makes it sync at once."""
 
 PAUSE_ANNOTATION = f"{GROUP}/pause"
-"""On StatefulSets of stages: JSON of group_pauses.Pause, from the moment the group gives way until it serves again."""
+"""JSON of group_pauses.Pause, on StatefulSets of stages, from when the group gives way until it serves again."""
 
 USERS_ANNOTATION = f"{GROUP}/users"
-"""On the pool's pod: digest of the users file that Redis has read at its start."""
+"""Digest of the users file that Redis has read at its start, on the pool's pod."""
 
 STAGES_ANNOTATION = f"{GROUP}/stages"
 SLOTS_ANNOTATION = f"{GROUP}/slots"
 MODELS_ANNOTATION = f"{GROUP}/models"
 """Facts about what runs: facts.py writes and reads these three."""
+
+_GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 
 API_KEYS_FILE = "keys"
 """Key of a made Secret that holds the file of hashed API keys. `key` beside it holds the API key itself, for people."""
@@ -85,6 +88,11 @@ def group(name: str, revision: str, ordinal: int) -> str:
     a longer name cannot label its pods.
     """
     return f"{name}-{revision}-{ordinal}"
+
+
+def is_group(name: str) -> bool:
+    """Return whether `group` built a name."""
+    return _GROUP.fullmatch(name) is not None
 
 
 def revision(group_name: str) -> str:

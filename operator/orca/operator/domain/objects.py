@@ -1,4 +1,4 @@
-"""Objects of the cluster as plain JSON: all children of one OrcaDeployment, and questions about a single object."""
+"""Objects of the cluster as plain JSON: the children of one OrcaDeployment, and questions about a single object."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ ObjectKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """All objects of one OrcaDeployment, its pods among them."""
+    """The objects of one OrcaDeployment, its pods included."""
 
     by_key: Mapping[ObjectKey, Json] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class Children:
         return [each for each in found if label_map(each).get(names.ROLE_LABEL) == role]
 
     def has_ready_pod(self, role: str, group: str) -> bool:
-        """Whether some pod of a role in a group serves."""
+        """Return whether some pod of a role in a group serves."""
         return any(map(is_pod_ready, self.pods(role, group=group)))
 
 
@@ -69,27 +69,27 @@ def controllers(child: Mapping[str, Any]) -> set[str]:
 
 
 def is_going(child: Mapping[str, Any]) -> bool:
-    """Whether an object is being deleted."""
+    """Return whether an object is being deleted."""
     return "deletionTimestamp" in child["metadata"]
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether nothing of a pod runs any more or ever will again, for example after an eviction."""
+    """Return whether nothing of a pod runs any more or ever will again, for example after an eviction."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def is_pod_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod serves. A pod that is being deleted does not count."""
+    """Return whether a pod serves. A pod that is being deleted does not count."""
     return not is_going(pod) and condition_status(pod, "Ready") == "True"
 
 
 def is_placed(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has a node."""
+    """Return whether a pod has a node."""
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
 def is_rolled_out(workload: Mapping[str, Any]) -> bool:
-    """Whether a Deployment or StatefulSet is as it was last written.
+    """Return whether a Deployment or StatefulSet is as it was last written.
 
     Its controller has seen the last write, all of its pods are of that version and serve, and no older pod is left.
     """

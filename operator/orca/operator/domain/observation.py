@@ -1,4 +1,4 @@
-"""What one reconcile sees: the resource, the objects in the cluster, the answer of the pool, and the time.
+"""The observation of one reconcile: the resource, the objects in the cluster, the answer of the pool, and the time.
 
 An Observation is made once per reconcile, after all reads, and never changes or outlives it. Pure code takes it as its
 argument and decides from nothing else.
@@ -18,7 +18,7 @@ from orca.operator.domain.served_models import outputs_digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What an operator gives to all resources: the images of its release, which a resource may replace by others."""
+    """The settings of an operator for all resources: images of its release, which a resource may replace by others."""
 
     gateway: str
     scheduler: str
@@ -59,7 +59,7 @@ class ModelVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All facts of one reconcile. Properties are computed at most once."""
+    """The facts of one reconcile. Properties are computed at most once."""
 
     deployment: OrcaDeployment
     release: Release
@@ -69,7 +69,7 @@ class Observation:
     renewed_pool_secret: Json | None = None  # what the pool's Secret must become first; None if it may stay as it is
     named_certificates: Json | None = None  # the Secret that the spec names; None if there is none, or none is named
     keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None if they can
-    pool: PoolStatus = field(default_factory=lambda: PoolStatus(problem="it was not asked yet"))
+    pool: PoolStatus = field(default_factory=lambda: PoolStatus(problem="it was not polled yet"))
     lost_nodes: frozenset[str] = frozenset()
     fetch: Figures | None = None  # of the running fetch of the model; None if none runs, or it does not answer
 
@@ -102,8 +102,8 @@ class Observation:
     @cached_property
     def schedulers(self) -> Mapping[str, Json]:
         """The StatefulSet of the scheduler, by group."""
-        found = self.children.stateful_sets(names.SCHEDULER)
-        return {label_map(each)[names.GROUP_LABEL]: each for each in found if names.GROUP_LABEL in label_map(each)}
+        found = {label_map(each).get(names.GROUP_LABEL): each for each in self.children.stateful_sets(names.SCHEDULER)}
+        return {group: each for group, each in found.items() if group is not None}
 
     @cached_property
     def model_digests(self) -> Mapping[str, str]:

@@ -67,7 +67,7 @@ class ModelSpec:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether a Job fetches the model into a volume of ours."""
+        """True if a Job fetches the model into a volume of ours."""
         return self.scheme in ("hf", "s3")
 
 

@@ -10,7 +10,7 @@ from orca.operator.domain.resource import Json, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """Where a gateway or a stage finds a model, and how it reads it."""
+    """A model, as a gateway or a stage finds and reads it."""
 
     claim: str | None  # that holds it; None for a folder of the images
     folder: str  # inside the claim, or of the images
@@ -21,7 +21,7 @@ class ServedModel:
 
     @property
     def identity(self) -> tuple[str | None, ...]:
-        """What tells it from other models. Two that differ in the other fields write the same tokens."""
+        """The fields that decide its tokens. Models that differ only in other fields write the same tokens."""
         return self.claim, self.folder, self.dtype, self.quantization
 
     def as_json(self) -> Json:

@@ -47,6 +47,6 @@ def _node_that_has(children: Children, claim: str) -> str | None:
 
 
 def _has_started(pod: Json) -> bool:
-    """Whether a container of the pod runs: then all of its volumes are mounted."""
+    """Return whether a container of the pod runs: then all of its volumes are mounted."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return any("running" in container.get("state", {}) for container in containers)

@@ -1,4 +1,4 @@
-"""How a child is marked as ours, and whether it is still as it was written."""
+"""Marks of children as ours, and drift: whether a child is still as it was written."""
 
 import hashlib
 import json
@@ -11,11 +11,11 @@ from orca.operator.domain.quantity import is_same_quantity
 from orca.operator.domain.resource import Json, OrcaDeployment
 
 KEPT_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
-"""These may hold what nobody can make again, so they stay when the spec needs them no more."""
+"""Kinds that may hold something nobody can make again. They stay when the spec does not need them any more."""
 
 
 def is_ours(deployment: OrcaDeployment, child: Mapping[str, Any]) -> bool:
-    """Whether an object with our labels was made for this very resource.
+    """Return whether an object with our labels was made for this very resource.
 
     Anybody may set our labels, and an earlier resource may have had this name. Pods belong to objects of ours; volumes
     and Secrets may have no owner. Of the other objects without an owner, only those count that an operator has
@@ -43,7 +43,7 @@ def hash_of(deployment: OrcaDeployment, manifest: Json) -> str:
 
 
 def _is_owned(deployment: OrcaDeployment, manifest: Json) -> bool:
-    """Whether an object ends with the resource. By default volumes, passwords and keys do not."""
+    """Return whether an object ends with the resource. By default volumes, passwords and keys do not."""
     return manifest["kind"] not in KEPT_KINDS or deployment.spec.deletion_policy == "Delete"
 
 

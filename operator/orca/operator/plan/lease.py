@@ -17,7 +17,7 @@ from orca.operator.domain.resource import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """Which Lease an operator takes, and for how long."""
+    """The Lease that an operator takes, and for how long."""
 
     namespace: str
     name: str
@@ -46,7 +46,7 @@ def holder(lease: Json | None) -> str | None:
 
 
 def may_take(lease: Json | None, terms: LeaseTerms, *, unchanged_s: float) -> bool:
-    """Whether to write one's own name into it, or to renew it.
+    """Return whether to write one's own name into a Lease, or to renew it.
 
     Args:
         lease: as read; None if there is none.

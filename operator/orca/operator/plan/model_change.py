@@ -1,4 +1,4 @@
-"""How the model of a running deployment is replaced without losing a request or serving one with the wrong model: pure.
+"""The change of a running deployment's model, without losing a request or serving one with the wrong model: pure.
 
 1. The gateways get the wanted model beside the older ones. Until all gateways have it, no group of it comes.
 2. Its groups come beside the old ones (rollout.py). The first one that forms puts its generation in force in the pool:
@@ -34,7 +34,7 @@ MARGIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChange:
-    """How far a change of the model is. All fields are empty while there is no model but the wanted one."""
+    """The state of a change of the model. All fields are empty while there is no model but the wanted one."""
 
     older: tuple[ServedModel, ...] = ()  # models that gateways get beside the wanted one
     waits_for_gateways: bool = False  # not all gateways have the wanted model yet: no group of it comes
@@ -118,7 +118,7 @@ def _must_wait_for_gateways(observation: Observation, older: Sequence[ServedMode
 
 
 def _takes_calls(pod: Json, now_s: float) -> bool:
-    """Whether a gateway may still get new calls: one that is ending serves on until nobody sends it any."""
+    """Return whether a gateway may still get new calls: one that is ending serves until nobody sends it any."""
     if has_ended(pod):
         return False
     if not is_going(pod):
@@ -148,7 +148,7 @@ def _slots(observation: Observation, group: Group) -> float:
 
 
 def _is_in_the_way(observation: Observation, needed: Mapping[str, str], move: RolloutMove) -> bool:
-    """Whether the rollout can only go on without the needed groups: there is no room for both models."""
+    """Return whether the rollout can only go on without the needed groups: there is no room for both models."""
     digests, generations = observation.model_digests, observation.generations
     present = [each for each in observation.groups if not each.is_leaving]
     coming = [each for each in present if digests.get(each.name) == observation.wanted_version.digest]
@@ -160,7 +160,7 @@ def _is_in_the_way(observation: Observation, needed: Mapping[str, str], move: Ro
 
 
 def _is_giving_way(observation: Observation) -> bool:
-    """Whether the last groups of the model in force are on their way out while the wanted model is not in force."""
+    """Return whether the last groups of the model in force are going, and the wanted model is not in force yet."""
     in_force = observation.pool.generation
     is_gone = in_force is not None and in_force not in observation.generations.values()
     has_leaving = any(each.name not in observation.model_digests for each in observation.groups)
@@ -168,7 +168,7 @@ def _is_giving_way(observation: Observation) -> bool:
 
 
 def _has_requests(observation: Observation, digest: str) -> bool:
-    """Whether groups of an old model have something to do: new requests, or the rest of the old ones."""
+    """Return whether groups of an old model have something to do: new requests, or the rest of the old ones."""
     pool, generation = observation.pool, observation.generations[digest]
     if digest == observation.wanted_version.digest:
         return False
@@ -178,7 +178,7 @@ def _has_requests(observation: Observation, digest: str) -> bool:
 
 
 def _must_have_drained(observation: Observation) -> bool:
-    """Whether the pool must have ended all requests of older models by now, even if it does not answer."""
+    """Return whether the pool must have ended all requests of older models by now, even if it does not answer."""
     generation = observation.wanted_version.generation
     newest = observation.children.pods(names.SCHEDULER, generation=str(generation))
     ready = [since(pod, "Ready") for pod in newest if is_pod_ready(pod)]
@@ -189,7 +189,7 @@ def _must_have_drained(observation: Observation) -> bool:
 
 
 def may_come_into_force(observation: Observation, scheduler: Json) -> bool:
-    """Whether the pool would take the model of a scheduler for the newest, though the spec wants another one.
+    """Return whether the pool would take the model of a scheduler for the newest, though the spec wants another one.
 
     Args: scheduler: its StatefulSet.
     """

@@ -1,4 +1,4 @@
-"""How far the fetch of the wanted model is, and what to do for it: pure.
+"""The fetch of the wanted model: its progress, and what to do for it. Pure.
 
 One Job fetches a model from a hub or a store into one claim. Both have the same name, which follows from the source of
 the model and its revision. When the Job succeeds, the model is complete. Until then, groups and gateways that read
@@ -36,7 +36,7 @@ LOADING = "ModelLoading"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlan:
-    """What to do for the models of a resource."""
+    """The objects to write and to delete for the models of a resource."""
 
     is_complete: bool  # pods that read the wanted model may start
     manifests: tuple[Json, ...]  # claim and Job of the wanted model
@@ -78,7 +78,7 @@ def plan_fetch(observation: Observation) -> FetchPlan:
 
 
 def is_complete(observation: Observation) -> bool:
-    """Whether the wanted model is where the pods look for it, as far as the operator can know."""
+    """Return whether the wanted model is where the pods look for it, as far as the operator can know."""
     name = _name(observation)
     if name is None:
         return True
@@ -126,7 +126,7 @@ def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None
 
 
 def _is_for_older_claim(job: Json, claim: Json) -> bool:
-    """Whether a Job filled an earlier claim of this name. A claim is made before its Job."""
+    """Return whether a Job filled an earlier claim of this name. A claim is made before its Job."""
     return seconds(claim["metadata"]["creationTimestamp"]) > seconds(job["metadata"]["creationTimestamp"])
 
 

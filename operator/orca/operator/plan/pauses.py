@@ -1,4 +1,4 @@
-"""Which groups give way and which come back, by the rules of group_pauses.py, and how the status reports it: pure."""
+"""Decisions on which groups give way and which come back, by the rules of group_pauses.py: pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ def next_pauses(observation: Observation, staying: Sequence[str], move: RolloutM
 
 
 def _is_some_group_leaving(observation: Observation) -> bool:
-    """Whether a group goes. Its pods end after the objects that made them."""
+    """Return whether a group goes. Its pods end after the objects that made them."""
     known = {each.name for each in observation.groups}
     pods = observation.children.pods(names.STAGE)
     # Somebody has taken a pod without the label out of its group, to look at it: it stays.

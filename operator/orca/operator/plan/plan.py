@@ -60,7 +60,7 @@ class ReconcilePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decisions:
-    """What all manifests and actions of one plan depend on."""
+    """Decisions on which all manifests and actions of one plan depend."""
 
     revision: str  # that the spec wants
     move: RolloutMove
@@ -73,7 +73,7 @@ class _Decisions:
 
     @property
     def can_start(self) -> bool:
-        """Whether pods that read the wanted model and use the pool can start."""
+        """True if pods that read the wanted model and use the pool can start."""
         return self.fetch.is_complete and self.is_pool_known
 
 
@@ -257,7 +257,7 @@ def _held_schedulers(
 
 
 def _is_as_wanted(observation: Observation, manifest: Json) -> bool:
-    """Whether an object does not exist, or was last written from the same manifest."""
+    """Return whether an object does not exist, or was last written from the same manifest."""
     there = observation.children.get(*key_of(manifest))
     return there is None or label_map(there).get(names.HASH_LABEL) == hash_of(observation.deployment, manifest)
 
@@ -398,7 +398,7 @@ def _lost_pods(observation: Observation) -> Iterable[Delete]:
 
 
 def _is_given_up(pod: Json, now_s: float) -> bool:
-    """Whether the cluster took a pod off a lost node, and the node has not ended it long after its time.
+    """Return whether a pod was taken off a lost node, and the node has not ended it long after its time.
 
     An operator that may not read nodes can know this much.
     """
@@ -408,7 +408,7 @@ def _is_given_up(pod: Json, now_s: float) -> bool:
 
 
 def _may_be_forced(pod: Json) -> bool:
-    """Whether two such pods may run at once. Two Redis on one volume would lose accepted requests."""
+    """Return whether two such pods may run at once. Two Redis on one volume would lose accepted requests."""
     role = label_map(pod).get(names.ROLE_LABEL)
     return role in (names.GATEWAY, names.SCHEDULER, names.STAGE, names.FETCH)
 

@@ -1,4 +1,4 @@
-"""Which groups come and which go: a pure move over the groups that exist, made again until nothing is left to do.
+"""The rollout of groups: pure moves, each over the groups that exist, until nothing is left to do.
 
     floor   = replicas - maxUnavailable     the rollout never takes the number of groups that serve below this
     ceiling = replicas + maxSurge           groups that exist, not counting those that leave
@@ -30,7 +30,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RolloutMove:
-    """What to do now. Nothing if both `create` and `remove` are empty."""
+    """One move of a rollout. There is nothing to do if both `create` and `remove` are empty."""
 
     create: int | None = None  # ordinal of a new group of the wanted revision
     remove: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How an edit of scheduler.kvSlots takes effect without losing a request: pure.
+"""An edit of scheduler.kvSlots, and how it takes effect without losing a request: pure.
 
 Fewer slots:
 1. The pool's door learns of it first, and from then on refuses requests that need more.
@@ -30,7 +30,7 @@ ANY_NUMBER = 2**31 // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsChange:
-    """How far an edit of the slots is. All fields are empty if there is nothing to do for one."""
+    """The state of an edit of the slots. All fields are empty if there is nothing to do for one."""
 
     promise: int | None = None  # to set in the pool before anything else is done
     held: frozenset[str] = frozenset()  # groups that stay as they are, since accepted requests need them
@@ -129,7 +129,7 @@ def _groups_that_can_hold(larger: Mapping[str, int], pool: PoolStatus) -> frozen
 
 
 def _may_serve(observation: Observation, name: str, scheduler: Json) -> bool:
-    """Whether a group serves or may soon serve.
+    """Return whether a group serves or may soon serve.
 
     A group does not count if it has given way, can never serve as it is, or has not come up in its startup time.
     """
@@ -160,7 +160,7 @@ def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
 
 
 def _is_another_in_force(observation: Observation, schedulers: Mapping[str, Json], *, has_older_models: bool) -> bool:
-    """Whether the pool accepts requests for another model than the wanted one.
+    """Return whether the pool accepts requests for another model than the wanted one.
 
     The wanted model may be in force under a generation that no StatefulSet has any more, for example after a time
     without groups. Then a group of it shows that, even one that cannot form before the promise changes.
@@ -174,7 +174,7 @@ def _is_another_in_force(observation: Observation, schedulers: Mapping[str, Json
 
 
 def _are_all_formed(observation: Observation, schedulers: Mapping[str, Json]) -> bool:
-    """Whether as many groups as wanted have formed with the slots that the spec gives.
+    """Return whether as many groups as wanted have formed with the slots that the spec gives.
 
     For a moment after a change, the old scheduler pod is still ready, but it soon offers nothing any more.
     """

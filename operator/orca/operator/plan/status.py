@@ -372,7 +372,7 @@ def _current_revision(plan: ReconcilePlan) -> str:
 
 
 def is_on_the_way(status: Mapping[str, Any]) -> bool:
-    """Whether the next reconcile may find another state though nobody has changed the resource."""
+    """Return whether the next reconcile may find another state though nobody has changed the resource."""
     return any(each["type"] != "Degraded" and each["reason"] in _ON_THE_WAY for each in status["conditions"])
 
 

@@ -12,7 +12,7 @@ from orca.operator.render.pods import container, flags, http_probe, template
 PORT = 9090
 
 _FAILED_PODS_MAX = 100
-"""Of one Job. The waits between pods grow to ten minutes, so this many pods last for half a day or more."""
+"""Failed pods of one Job. The waits between pods grow to ten minutes, so this many last for half a day or more."""
 _RESOURCES = ResourcesSpec(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 
 

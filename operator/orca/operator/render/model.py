@@ -1,4 +1,4 @@
-"""Where the pods of a deployment find a model: in a folder of the images, on a user's claim, or on a claim of ours."""
+"""Locations of models in pods: a folder of the images, a user's claim, or a claim of ours."""
 
 import hashlib
 from dataclasses import dataclass
