@@ -37,7 +37,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             raise FileNotFoundError(f"{page.file.src_uri} links to {path}, which does not exist")
         if CODE_HOST:
             return f"[{text}]({CODE_HOST}/{path})"
-        return text if text.strip("`").endswith(posixpath.basename(path)) else f"{text} (`{path}`)"
+        names_itself = text.startswith("`") or path.startswith(text)
+        return text if names_itself else f"{text} (`{path}`)"
 
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
