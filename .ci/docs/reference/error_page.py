@@ -49,7 +49,9 @@ def page() -> str:
         texts = rows.setdefault((error.status, error.type, error.code), [])
         if f"{text}{final}" not in texts:
             texts.append(f"{text}{final}")
-    answers = [(str(status), f"{code(name)}\n{code(kind)}", "\n".join(texts)) for (status, kind, name), texts in rows.items()]
+    answers = [
+        (str(status), f"{code(name)}\n{code(kind)}", "\n".join(texts)) for (status, kind, name), texts in rows.items()
+    ]
     tree = (core_errors.__doc__ or "").partition("\n\n")[2].strip()
     return (
         _HEAD
