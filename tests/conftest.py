@@ -37,9 +37,9 @@ def kept_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
     from orca.kernels.cpu.team import code
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code.folder.cache_clear()
+    code.cache_folder.cache_clear()
     yield tmp_path
-    code.folder.cache_clear()
+    code.cache_folder.cache_clear()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from support.kernels.gpu import GpuKernels, rounded
 from support.kernels.rows import CPU, DTYPES, PLAIN, assert_alike, some
 
@@ -53,7 +53,7 @@ def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
 ) -> None:
     x, added = (some(tokens, width, dtype=dtype, seed=seed) for seed in (1, 2))
     weight, norm_bias, bias = (some(width, dtype=dtype, seed=seed) for seed in (3, 4, 5))
-    norm = RowNorm(weight, 1e-5, norm_bias if is_layer_norm else None)
+    norm = NormParameters(weight, 1e-5, norm_bias if is_layer_norm else None)
     sum_ = sum_of(kernels, x, added, *([bias] if has_bias else []))
     normed = kernels.add_normalise(x, added, norm, bias if has_bias else None)
     assert torch.equal(x, sum_)
@@ -65,7 +65,7 @@ def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
 @pytest.mark.parametrize("width", [5120, 12288, 16384])  # Llama 13B, GPT-3 175B, Llama 3.1 405B
 def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.dtype) -> None:
     x, weight, bias = (some(*shape, dtype=dtype) for shape in ((2, width), (width,), (width,)))
-    norm = RowNorm(weight, 1e-5, bias if is_layer_norm else None)
+    norm = NormParameters(weight, 1e-5, bias if is_layer_norm else None)
     assert_alike(GPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
     one, other = x.clone(), x.clone()
     normed = [each.add_normalise(sum_, x, norm) for each, sum_ in ((GPU, one), (PLAIN, other))]
@@ -75,7 +75,7 @@ def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.
 
 def test_a_row_that_the_registers_do_not_hold_is_refused() -> None:
     with pytest.raises(AssertionError, match="a row of 16385 numbers"):
-        GPU.normalise(torch.zeros(1, 16385), RowNorm(torch.ones(16385), 1e-5))
+        GPU.normalise(torch.zeros(1, 16385), NormParameters(torch.ones(16385), 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,10 +88,10 @@ def test_activated(
     x, bias = some(tokens, width, dtype=dtype) * 2, some(width, dtype=dtype, seed=1) if has_bias else None
     expected = exact(activation, x if bias is None else x.double() + bias.double()).to(dtype)
     out = torch.full_like(x, float("nan"))
-    assert kernels.activated(x, activation, bias, out) is out
+    assert kernels.activate(x, activation, bias, out) is out
     assert_alike(out, expected, roundings=8)
-    assert torch.equal(kernels.activated(x, activation, bias), out)
-    assert kernels.activated(x, activation, bias, out=x) is x
+    assert torch.equal(kernels.activate(x, activation, bias), out)
+    assert kernels.activate(x, activation, bias, out=x) is x
     assert torch.equal(x, out)
 
 
@@ -101,13 +101,13 @@ def test_activations_of_numbers_far_from_zero(activation: Activation) -> None:
     is taken of numbers up to 80, each 5e-6 wide."""
     x = torch.tensor([[-1e30, -200.0, -12.0, -9.0, -5.0, -0.0, 0.0, 5.0, 88.0, 200.0, 1e30]])
     with np.errstate(over="ignore"):  # powers of 1e30: infinite in the interpreter as on a GPU
-        activated = GPU.activated(x, activation)
+        activated = GPU.activate(x, activation)
     torch.testing.assert_close(activated.double(), exact(activation, x), rtol=1e-5, atol=1e-37)
 
 
 def test_relu_keeps_what_is_no_number(kernels: Any) -> None:
     x = torch.tensor([[float("nan"), -1.0]])
-    assert kernels.activated(x, Activation.RELU).isnan().tolist() == [[True, False]]
+    assert kernels.activate(x, Activation.RELU).isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,17 +131,17 @@ def test_a_bias_and_then_the_rest_before_attention(
     tokens, heads, kv_heads, blocks, block_tokens = 3, 6, 2, 3, 4
     qkv, bias = (some(*shape, dtype=dtype) for shape in ((tokens, 10, head_dim), (10 * head_dim,)))
     turns = torch.polar(torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32))
-    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype), 1e-5) if is_normed else None
+    head_norm = NormParameters(some(heads + kv_heads, head_dim, dtype=dtype), 1e-5) if is_normed else None
 
-    def kept() -> Kept:
+    def kept() -> KvWrite:
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        return Kept(cache, torch.tensor([7, 0, 11]), turns if is_turned else None, head_norm)
+        return KvWrite(cache, torch.tensor([7, 0, 11]), turns if is_turned else None, head_norm)
 
     one, plain, places = qkv.clone(), qkv.clone(), [kept() for _ in range(3)]
     other = sum_of(kernels, qkv, bias.view(10, head_dim))
-    kernels.keep(one, places[0], bias)
-    kernels.keep(other, places[1])
-    PLAIN.keep(plain, places[2], bias)
+    kernels.write_kv(one, places[0], bias)
+    kernels.write_kv(other, places[1])
+    PLAIN.write_kv(plain, places[2], bias)
     assert torch.equal(one, other)
     assert torch.equal(places[0].cache.nan_to_num(7.0), places[1].cache.nan_to_num(7.0))
     assert_alike(one, plain, roundings=8)
@@ -150,9 +150,9 @@ def test_a_bias_and_then_the_rest_before_attention(
 
 
 def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
-    x, norm = torch.empty(0, 6), RowNorm(torch.ones(6), 1e-5)
+    x, norm = torch.empty(0, 6), NormParameters(torch.ones(6), 1e-5)
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
-    assert kernels.activated(x, Activation.GELU).shape == (0, 6)
+    assert kernels.activate(x, Activation.GELU).shape == (0, 6)
     assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
 
 
@@ -160,12 +160,12 @@ def test_kernels_of_cpus_take_in_biases_when_they_run_together() -> None:
     """What one adds is not there yet when the next one is called."""
 
     def layer(x: Tensor) -> Tensor:
-        normed = CPU.add_normalise(x, added, RowNorm(bias, 1e-5), bias)
-        return CPU.gated_silu(CPU.activated(normed, Activation.GELU, bias, out=normed), bias)
+        normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)
+        return CPU.gated_silu(CPU.activate(normed, Activation.GELU, bias, out=normed), bias)
 
     bias, added = (some(*shape, dtype=torch.float32, seed=1) for shape in ((64,), (9, 64)))
     one, other = (some(9, 64, dtype=torch.float32) for _ in range(2))
-    with CPU.together():
+    with CPU.deferred():
         together = layer(one)
     assert torch.equal(together, layer(other))
     assert torch.equal(one, other)

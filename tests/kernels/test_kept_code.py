@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orca.kernels.cpu.team.code import folder
+from orca.kernels.cpu.team.code import cache_folder
 
 _HERE = Path(__file__).parent
 _TESTS = [str(_HERE / name) for name in ("test_product.py", "test_attention.py", "test_rows.py")]
@@ -24,9 +24,9 @@ def _kept(home: Path) -> dict[Path, int]:
 
 
 @pytest.mark.timeout(1250)  # twice the limit of a run, where nothing is kept
-@pytest.mark.skipif(folder() is None, reason="no code can be kept here")
+@pytest.mark.skipif(cache_folder() is None, reason="no code can be kept here")
 def test_kernels_of_kept_code_pass_their_tests(tmp_path: Path) -> None:
-    kept_in = folder()
+    kept_in = cache_folder()
     assert kept_in is not None
     # A copy: other tests compile kernels meanwhile, which is no reason for another run. What they write just now may be
     # gone again.

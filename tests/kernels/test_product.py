@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu.product import amx
 from orca.kernels.cpu.product.panel import HEAD_DIM, PANELS, THREADS, panel_of
-from orca.kernels.cpu.product.product import Panels
+from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.product.tile import Tile, tile_of
 from orca.kernels.cpu.team import intrinsics
 from orca.kernels.cpu.team.team import Rows, recorded, vary
@@ -56,7 +56,7 @@ def assert_rounded_once(y: Tensor, exact: Tensor, inputs: int) -> None:
 def test_a_product_for_any_number_of_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
     used = tile_named(tile, dtype)
-    with_bias, without = Panels(weight, bias, tile=used), Panels(weight, tile=used)
+    with_bias, without = PackedWeight(weight, bias, tile=used), PackedWeight(weight, tile=used)
     for rows in (*range(14), 25, 96, 97, 257, 513):
         x = some(rows, inputs, dtype=dtype, seed=2)
         exact = x.double() @ weight.double().t()
@@ -71,7 +71,7 @@ def test_a_product_added_to_what_is_there_is_rounded_once(
     inputs: int, outputs: int, tile: str, dtype: torch.dtype
 ) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
-    panels = Panels(weight, bias, tile=tile_named(tile, dtype))
+    panels = PackedWeight(weight, bias, tile=tile_named(tile, dtype))
     x, there = some(19, inputs, dtype=dtype, seed=2), some(19, outputs, dtype=dtype, seed=3)
     exact = there.double() + x.double() @ weight.double().t() + bias
     panels.add_product(x, there)
@@ -83,7 +83,7 @@ def test_a_product_added_to_what_is_there_is_rounded_once(
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (30, 38), (64, 96), (1100, 50)])
 def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
-    panels = Panels(weight, bias, is_gated=True, tile=tile_named(tile, dtype))
+    panels = PackedWeight(weight, bias, is_gated=True, tile=tile_named(tile, dtype))
     x = some(19, inputs, dtype=dtype, seed=2)
     outputs_of_both = x.double() @ weight.double().t() + bias
     gate, up = outputs_of_both.chunk(2, dim=1)
@@ -97,7 +97,7 @@ def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtyp
 @pytest.mark.parametrize(("inputs", "outputs"), [(30, 37), (64, 96)])
 def test_an_activated_product(inputs: int, outputs: int, activation: Activation, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
-    panels, x = Panels(weight, bias, tile=tile_named(tile, dtype)), some(19, inputs, dtype=dtype, seed=2)
+    panels, x = PackedWeight(weight, bias, tile=tile_named(tile, dtype)), some(19, inputs, dtype=dtype, seed=2)
     exact = activation(x.double() @ weight.double().t() + bias)
     assert_rounded_once(panels.product(x, None, activation), exact, 64)
 
@@ -107,8 +107,8 @@ def test_an_activated_product(inputs: int, outputs: int, activation: Activation,
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
-    x, panels = some(19, inputs, dtype=dtype, seed=2), Panels(weight, bias, tile=tile_named(tile, dtype))
-    wide = panels.wide_product(x)
+    x, panels = some(19, inputs, dtype=dtype, seed=2), PackedWeight(weight, bias, tile=tile_named(tile, dtype))
+    wide = panels.float32_product(x)
     assert wide.dtype == torch.float32
     assert_rounded_once(wide, x.double() @ weight.double().t() + bias, inputs)
     assert torch.equal(wide.to(dtype), panels.product(x))
@@ -119,17 +119,17 @@ def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dty
 @pytest.mark.parametrize("inputs", [30, 1100])
 def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile: str, dtype: torch.dtype) -> None:
     used = tile_named(tile, dtype)
-    norm = RowNorm(some(inputs, dtype=dtype, seed=4), 1e-5, some(inputs, dtype=dtype, seed=5))
-    panels = Panels(some(96, inputs, dtype=dtype) / inputs**0.5, some(96, dtype=dtype, seed=1), tile=used)
-    gated = Panels(some(96, inputs, dtype=dtype) / inputs**0.5, is_gated=True, tile=used)
+    norm = NormParameters(some(inputs, dtype=dtype, seed=4), 1e-5, some(inputs, dtype=dtype, seed=5))
+    panels = PackedWeight(some(96, inputs, dtype=dtype) / inputs**0.5, some(96, dtype=dtype, seed=1), tile=used)
+    gated = PackedWeight(some(96, inputs, dtype=dtype) / inputs**0.5, is_gated=True, tile=used)
     rows, x, added = Rows(600), some(600, inputs, dtype=dtype, seed=2), torch.zeros(600, 96, dtype=dtype)
     slots, cache = torch.arange(600).flip(0), torch.zeros(40, 2, 16, 16, dtype=dtype)
 
     def products(x: Tensor, added: Tensor, slots: Tensor, cache: Tensor) -> list[Tensor]:
-        kept = panels.kept_product(x, norm, Kept(cache, slots, None))
+        kept = panels.write_kv_product(x, norm, KvWrite(cache, slots, None))
         panels.add_product(x, added)
         active = panels.product(x, norm, Activation.GELU)
-        return [kept, active, gated.gated_product(x), panels.wide_product(x, norm)]
+        return [kept, active, gated.gated_product(x), panels.float32_product(x, norm)]
 
     with recorded() as recording:
         vary(rows, x, added, slots)
@@ -151,13 +151,13 @@ def test_an_activation_of_any_number(activation: Activation) -> None:
     """And of infinities and none: as PyTorch has them, or 0 where it has no number."""
     far = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan"), float("inf")])
     numbers = torch.cat((torch.linspace(-30, 30, 6001), far))[:, None]
-    activated = Panels(torch.ones(1, 1)).product(numbers, None, activation)
+    activated = PackedWeight(torch.ones(1, 1)).product(numbers, None, activation)
     torch.testing.assert_close(activated.double(), activation(numbers.double()), atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
 def test_a_gate_far_from_zero() -> None:
     gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan")])
-    panels = Panels(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
+    panels = PackedWeight(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
     torch.testing.assert_close(
         panels.gated_product(torch.ones(1, 1)), F.silu(gate)[None], atol=1e-35, rtol=1e-6, equal_nan=True
     )
@@ -165,7 +165,7 @@ def test_a_gate_far_from_zero() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_outputs_whatever_is_beside_it(dtype: torch.dtype) -> None:
-    panels, x = Panels(some(100, 600, dtype=dtype)), some(130, 600, dtype=dtype, seed=1)
+    panels, x = PackedWeight(some(100, 600, dtype=dtype)), some(130, 600, dtype=dtype, seed=1)
     together = panels.product(x)
     for first, last in ((0, 1), (3, 20), (90, 130)):
         assert torch.equal(panels.product(x[first:last]), together[first:last])
@@ -179,7 +179,7 @@ def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(outputs: int, 
     numbers = torch.arange(0, 2**16, 7, dtype=torch.int32).to(torch.int16).view(dtype)
     numbers = torch.where(_is_usual(numbers), numbers, 0.0)
     there = numbers[: len(numbers) // outputs * outputs].view(-1, outputs).clone()
-    panels = Panels(torch.eye(outputs, outputs + outputs % 2).to(dtype))
+    panels = PackedWeight(torch.eye(outputs, outputs + outputs % 2).to(dtype))
     share = (there.float() * 1.5 * 2.0 ** -(9 if dtype == torch.bfloat16 else 12)).to(dtype)
     share = torch.where(_is_usual(share) & share.isfinite(), share, 0.0)
     expected = (there.float() + share.float()).to(dtype)
@@ -192,7 +192,7 @@ def _is_usual(numbers: Tensor) -> Tensor:
 
 
 def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
-    panels, x = Panels(some(300, 64, dtype=torch.float32)), some(50, 64, dtype=torch.float32, seed=1)
+    panels, x = PackedWeight(some(300, 64, dtype=torch.float32)), some(50, 64, dtype=torch.float32, seed=1)
     results = []
     for threads in (1, 2, 5):
         with computing_threads(threads):
@@ -216,12 +216,12 @@ def test_each_panel_is_a_task_once_and_those_taken_together_lie_apart() -> None:
 
 def test_inputs_that_cannot_be_paired_are_refused() -> None:
     with pytest.raises(ValueError, match="an odd number of inputs, 5, has no pairs"):
-        Panels(torch.ones(4, 5, dtype=torch.bfloat16), tile=Tile(lanes=16, rows=12, pairs=True))
+        PackedWeight(torch.ones(4, 5, dtype=torch.bfloat16), tile=Tile(lanes=16, rows=12, pairs=True))
 
 
 def test_a_weight_takes_no_more_memory_than_it_did() -> None:
     weight = torch.randn(96, 64)
-    assert Panels(weight).bytes == weight.numel() * 4 + 96 * 4
+    assert PackedWeight(weight).bytes == weight.numel() * 4 + 96 * 4
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_rows_of_the_weight_are_found_in_its_panels(
     inputs: int, outputs: int, tile: str, stored: torch.dtype, dtype: torch.dtype
 ) -> None:
     weight, places = some(outputs, inputs, dtype=stored), some(3, inputs, dtype=dtype, seed=1)
-    panels = Panels(weight, some(outputs, dtype=torch.float32), dtype=dtype, tile=tile_named(tile, dtype))
+    panels = PackedWeight(weight, some(outputs, dtype=torch.float32), dtype=dtype, tile=tile_named(tile, dtype))
     ids = torch.tensor([*range(outputs), 0, outputs - 1])
     positions = torch.arange(len(ids)) % 3
     rows = weight[ids].to(dtype)
@@ -241,7 +241,7 @@ def test_rows_of_the_weight_are_found_in_its_panels(
     assert torch.equal(panels.embed(ids, places, positions), rows + places[positions])
 
 
-@pytest.mark.skipif(not amx.is_there(), reason="this processor has no AMX")
+@pytest.mark.skipif(not amx.is_available(), reason="this processor has no AMX")
 def test_bfloat16_goes_through_amx() -> None:
     assert tile_of(torch.bfloat16).is_amx
     assert not tile_of(torch.float32).is_amx
@@ -250,16 +250,16 @@ def test_bfloat16_goes_through_amx() -> None:
 _ON_HASWELL = """
 import torch
 from orca.kernels.device import kernels_of
-from orca.kernels.cpu.product.product import Panels
+from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team.team import Rows, recorded, vary
 from orca.kernels.plain import PlainKernels
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 
 x, weight = torch.randn(20, 30).bfloat16(), torch.randn(50, 30).bfloat16()
-norm = RowNorm(torch.ones(30).bfloat16(), 1e-5)
+norm = NormParameters(torch.ones(30).bfloat16(), 1e-5)
 normed = kernels_of(x.device).normalise(x, norm)
 torch.testing.assert_close(normed, PlainKernels().normalise(x, norm), atol=0.01, rtol=0.01)
-product = Panels(weight).product(x)
+product = PackedWeight(weight).product(x)
 torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), atol=1e-4, rtol=2.0**-8)
 """
 
@@ -289,14 +289,14 @@ def test_only_bfloat16_is_paired() -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, has_bias: bool, dtype: torch.dtype) -> None:
     weight, scale, bias = (some(*shape, inputs, dtype=dtype, seed=len(shape)) for shape in ((outputs,), (), ()))
-    norm = RowNorm(scale, 1e-5, bias if has_bias else None)
-    panels = Panels(weight, tile=tile_named(tile, dtype))
+    norm = NormParameters(scale, 1e-5, bias if has_bias else None)
+    panels = PackedWeight(weight, tile=tile_named(tile, dtype))
     for rows in (1, 19, 200):
         x = some(rows, inputs, dtype=dtype, seed=2)
         normed = kernels_of(x.device).normalise(x, norm)
         assert torch.equal(panels.product(x, norm), panels.product(normed))
     if outputs % 2 == 0:
-        gated = Panels(weight, is_gated=True, tile=tile_named(tile, dtype))
+        gated = PackedWeight(weight, is_gated=True, tile=tile_named(tile, dtype))
         assert torch.equal(gated.gated_product(x, norm), gated.gated_product(normed))
 
 
@@ -309,16 +309,16 @@ def test_a_product_that_is_kept(
 ) -> None:
     """Heads into which whole vectors fit, and others."""
     tokens, blocks, block_tokens, inputs = 101, 30, 4, 40
-    x, norm = some(tokens, inputs, dtype=dtype), RowNorm(some(inputs, dtype=dtype, seed=1), 1e-5)
-    panels = Panels(some((heads + 2 * kv_heads) * head_dim, inputs, dtype=dtype, seed=2) / inputs**0.5)
+    x, norm = some(tokens, inputs, dtype=dtype), NormParameters(some(inputs, dtype=dtype, seed=1), 1e-5)
+    panels = PackedWeight(some((heads + 2 * kv_heads) * head_dim, inputs, dtype=dtype, seed=2) / inputs**0.5)
     slots = torch.randperm(blocks * block_tokens, generator=torch.Generator().manual_seed(5))[:tokens]
     angles = some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
     turns = torch.polar(torch.ones_like(angles), angles) if is_turned else None
-    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
+    head_norm = NormParameters(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     caches = [torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype) for _ in range(2)]
-    kept = panels.kept_product(x, norm, Kept(caches[0], slots, turns, head_norm))
+    kept = panels.write_kv_product(x, norm, KvWrite(caches[0], slots, turns, head_norm))
     qkv = panels.product(x, norm).view(tokens, -1, head_dim)
-    PlainKernels().keep(qkv, Kept(caches[1], slots, turns, head_norm))
+    PlainKernels().write_kv(qkv, KvWrite(caches[1], slots, turns, head_norm))
     # Turned before they are rounded, and rounded before they are turned.
     unit = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(kept, qkv, atol=3 * unit, rtol=unit)
@@ -332,7 +332,9 @@ def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, d
     rounded = torch.randint(-127, 128, (outputs, inputs), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scale, bias = some(outputs, dtype=torch.float32).abs() / 256, some(outputs, dtype=dtype, seed=1)
     weight = rounded.double() * scale.double()[:, None]
-    with_bias, without = (Panels(rounded, each, scale=scale, dtype=dtype, tile=TILES[tile]) for each in (bias, None))
+    with_bias, without = (
+        PackedWeight(rounded, each, scale=scale, dtype=dtype, tile=TILES[tile]) for each in (bias, None)
+    )
     for rows in (0, 1, 5, 13, 97, 300):
         x = some(rows, inputs, dtype=dtype, seed=2)
         exact = x.double() @ weight.t()
@@ -340,24 +342,24 @@ def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, d
         assert_rounded_once(with_bias.product(x), exact + bias.double(), inputs)
 
 
-def in_all_ways(plain: Panels, gated: Panels, rows: int, dtype: torch.dtype) -> list[Tensor]:
+def in_all_ways(plain: PackedWeight, gated: PackedWeight, rows: int, dtype: torch.dtype) -> list[Tensor]:
     """What is made of some rows, with whatever comes before and behind a product. Both of 90 inputs."""
-    norm = RowNorm(some(90, dtype=dtype, seed=1), 1e-5)
+    norm = NormParameters(some(90, dtype=dtype, seed=1), 1e-5)
     x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, plain.outputs, dtype=dtype, seed=3)
     plain.add_product(x, added)
     cache = torch.zeros(rows, 2, 1, 4, dtype=dtype)
     return [
         plain.product(x, norm),
         plain.product(x, None, Activation.GELU),
-        plain.wide_product(x),
+        plain.float32_product(x),
         gated.gated_product(x, norm),
-        plain.kept_product(x, norm, Kept(cache, torch.arange(rows), None)),
+        plain.write_kv_product(x, norm, KvWrite(cache, torch.arange(rows), None)),
         added,
         cache,
     ]
 
 
-def assert_same_bits(one: Sequence[Panels], other: Sequence[Panels], rows: int, dtype: torch.dtype) -> None:
+def assert_same_bits(one: Sequence[PackedWeight], other: Sequence[PackedWeight], rows: int, dtype: torch.dtype) -> None:
     """Args: one, other: each plain and gated."""
     for here, there in zip(in_all_ways(*one, rows, dtype), in_all_ways(*other, rows, dtype), strict=True):
         assert torch.equal(here, there)
@@ -370,8 +372,8 @@ def test_a_weight_of_8_bits_and_the_same_numbers_in_full_give_the_same_bits(outp
     tile = Tile(lanes=8, rows=6, pairs=False)
     rounded = torch.randint(-127, 128, (outputs, 90), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scale, kinds = torch.full((outputs,), 1 / 128), (False, True)
-    small = [Panels(rounded, scale=scale, dtype=dtype, is_gated=each, tile=tile) for each in kinds]
-    full = [Panels(rounded.to(dtype) / 128, is_gated=each, tile=tile) for each in kinds]
+    small = [PackedWeight(rounded, scale=scale, dtype=dtype, is_gated=each, tile=tile) for each in kinds]
+    full = [PackedWeight(rounded.to(dtype) / 128, is_gated=each, tile=tile) for each in kinds]
     for rows in (1, 20):
         assert_same_bits(small, full, rows, dtype)
 
@@ -384,7 +386,7 @@ def test_a_weight_of_half_precision_and_the_same_numbers_in_float32_give_the_sam
 ) -> None:
     narrow, bias = some(outputs, 90, dtype=weight_dtype), some(outputs, dtype=torch.float32, seed=4)
     half, full = (
-        [Panels(weight, bias, dtype=torch.float32, is_gated=each, tile=TILES[tile]) for each in (False, True)]
+        [PackedWeight(weight, bias, dtype=torch.float32, is_gated=each, tile=TILES[tile]) for each in (False, True)]
         for weight in (narrow, narrow.float())
     )
     assert 2 * half[0].weight.numel() * half[0].weight.element_size() == full[0].weight.numel() * 4

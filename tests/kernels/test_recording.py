@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.recording import Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.contract.recording import Recorder, RecordingSize, RequestLines, StepDescription, StepInputs
 from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.cpu.recording import CpuRecorder
 from orca.kernels.device import kernels_of
@@ -32,21 +32,21 @@ def there(request: pytest.FixtureRequest) -> tuple[torch.device, Recorder]:
     return device, recorder
 
 
-def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> Lines:
+def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> RequestLines:
     numbers = torch.arange(len(tables), device=device)
-    return Lines(tables.to(device), fed=100 + numbers, prompts=prompts + 0 * numbers)
+    return RequestLines(tables.to(device), last_tokens=100 + numbers, prompts=prompts + 0 * numbers)
 
 
-def alone(said: list[tuple[int, int, int, int]]) -> Said:
+def alone(said: list[tuple[int, int, int, int]]) -> StepDescription:
     """Of requests that run one token each: line, position, token, block."""
-    return Said(np.array([(*each, 1, 1) for each in said]), len(said))
+    return StepDescription(np.array([(*each, 1, 1) for each in said]), len(said))
 
 
 def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, int, int]]) -> None:
     inputs.put(alone(said))
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out()
+        inputs.build()
         return ()
 
     _, run = recorder.record(compute)
@@ -60,7 +60,7 @@ def test_inputs_are_made_of_what_is_told_and_kept(there: tuple[torch.device, Rec
     if isinstance(recorder, GraphRecorder):  # elsewhere the host has put the blocks into its own tables
         tables[3, 2] = tables[0, 0] = tables[4, 1] = -1
     lines = lines_of(tables, device)
-    inputs = recorder.inputs(Size(3, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
+    inputs = recorder.inputs(RecordingSize(3, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
     laid_out(recorder, inputs, [(3, 33, 55, 6), (0, 0, -1, 4), (4, 19, -1, 1)])
     assert inputs.ids.tolist() == [55, 100, 104]
     assert inputs.positions.tolist() == [33, 0, 19]
@@ -77,12 +77,12 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     qkv, cache, rows, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
     lines = lines_of(tables.clone(), device)
     there_qkv, there_cache = qkv.to(device), cache.to(device)
-    size = Size(len(rows), None)
+    size = RecordingSize(len(rows), None)
     inputs = recorder.inputs(size, lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     attention = inputs.attention(sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out([there_qkv])
+        inputs.build([there_qkv])
         return (attention(there_qkv, there_cache, 0.3),)
 
     (output,), run = recorder.record(compute)
@@ -98,7 +98,9 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
         torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
-def chunked(step: list[tuple[int, int, int, bool]], tables: Tensor) -> tuple[Said, list[ContextRow], list[int]]:
+def chunked(
+    step: list[tuple[int, int, int, bool]], tables: Tensor
+) -> tuple[StepDescription, list[ContextRow], list[int]]:
     """What is said of a step on a CPU. Args: step: of each request its line, position, tokens, and whether it draws.
 
     Returns: with it the rows, and the flat rows that are wanted. Token `i` of the step is 1000 + i; of those that run
@@ -115,7 +117,7 @@ def chunked(step: list[tuple[int, int, int, bool]], tables: Tensor) -> tuple[Sai
         first += count
         if is_wanted:
             wanted.append(first - 1)
-    return Said(np.array(said, np.int64), first, len(wanted), chunks), rows, wanted
+    return StepDescription(np.array(said, np.int64), first, len(wanted), chunks), rows, wanted
 
 
 @pytest.mark.parametrize("window", [None, 3, SPLIT + 5])
@@ -124,16 +126,16 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
     contexts = [(40, 1)] * 3 + [(2 * SPLIT + 9, 1), (90, 1)]  # whose blocks the steps below use as they like
     _, cache, _, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
     lines = lines_of(tables.clone(), CPU)
-    inputs = recorder.inputs(Size(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
+    inputs = recorder.inputs(RecordingSize(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     sight = sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window)
-    attention, of_wanted = inputs.attention(sight), inputs.attention(sight, of_wanted=True)
+    attention, wanted_only = inputs.attention(sight), inputs.attention(sight, wanted_only=True)
     qkv = torch.zeros(200, 8, 12)
     kernels = kernels_of(CPU)
 
     def compute() -> tuple[Tensor | None, ...]:
-        inputs.lay_out([qkv])
+        inputs.build([qkv])
         assert inputs.wanted is not None
-        return attention(qkv, cache, 0.3), of_wanted(kernels.take_rows(qkv, inputs.wanted), cache, 0.3)
+        return attention(qkv, cache, 0.3), wanted_only(kernels.take_rows(qkv, inputs.wanted), cache, 0.3)
 
     (output, behind), run = recorder.record(compute)
     assert output is not None
@@ -160,8 +162,8 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
         assert inputs.positions[:tokens].tolist() == [place for _, place in own]
         slots = [int(tables[line, at // BLOCK_TOKENS]) * BLOCK_TOKENS + at % BLOCK_TOKENS for line, at in own]
         assert inputs.slots[:tokens].tolist() == slots
-        fed = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
-        assert inputs.ids[:tokens].tolist() == [fed.get(place, 1000 + place) for place in range(tokens)]
+        last_tokens = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
+        assert inputs.ids[:tokens].tolist() == [last_tokens.get(place, 1000 + place) for place in range(tokens)]
     assert torch.equal(lines.tables, tables)
 
 
@@ -169,7 +171,7 @@ def test_rows_of_padding_touch_no_request() -> None:
     recorder = GraphRecorder(DEVICE)
     tables = torch.arange(12).view(4, 3).int()
     lines = lines_of(tables, DEVICE, prompts=7)
-    inputs = recorder.inputs(Size(8, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
+    inputs = recorder.inputs(RecordingSize(8, None), lines, slots=160, block_tokens=BLOCK_TOKENS)
     assert isinstance(inputs, GraphInputs)
     laid_out(recorder, inputs, [(place % 4, place, 3, 0) for place in range(8)])
     laid_out(recorder, inputs, [(2, 20, -1, 7), (1, 8, 5, 3)])

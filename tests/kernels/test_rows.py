@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.reference import Kept, RowNorm
-from orca.kernels.cpu.product.product import Panels
+from orca.kernels.contract.reference import KvWrite, NormParameters
+from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.device import Kernels
 from orca.kernels.plain import PlainKernels
 from support.kernels.gpu import GpuKernels
@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
 def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype, kernels: Any) -> None:
     x, weight, bias = (some(*shape, dtype=dtype, seed=len(shape)) for shape in ((tokens, width), (width,), (width,)))
-    norm = RowNorm(weight, 1e-5, bias if has_bias else None)
+    norm = NormParameters(weight, 1e-5, bias if has_bias else None)
     assert_alike(kernels.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
 
 
@@ -44,7 +44,7 @@ def test_take_rows(shape: tuple[int, ...], dtype: torch.dtype, kernels: Any) -> 
 def test_the_norm_of_numbers_that_are_alike(kernels: Any) -> None:
     """Far from zero, with little between them: the square of the mean is not taken from the mean of the squares."""
     x = 1000 + some(3, 512, dtype=torch.float32)
-    norm = RowNorm(torch.ones(512), 1e-5, torch.zeros(512))
+    norm = NormParameters(torch.ones(512), 1e-5, torch.zeros(512))
     exact = torch.nn.functional.layer_norm(x.double(), (512,), eps=1e-5)
     torch.testing.assert_close(kernels.normalise(x, norm).double(), exact, atol=2e-4, rtol=2e-4)
 
@@ -75,12 +75,12 @@ def test_keep(
     turns = torch.polar(
         torch.ones(tokens, 1, head_dim // 2), some(tokens, 1, head_dim // 2, dtype=torch.float32, seed=6)
     )
-    head_norm = RowNorm(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
+    head_norm = NormParameters(some(heads + kv_heads, head_dim, dtype=dtype, seed=7), 1e-5) if is_normed else None
     queries, caches = [], []
     for each in (kernels, PLAIN):
         own = qkv.clone()
         cache = torch.full((blocks, 2 * kv_heads, block_tokens, head_dim), float("nan"), dtype=dtype)
-        each.keep(own, Kept(cache, slots, turns if is_turned else None, head_norm))
+        each.write_kv(own, KvWrite(cache, slots, turns if is_turned else None, head_norm))
         queries.append(own[:, :heads])
         caches.append(cache)
     assert_alike(*queries, roundings=8)
@@ -91,7 +91,7 @@ def test_keep(
 @pytest.mark.parametrize("bias", [None, torch.ones(30)], ids=["rms", "layer"])
 def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | None) -> None:
     """In memory, too: code for rows that may overlap is other code."""
-    norm, memory = RowNorm(some(30, dtype=torch.float32), 1e-5, bias), torch.empty(4096)
+    norm, memory = NormParameters(some(30, dtype=torch.float32), 1e-5, bias), torch.empty(4096)
     for seed in range(200):
         x = some(1, 30, dtype=torch.float32, seed=seed)
         elsewhere = memory[seed : seed + 30].copy_(x[0])[None]
@@ -126,7 +126,7 @@ def test_every_number_of_an_embedding_is_looked_up_as_it_is(dtype: torch.dtype) 
     ids, positions = torch.arange(512), torch.zeros(512, dtype=torch.int64)
     halves = table.view(dtype)
     assert torch.equal(CPU.embed(halves, ids, None, positions, dtype).view(torch.int16), table)
-    found = Panels(halves.nan_to_num(0.0, 0.0, 0.0)).embed(ids, None, positions)
+    found = PackedWeight(halves.nan_to_num(0.0, 0.0, 0.0)).embed(ids, None, positions)
     assert torch.equal(found.view(torch.int16), halves.nan_to_num(0.0, 0.0, 0.0).view(torch.int16))
 
 
@@ -139,4 +139,4 @@ def test_the_largest_of_a_row_is_the_first_of_equal_ones(width: int) -> None:
     x[3, width // 2] = 9.0
     x[4, :512], x[4, 512:] = float("-inf"), 9.0  # a part and its edge
     x[5, width // 3 :: 500] = 9.0
-    assert CPU.largest(x).tolist() == x.numpy().argmax(axis=1).tolist()
+    assert CPU.argmax(x).tolist() == x.numpy().argmax(axis=1).tolist()

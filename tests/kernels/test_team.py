@@ -73,7 +73,7 @@ def test_a_float_is_given_as_it_is() -> None:
 
 def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> None:
     (kept_kernels / "orca").touch()
-    assert code.folder() is None
+    assert code.cache_folder() is None
     half = torch.zeros(1, dtype=torch.float64)
     Kernel("halve", _halve)(1, half.data_ptr(), 3.0)
     assert half.item() == 1.5
@@ -82,7 +82,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> N
 def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
     Kernel("halve", _halve).compile()
     (folder,) = (kept_kernels / "orca" / "kernels").iterdir()
-    assert code.folder() == folder
+    assert code.cache_folder() == folder
     assert any(folder.rglob("*.nbc"))
 
 
@@ -129,7 +129,7 @@ def test_variants_of_a_kernel_are_kept_apart() -> None:
     """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
     for name in ("one", "other"):
         Kernel(name, _halve).compile()
-    kept_in = code.folder()
+    kept_in = code.cache_folder()
     assert kept_in is not None
     assert {path.name for path in kept_in.iterdir()} == {"one", "other"}
 
@@ -158,7 +158,7 @@ def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
 
 @pytest.mark.usefixtures("kept_kernels")
 def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_in = code.folder()
+    kept_in = code.cache_folder()
     assert kept_in is not None
     place = kept_in / "halve"
     place.mkdir()
@@ -181,7 +181,7 @@ def test_a_file_system_without_locks_keeps_kernels_too(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     Kernel("halve", _halve).compile()
-    kept_in = code.folder()
+    kept_in = code.cache_folder()
     assert kept_in is not None
     assert any((kept_in / "halve").rglob("*.nbc"))
     assert not caplog.records

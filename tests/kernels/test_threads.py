@@ -118,11 +118,11 @@ def test_the_threads_of_a_team_end_with_it(team: Team) -> None:
 _PROGRAM = """
 import os, sys, torch
 from orca.kernels.cpu.rows import normalise
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 
 torch.set_num_threads(3)
 x = torch.ones(300, 64)
-norm = lambda: normalise(x, RowNorm(torch.ones(64), 0.0)).sum().item()
+norm = lambda: normalise(x, NormParameters(torch.ones(64), 0.0)).sum().item()
 assert norm() == 300 * 64
 if sys.argv[1:] == ["fork"]:
     child = os.fork()

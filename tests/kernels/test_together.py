@@ -10,12 +10,12 @@ import pytest
 import torch
 from numba import carray
 
-from orca.kernels.contract.reference import RowNorm
-from orca.kernels.cpu.product.product import Panels
+from orca.kernels.contract.reference import NormParameters
+from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import elements, take
-from orca.kernels.cpu.team.team import Kernel, Rows, new_empty, recorded, together, vary
+from orca.kernels.cpu.team.team import Kernel, Rows, deferred, new_empty, recorded, vary
 from orca.kernels.device import kernels_of
 from support.kernels.torch_threads import computing_threads
 
@@ -56,7 +56,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.usefixtures("threads")
 def test_calls_run_in_their_order_when_the_block_ends() -> None:
     many, one = torch.zeros(1000, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    with together():
+    with deferred():
         for digit in (1, 2, 3, 4, 5):
             append(many, digit)
             append(one, digit)
@@ -71,7 +71,7 @@ def test_calls_run_in_their_order_when_the_block_ends() -> None:
 def test_calls_run_without_a_team(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team_module, "_team", lambda: None)
     numbers = torch.zeros(100, dtype=torch.int64)
-    with together():
+    with deferred():
         append(numbers, 1)
         append(numbers, 2)
     assert set(numbers.tolist()) == {12}
@@ -81,7 +81,7 @@ def test_a_block_that_an_error_leaves_runs_nothing() -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
 
     def break_off() -> None:
-        with together():
+        with deferred():
             append(numbers, 1)
             raise KeyError
 
@@ -93,7 +93,7 @@ def test_a_block_that_an_error_leaves_runs_nothing() -> None:
 
 
 def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
-    with together():
+    with deferred():
         held = new_empty(torch.float32, 3, 4)
         first = new_empty(torch.float32, 3, 4).data_ptr()
         other = new_empty(torch.float32, 4, 3)
@@ -108,10 +108,10 @@ def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() -> None:
-    kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), RowNorm(torch.randn(64), 1e-5)
-    panels = Panels(torch.randn(128, 64), is_gated=True)
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), NormParameters(torch.randn(64), 1e-5)
+    panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
-    with together():
+    with deferred():
         for _ in range(5):
             y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     assert torch.equal(y, expected)
@@ -119,8 +119,8 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
 
 @pytest.mark.usefixtures("threads")
 def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
-    kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), RowNorm(torch.randn(64), 1e-5)
-    panels = Panels(torch.randn(128, 64), is_gated=True)
+    kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), NormParameters(torch.randn(64), 1e-5)
+    panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     with recorded() as recording:
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     for seed in range(3):
@@ -133,15 +133,15 @@ def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then(
 
 @pytest.mark.usefixtures("threads")
 def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
-    kernels, norm = kernels_of(torch.device("cpu")), RowNorm(torch.randn(64), 1e-5)
+    kernels, norm = kernels_of(torch.device("cpu")), NormParameters(torch.randn(64), 1e-5)
     x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), Rows(600), Rows(600)
-    panels, head = Panels(torch.randn(128, 64), is_gated=True), Panels(torch.randn(30, 64))
+    panels, head = PackedWeight(torch.randn(128, 64), is_gated=True), PackedWeight(torch.randn(30, 64))
     with recorded() as recording:
         vary(rows, x)
         vary(some, taken)
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
-        logits = head.wide_product(kernels.take_rows(y, taken))
-        largest = kernels.largest(logits)
+        logits = head.float32_product(kernels.take_rows(y, taken))
+        largest = kernels.argmax(logits)
     for rows.now, some.now in ((600, 600), (1, 1), (257, 13), (14, 300)):
         for each in (y, logits):
             each[:] = torch.nan
@@ -150,7 +150,7 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
         recording.run()
         expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.now], norm)))
         assert torch.equal(y[: rows.now], expected)
-        of_these = head.wide_product(expected[taken[: some.now]])
+        of_these = head.float32_product(expected[taken[: some.now]])
         assert torch.equal(logits[: some.now], of_these)
         assert torch.equal(largest[: some.now], of_these.argmax(dim=1))
         assert y[rows.now :].isnan().all()
@@ -161,7 +161,7 @@ def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
 def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
     """It would be gone through to the end of the memory, and garbage written to the KV cache."""
     kernels, x = kernels_of(torch.device("cpu")), torch.zeros(30, 64)
-    norm = RowNorm(torch.ones(64), 1e-5)
+    norm = NormParameters(torch.ones(64), 1e-5)
 
     def recorded_on(tensor: torch.Tensor) -> None:
         with recorded():
@@ -177,7 +177,7 @@ def test_more_rows_than_there_is_memory_for_are_refused() -> None:
     kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), Rows(30)
     with recorded() as recording:
         vary(rows, x)
-        kernels.normalise(x, RowNorm(torch.ones(64), 1e-5))
+        kernels.normalise(x, NormParameters(torch.ones(64), 1e-5))
     rows.now = 31
     with pytest.raises(AssertionError):
         recording.run()
@@ -233,8 +233,13 @@ def test_a_recording_of_nothing_does_nothing() -> None:
 
 
 def test_a_kernel_without_tasks_changes_nothing() -> None:
-    panels, some, ones, none = Panels(torch.randn(128, 64)), torch.randn(50, 64), torch.ones(50, 64), torch.ones(0, 64)
-    with computing_threads(2), together():
+    panels, some, ones, none = (
+        PackedWeight(torch.randn(128, 64)),
+        torch.randn(50, 64),
+        torch.ones(50, 64),
+        torch.ones(0, 64),
+    )
+    with computing_threads(2), deferred():
         first = panels.product(some)
         nothing = panels.product(none)
         last = panels.product(ones)
@@ -256,13 +261,13 @@ def test_a_count_rises_while_the_block_runs() -> None:
         told_at[0] = 1
 
     teller = Thread(target=tell)
-    with together():
-        kernels.count(count.data_ptr())
+    with deferred():
+        kernels.increment(count.data_ptr())
         WAIT(1, told_at.data_ptr())
-        kernels.count(count.data_ptr())
+        kernels.increment(count.data_ptr())
         teller.start()
     teller.join()
     assert told == [1]
     assert count.tolist() == [2]
-    kernels.count(count.data_ptr())
+    kernels.increment(count.data_ptr())
     assert count.tolist() == [3]

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.transfer import put, put_on_device
+from orca.kernels.contract.transfer import scatter, scatter_on_device
 from support.kernels.gpu import DEVICE
 
 
-@pytest.mark.parametrize("way", [put, put_on_device])
+@pytest.mark.parametrize("way", [scatter, scatter_on_device])
 @pytest.mark.parametrize("values", [[7, 8, 9], torch.tensor([7, 8, 9])], ids=["of the host", "of a device"])
 @pytest.mark.parametrize("taken", [[0, 1, 2], [0, 2], [1]])
 def test_some_values_go_to_places(values: Tensor | Sequence[int], taken: list[int], way: Callable[..., None]) -> None:
@@ -25,5 +25,5 @@ def test_some_values_go_to_places(values: Tensor | Sequence[int], taken: list[in
 
 def test_nothing_is_put_nowhere() -> None:
     to = torch.ones(2, dtype=torch.int64, device=DEVICE)
-    put(to, [], [5, 6], [])
+    scatter(to, [], [5, 6], [])
     assert to.tolist() == [1, 1]

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from orca.kernels.contract.recording import Lines, Said, Size
+from orca.kernels.contract.recording import RecordingSize, RequestLines, StepDescription
 from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
@@ -101,10 +101,12 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     seen = sight_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
     there = torch.arange(len(rows), device=DEVICE)
     recorder = GraphRecorder(DEVICE)
-    inputs = recorder.inputs(Size(8, None), Lines(seen.tables, there, there), slots=sum(ends), block_tokens=16)
+    inputs = recorder.inputs(
+        RecordingSize(8, None), RequestLines(seen.tables, there, there), slots=sum(ends), block_tokens=16
+    )
     made = inputs.attention(seen)
-    inputs.put(Said(np.array([(row.line, row.position, 1, 0, 1, 1) for row in rows]), len(rows)))
-    inputs.lay_out()
+    inputs.put(StepDescription(np.array([(row.line, row.position, 1, 0, 1, 1) for row in rows]), len(rows)))
+    inputs.build()
     expected = items_of(TritonAttention(rows, seen))
     # Their parts have room for one token instead of a tile's, and behind them is a row of padding.
     room = shape_of(seen.dtype, seen.head_dim).narrow // 2

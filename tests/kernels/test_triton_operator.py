@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Node
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.gpu.kernels import TritonKernels
 from support.kernels.gpu import DEVICE
 
@@ -17,13 +17,13 @@ WIDTH = 32
 
 def part_of_a_layer(x: Tensor, added: Tensor, weight: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
     """All kernels beside attention, as far as they are launches of ours, and a product among them."""
-    normed = KERNELS.add_normalise(x, added, RowNorm(weight, 1e-5), weight)
+    normed = KERNELS.add_normalise(x, added, NormParameters(weight, 1e-5), weight)
     qkv = (normed @ weight.expand(WIDTH, WIDTH)).view(-1, 4, 8)
-    KERNELS.keep(qkv, Kept(cache, slots, None), weight)
-    KERNELS.keep(qkv, Kept(cache, slots, None))
-    activated = KERNELS.activated(qkv.view(-1, WIDTH), Activation.GELU)
-    KERNELS.activated(activated, Activation.SILU, weight, out=activated)
-    return KERNELS.gated_silu(KERNELS.normalise(activated, RowNorm(weight, 1e-5, weight)), weight)
+    KERNELS.write_kv(qkv, KvWrite(cache, slots, None), weight)
+    KERNELS.write_kv(qkv, KvWrite(cache, slots, None))
+    activated = KERNELS.activate(qkv.view(-1, WIDTH), Activation.GELU)
+    KERNELS.activate(activated, Activation.SILU, weight, out=activated)
+    return KERNELS.gated_silu(KERNELS.normalise(activated, NormParameters(weight, 1e-5, weight)), weight)
 
 
 def arguments(seed: int) -> tuple[Tensor, ...]:

@@ -41,13 +41,13 @@ def require_alike(logits: Tensor, lines: Sequence[int], index: int, state: Sampl
             continue
         token = int(tokens[row])
         assert one.allows(token, MARGIN), f"row {row}: {token}, expected {one.token}"
-        assert int(state.fed[line]) == token
+        assert int(state.last_tokens[line]) == token
         excused += token != one.token
         score = logits[row].double().log_softmax(0)[token].float()
         torch.testing.assert_close(logprobs[row], score, atol=2e-6, rtol=2e-6)
     if not excused:
         assert torch.equal(state.counts.cpu(), other.counts)
-        assert torch.equal(state.fed.cpu(), other.fed)
+        assert torch.equal(state.last_tokens.cpu(), other.last_tokens)
     return excused
 
 
@@ -155,7 +155,7 @@ def test_equal_logits_stand_or_fall_together(case: dict[str, float]) -> None:
     cases = [SamplingParams(seed=seed, **case) for seed in range(40)]  # type: ignore[arg-type]
     state, other = (lines_of(cases, 200, device) for device in (DEVICE, CPU))
     assert require_alike(logits, range(40), 0, state, other) == 0
-    assert len(set(state.fed.tolist())) > 15  # of the 25 that the uppermost step has
+    assert len(set(state.last_tokens.tolist())) > 15  # of the 25 that the uppermost step has
 
 
 @pytest.mark.parametrize("case", ["greedy", "plain", "top-k", "top-p", "min-p", "all-cuts", "frequency"])

@@ -39,5 +39,5 @@ def _section(title: str, registry: CollectorRegistry) -> str:
         kind = metric._type  # type: ignore[attr-defined]
         name = metric._name + ("_total" if kind == "counter" else "")  # type: ignore[attr-defined]
         labels = ", ".join(map(code, metric._labelnames))  # type: ignore[attr-defined]
-        rows.append([code(name), kind, labels, sentence(metric._documentation)])  # type: ignore[attr-defined]
-    return f"## {title}\n\n" + table(["Metric", "Type", "Labels", "Meaning"], sorted(rows))
+        rows.append([code(name), f"{kind}\n{labels}" if labels else kind, sentence(metric._documentation)])  # type: ignore[attr-defined]
+    return f"## {title}\n\n" + table(["Metric", "Type and labels", "Meaning"], sorted(rows))

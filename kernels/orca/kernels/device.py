@@ -19,7 +19,14 @@ from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.recording import Recorder
-from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RaggedAttention, RowNorm, Sight
+from orca.kernels.contract.reference import (
+    AttentionView,
+    ContextRow,
+    KvWrite,
+    ModelSizes,
+    NormParameters,
+    RaggedAttention,
+)
 from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.plain import PlainKernels
 
@@ -54,7 +61,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> RaggedAttention:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> RaggedAttention:
         """Ragged paged attention (reference.py: its meaning).
 
         Args:
@@ -62,7 +69,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def together(self) -> AbstractContextManager[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """A block at whose end the kernels that are called in it are run, if not before.
 
         Inside only kernels may touch what they write, and none may be given a view of it. What they are given from
@@ -78,7 +85,7 @@ class Kernels(Protocol):
         """What draws tokens on the device; None where the host does."""
         ...
 
-    def count(self, at: int) -> None:
+    def increment(self, at: int) -> None:
         """Add one to the number of 64 bits at an address of the host, when the kernels that were called before have run
         (on other devices: have been ordered)."""
         ...
@@ -98,11 +105,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
         ...
 
-    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
 
         Args:
@@ -111,11 +118,11 @@ class Kernels(Protocol):
         """
         ...
 
-    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
         """RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
         ...
 
-    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    def add_normalise(self, x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
         """x += added + bias, in place, and the norm of the new x.
 
         The sum is taken in float32 from left to right and rounded once, to x's dtype, before the norm reads it: what
@@ -128,7 +135,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         """activation(x + bias).

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.paged import Places
-from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
 
 
 class PlainKernels:
@@ -25,16 +25,16 @@ class PlainKernels:
         """PyTorch's operations are compiled."""
         return False
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> "PlainAttention":
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> "PlainAttention":
         return PlainAttention(rows, seen)
 
-    def together(self) -> AbstractContextManager[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def recorder(self, device: torch.device) -> None:
         """PyTorch's operations run when they are called."""
 
-    def count(self, at: int) -> None:
+    def increment(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
     def sampler(self, vocab: int, device: torch.device) -> None:
@@ -47,10 +47,10 @@ class PlainKernels:
         embedded = table.index_select(0, ids).to(dtype)
         return embedded if places is None else embedded.add_(places.index_select(0, positions))
 
-    def largest(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(dim=-1)
 
-    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         if bias is not None:
             qkv += bias.view(qkv.shape[1:])
         lines = kept.cache.shape[1]
@@ -64,22 +64,22 @@ class PlainKernels:
                 torch.view_as_complex(pairs).mul_(kept.turns)
             else:
                 pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(kept.turns)))
-        Places.of(kept.slots, kept.cache.shape[2]).write(kept.cache, qkv[:, -lines:])
+        TokenSlots.of(kept.slots, kept.cache.shape[2]).write(kept.cache, qkv[:, -lines:])
 
-    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
         size = norm.weight.shape
         if norm.bias is None:
             return F.rms_norm(x, size, norm.weight, norm.eps)
         return F.layer_norm(x, size, norm.weight, norm.bias, norm.eps)
 
-    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    def add_normalise(self, x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
         if bias is None:
             x += added
         else:
             x.copy_(x.float() + added + bias)
         return self.normalise(x, norm)
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         result = activation(x if bias is None else x + bias)
@@ -93,7 +93,7 @@ class PlainKernels:
 class PlainAttention:
     """The geometry of one step. Args: as of device.Kernels.attention."""
 
-    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
         device = seen.device
         self._heads = len(seen.kv_of_query)
         # One KV head per query head in order needs no map.
@@ -130,7 +130,7 @@ class PlainAttention:
 class _Prefill:
     """One row of several tokens: scaled_dot_product_attention over its own context."""
 
-    def __init__(self, row: ContextRow, seen: Sight) -> None:
+    def __init__(self, row: ContextRow, seen: AttentionView) -> None:
         device, window = seen.device, seen.window
         self._here = slice(row.first, row.first + row.count)
         context = row.end
@@ -138,7 +138,7 @@ class _Prefill:
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
         # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
         table = seen.tables[row.line]
-        self._seen = None if is_whole else Places.of_positions(table, first_seen, context, seen.block_tokens)
+        self._seen = None if is_whole else TokenSlots.of_positions(table, first_seen, context, seen.block_tokens)
         self._mask: Tensor | None = None
         if not is_whole or (window is not None and window < context):
             first_key = 0 if is_whole else first_seen
@@ -172,7 +172,7 @@ class _Prefill:
 class _GatheredDecode:
     """All one-token rows at once: gathers the seen keys and values, laid end to end, computes in float32."""
 
-    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
         begins = [0 if seen.window is None else max(0, row.end - seen.window) for row in rows]
         lengths = torch.tensor([row.end - begin for row, begin in zip(rows, begins, strict=True)], device=seen.device)
         self._row_of = torch.repeat_interleave(torch.arange(len(rows), device=seen.device), lengths)
@@ -181,7 +181,7 @@ class _GatheredDecode:
         positions = torch.arange(len(self._row_of), device=seen.device) - behind[self._row_of]
         lines = torch.tensor([row.line for row in rows], device=seen.device)[self._row_of]
         blocks = seen.tables[lines, positions // seen.block_tokens].long()
-        self._places = Places(blocks, positions % seen.block_tokens)
+        self._places = TokenSlots(blocks, positions % seen.block_tokens)
         self._head_map = torch.tensor(seen.kv_of_query, device=seen.device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""The gateway as an ASGI application: which paths there are, who may use them, and how errors leave it.
+"""The gateway as an ASGI application: its paths, their access rules, and the mapping of errors.
 
-A call's life is in generation.py; here are the thin routes around it and the tasks of the process.
+generation.py has the life of a call. This module has the thin routes around it and the tasks of the process.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ from orca.pool.api import Pool
 log = logging.getLogger(__name__)
 
 METRICS_PORT = "is_metrics_port"
-"""Key in the state of calls that came in by the port that metrics have for themselves."""
+"""Key in the state of calls that came in by the separate port for metrics."""
 
 SETTLE_SECONDS = 1.0
-"""For the pool to take out the readers of a gateway that ends."""
+"""Longest time for the pool to remove the readers of a gateway that ends."""
 
 
 def create_app(
@@ -55,12 +55,12 @@ def create_app(
     clock_ms: Callable[[], int] = wall_clock_ms,
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application of one gateway process. Its lifespan runs the watcher and the renewal of readers.
+    """Create the application of one gateway process. Its lifespan runs the tasks of the process.
 
     Args:
         pool: stays open when the application ends.
-        clock_ms: wall clock, Unix milliseconds: `created` and deadlines.
-        tracing: None exports as the environment says.
+        clock_ms: wall clock in Unix milliseconds, for `created`.
+        tracing: None reads the environment.
     Raises: SettingError for keys that cannot be used or are missing.
     """
     keys = KeyRing(settings)
@@ -75,13 +75,13 @@ def create_app(
         watcher=LogWatcher(pool),
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),
         keys=keys,
-        overload=Overload(pool, time.monotonic, settings.connections_max, models.note),
+        overload=Overload(pool, time.monotonic, settings.connections_max, models.update),
         body_budget=BodyBudget(settings.bodies_bytes_max),
     )
     app = FastAPI(title="Orca", lifespan=_lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gateway = gateway
-    # Routes are tried in this order: the busiest first. Each is the application's own: routers that it includes
-    # look for theirs twice.
+    # Routes are tried in this order: the busiest first. All belong to the application itself: an included router would
+    # match its routes twice.
     _add_working_routes(app, key_check(keys, makes_work=True))
     _add_open_routes(app)
     _add_reading_routes(app, Depends(key_check(keys, makes_work=False)))
@@ -96,9 +96,11 @@ def create_app(
 
 
 class _Direct(APIRoute):
-    """A route whose function takes the request and gives the response: FastAPI writes it down in the document and
-    leaves the rest to it. To look for dependencies, a body and how to make a response of what is returned was a
-    twelfth of a gateway's processor time for a call of one token."""
+    """A route whose function takes the request and returns the response. FastAPI only adds it to the document.
+
+    FastAPI's own work for a route (dependencies, body, conversion of the result) was a twelfth of a gateway's CPU time
+    for a call of one token.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
@@ -106,7 +108,7 @@ class _Direct(APIRoute):
 
 
 def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]]) -> None:
-    """What needs a key, if there are any, and is work: it counts against the key's limits."""
+    """Add routes that need a key, if there are keys, and count against its limits."""
     post = functools.partial(app.post, dependencies=[Depends(check)])
     add_direct = functools.partial(app.router.add_api_route, methods=["POST"], route_class_override=_Direct)
 
@@ -135,28 +137,28 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
 
 
 def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
-    """What needs a key, if there are any, and only reads, or ends what was begun."""
+    """Add routes that need a key, if there are keys, and only read or cancel."""
     get = functools.partial(app.get, dependencies=[has_key])
     delete = functools.partial(app.delete, dependencies=[has_key])
 
     @get("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
-        """Where a call stands, its text so far, and where its answer is to be had."""
+        """The state of a call, its text so far, and the URLs of its answer."""
         return await requests.state(_gateway(request), open_call(request), request_id)
 
     @delete("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def cancel_request(request: Request, request_id: str) -> Response:
-        """End a call that has not ended; one that has stays as it is. Answers its state."""
+        """End a call, unless it has ended. The answer is its state."""
         return await requests.cancel(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/result", **openapi.REQUEST_RESULT)
     async def request_result(request: Request, request_id: str) -> Response:
-        """The whole answer of a call that has ended; 202 and its state until then."""
+        """The whole answer of a call that has ended; until then 202 and its state."""
         return await requests.result(_gateway(request), open_call(request), request_id)
 
     @get("/v1/requests/{request_id}/events", **openapi.REQUEST_EVENTS)
     async def request_events(request: Request, request_id: str) -> Response:
-        """The stream of a call, with event ids, from behind the events that the client has.
+        """The stream of a call, with event ids, after the events that the client has.
 
         `Last-Event-ID`, or `starting_after` in the query, names the last event of each choice: `0.12,1.end`.
         """
@@ -173,7 +175,7 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
 
 
 def _add_open_routes(app: FastAPI) -> None:
-    """What needs no key; auth.py says why."""
+    """Add routes that need no key; auth.py gives the reasons."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -181,7 +183,7 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/health", **openapi.HEALTH)
     async def health() -> dict[str, Any]:
-        """The process answers; says nothing about pool and groups, so that no outage of theirs restarts gateways."""
+        """The process answers. Pool and groups do not matter here, so that their outages do not restart gateways."""
         return {"status": "ok"}
 
     @app.get("/ready", **openapi.READY)
@@ -207,7 +209,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(gateway.readers.run(), name="readers"),
         asyncio.create_task(gateway.keys.run(), name="key-file"),
         asyncio.create_task(gateway.overload.lag.run(), name="loop-lag"),
-        asyncio.create_task(_introduce(gateway), name="introduce"),
+        asyncio.create_task(_announce_model(gateway), name="announce-model"),
     ]
     try:
         yield
@@ -217,33 +219,33 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await gateway.readers.settle()
                 await asyncio.gather(*gateway.finishing)
         except TimeoutError:
-            log.warning("the pool does not answer: reader entries are left to lapse")
+            log.warning("the pool does not answer: the leases of reader entries will end by themselves")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         gateway.tracing.close()
 
 
-async def _introduce(gateway: Gateway) -> None:
-    """Put our model in force in a pool that has none, so that calls are accepted before a group is formed.
+async def _announce_model(gateway: Gateway) -> None:
+    """Make this gateway's model current in a pool that has none, so that calls are accepted before a group forms.
 
-    Ends when the pool says how long a request the first group of a model of ours can hold.
+    This ends when the pool has the length of the longest request, from the first group of a model of this gateway.
     """
     while not gateway.models.has_formed:
         try:
-            # Generation 0 is below whatever a rollout states.
+            # Generation 0 is below any generation of a rollout.
             await gateway.pool.set_revision(gateway.models.newest.info.revision, 0)
             await gateway.overload.backlog.counts(about.STATS_SECONDS)
         except PoolUnavailable:
-            log.debug("the pool does not know this gateway yet: away")
+            log.debug("the model cannot be announced yet: the pool does not answer")
         except Exception:
-            log.exception("stating the revision failed")
+            log.exception("announcing the model failed")
         if not gateway.models.has_formed:
             await asyncio.sleep(gateway.settings.round_seconds)
 
 
 def _map_errors(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's shape."""
+    """Answer every error in OpenAI's shape."""
 
     async def known_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

@@ -26,7 +26,7 @@ def test_layers_move_the_mark_when_they_have_run() -> None:
         model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
         mark_parts(model, progress)
         [layer] = model.layers
-        with kernels_of(device).together():
+        with kernels_of(device).deferred():
             layer(torch.zeros(1, 1), Mock())
             layer.keep(torch.zeros(1, 1), Mock())
             assert progress.mark == mark + (0 if device.type == "cpu" else 2)

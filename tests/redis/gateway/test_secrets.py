@@ -75,7 +75,7 @@ async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest
                 statuses = await call_with_keys_everywhere(client)
             # A file that holds a key where its hash belongs.
             file.write_text(f"alice: {WRONG}\n{RIGHT}")
-            await app.state.gateway.keys.look()
+            await app.state.gateway.keys.reload()
             metrics = (await client.get("/metrics")).text
         stored = everything_in(server.url)
         await pool.close()

@@ -203,7 +203,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
         # A folder without a model: it is not looked at.
         assert main(["--model", str(tmp_path), "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
-        f"setting port: {port} of host 127.0.0.1 cannot be had: Address already in use\n"
+        f"setting port: {port} of host 127.0.0.1 is not available: Address already in use\n"
     )
 
 

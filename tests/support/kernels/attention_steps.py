@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.paged import Places
-from orca.kernels.contract.reference import ContextRow, Sight
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import AttentionView, ContextRow
 
 BLOCK_TOKENS = 4
 
@@ -35,7 +35,7 @@ def random_step(
         tables[line, :used] = shuffled[taken : taken + used]
         kv = torch.randn(context, 2 * kv_heads, head_dim, generator=generator).to(dtype)
         kv[-count:] = qkv[first : first + count, heads:]
-        Places.of_positions(tables[line], 0, context, block_tokens).write(cache, kv)
+        TokenSlots.of_positions(tables[line], 0, context, block_tokens).write(cache, kv)
         rows.append(ContextRow(first, count, context - count, line))
         first, taken = first + count, taken + used
     return qkv, cache, rows, tables
@@ -50,9 +50,9 @@ def sight_of(
     *,
     kv_heads: int | None = None,
     window: int | None = None,
-) -> Sight:
+) -> AttentionView:
     """Args: kv_heads: as many as queries read by default."""
-    return Sight(
+    return AttentionView(
         kv_of_query=kv_of_query,
         kv_heads=max(kv_of_query) + 1 if kv_heads is None else kv_heads,
         head_dim=head_dim,

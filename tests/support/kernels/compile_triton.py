@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.gpu import inputs, keep, norms, sampling
+from orca.kernels.gpu import inputs, norms, sampling, write_kv
 from orca.kernels.gpu.activations import RUN, activate_rows, gate_rows
 from orca.kernels.gpu.attention import SPLIT, constants_of, shape_of
 from orca.kernels.gpu.attention_item import attend
@@ -60,8 +60,8 @@ def variants() -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             signature = {"qkv": of, "bias": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of}
             signature |= {"block_tokens": "i32", "eps": "fp32"}
-            constants = keep.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
-            yield Variant(f"keep {NAMES[dtype]} {head_dim}", keep.keep_rows, signature, constants, {})
+            constants = write_kv.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
+            yield Variant(f"keep {NAMES[dtype]} {head_dim}", write_kv.keep_rows, signature, constants, {})
         for width, has_bias, is_added in product((4096, 8192, WIDTH_MAX), (False, True), (False, True)):
             signature = dict.fromkeys(("x", "added", "added_bias", "weight", "bias", "normed"), of)
             signature |= {"width": "i32", "eps": "fp32"}

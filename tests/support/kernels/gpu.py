@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import ContextRow, Kept, RowNorm, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, NormParameters
 from orca.kernels.gpu.kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,35 +27,35 @@ class GpuKernels:
     def __init__(self) -> None:
         self._kernels = TritonKernels()
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> Callable[[Tensor, Tensor, float], Tensor]:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> Callable[[Tensor, Tensor, float], Tensor]:
         attention = self._kernels.attention(rows, replace(_there(seen), device=DEVICE))
         return lambda qkv, cache, scale: attention(qkv.to(DEVICE), cache.to(DEVICE), scale).cpu()
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return self._kernels.take_rows(x.to(DEVICE), rows.to(DEVICE)).cpu()
 
-    def normalise(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
         return self._kernels.normalise(x.to(DEVICE), _there(norm)).cpu()
 
-    def add_normalise(self, x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+    def add_normalise(self, x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
         there = x.to(DEVICE)
         normed = self._kernels.add_normalise(there, added.to(DEVICE), _there(norm), _moved(bias))
         x.copy_(there)
         return normed.cpu()
 
-    def activated(
+    def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
         there = x.to(DEVICE)
-        result = self._kernels.activated(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
+        result = self._kernels.activate(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
         return result if out is None else out.copy_(result)
 
     def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._kernels.gated_silu(gate_up.to(DEVICE), _moved(bias)).cpu()
 
-    def keep(self, qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         there, kept_there = qkv.to(DEVICE), _there(kept)
-        self._kernels.keep(there, kept_there, _moved(bias))
+        self._kernels.write_kv(there, kept_there, _moved(bias))
         qkv.copy_(there)
         kept.cache.copy_(kept_there.cache)
 
@@ -71,6 +71,6 @@ def _there(record: Any) -> Any:
         value = getattr(record, each.name)
         if isinstance(value, Tensor):
             moved[each.name] = value.to(DEVICE)
-        elif isinstance(value, RowNorm):
+        elif isinstance(value, NormParameters):
             moved[each.name] = _there(value)
     return replace(record, **moved)

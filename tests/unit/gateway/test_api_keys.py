@@ -85,7 +85,7 @@ async def test_a_changed_file_counts_at_once_also_behind_a_swapped_link(tmp_path
     swap(link, write(tmp_path / "first", ("alice", "a")))
     async with rig(schedules=False, settings=settings_with(link)) as one:
         swap(link, write(tmp_path / "second", ("alice", "b")))
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert [(await call(one, key)).status_code for key in "ab"] == [401, 200]
 
 
@@ -115,7 +115,7 @@ async def test_a_look_that_fails_as_nobody_expected_is_not_the_last(
     keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"))))
     looking = asyncio.create_task(keys.run())
     await until(lambda: keys.is_file_broken)
-    assert "looking at the file of API keys failed" in caplog.text
+    assert "checking the file of API keys failed" in caplog.text
     threads.has_none = False
     write(tmp_path / "keys", ("bob", "b"))
     await until(lambda: keys.find("b"))
@@ -132,12 +132,12 @@ async def test_a_broken_file_keeps_the_old_keys_and_says_so(
         file.unlink()
         if spoil is not None:
             file.write_bytes(spoil.encode() if isinstance(spoil, str) else spoil)
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert (await call(one, "a")).status_code == 200
-        assert "the old keys stay in force" in caplog.text
+        assert "the old keys stay valid" in caplog.text
         assert "orca_api_keys_file_broken 1.0" in (await one.client.get("/metrics")).text
         write(file, ("bob", "b"))
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert [(await call(one, key)).status_code for key in "ab"] == [401, 200]
         assert "orca_api_keys_file_broken 0.0" in (await one.client.get("/metrics")).text
 
@@ -146,7 +146,7 @@ async def test_an_emptied_file_refuses_all(tmp_path: Path, caplog: pytest.LogCap
     file = write(tmp_path / "keys", ("alice", "a"))
     async with rig(schedules=False, settings=settings_with(file)) as one:
         file.write_text("# nobody\n")
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert error_of(await call(one, "a"))[1]["code"] == "invalid_api_key"
         assert (await one.client.get("/v1/models")).status_code == 401
         assert "every call is refused" in caplog.text
@@ -252,10 +252,10 @@ async def test_changed_limits_of_a_key_count_and_unchanged_ones_go_on(tmp_path: 
     async with rig(schedules=False, settings=settings_with(file)) as one:
         await call(one, "a")
         write(file, ("alice", "a"), ("bob", "b"), requests_per_minute=1)
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert (await call(one, "a")).status_code == 429
         write(file, ("alice", "a"), requests_per_minute=5)
-        await one.app.state.gateway.keys.look()
+        await one.app.state.gateway.keys.reload()
         assert (await call(one, "a")).status_code == 200
 
 
@@ -293,7 +293,7 @@ def test_times_are_told_as_openai_does(taken: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "the API is open, to this machine only"),
+        ({}, "the API is open to this machine only"),
         ({"api_keys": ("a",), "host": "0.0.0.0"}, "calls must show an API key"),
         ({"host": "0.0.0.0", "open_to_network": True}, "the API is open to all who can reach 0.0.0.0"),
     ],

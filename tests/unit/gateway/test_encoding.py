@@ -54,9 +54,9 @@ async def test_a_token_that_is_longer_than_the_setting_raises_the_bound() -> Non
     inner = tokenizers.Tokenizer(models.WordLevel({long: 0, "?": 1}, unk_token="?"))
     one = Tokenizer(inner, decoder={"type": "ByteLevel"}, named_special_tokens={})
     encoder = Encoder(replace(MODEL, max_model_len=1), one, Settings(model="tiny"))
-    assert await encoder.prompt(long, param="prompt", add_special_tokens=False) == [0]
+    assert await encoder.encode_prompt(long, param="prompt", add_special_tokens=False) == [0]
     with pytest.raises(ApiError, match="101 bytes cannot fit"):
-        await encoder.prompt(long + "=", param="prompt", add_special_tokens=False)
+        await encoder.encode_prompt(long + "=", param="prompt", add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,6 @@ async def test_other_work_goes_on_between_the_texts_of_a_call() -> None:
 
     async def encode_ten() -> None:
         for _ in range(10):
-            await encoder.prompt("the fox", param="prompt", add_special_tokens=True)
+            await encoder.encode_prompt("the fox", param="prompt", add_special_tokens=True)
 
     assert await turns_during(encode_ten()) >= 10

@@ -138,7 +138,7 @@ async def test_a_name_that_is_there_twice_is_found_wherever_it_is(pairs: Any) ->
         await received(written(pairs).encode())
     except ApiError as error:
         refusals.append(error.message)
-    assert [message.partition(": is ")[2] for message in refusals] == ["there twice in one object"] * has_twice(pairs)
+    assert [message.partition(": occurs ")[2] for message in refusals] == ["twice in one object"] * has_twice(pairs)
 
 
 async def test_bodies_beyond_what_there_is_for_all_of_them_are_refused_until_others_leave() -> None:

@@ -155,13 +155,13 @@ async def test_whoever_has_read_everything_is_told_not_to_come_back() -> None:
 @pytest.mark.parametrize(
     ("cursor", "words"),
     [
-        ("0.3", "nothing names choice 1"),
-        ("0.3,1.x", "'1.x' is no event id"),
-        ("0.3,1.03", "'1.03' is no event id"),
-        ("0.3,1.2,2.0", "2.0 names choice 2, the request has 2"),
+        ("0.3", "missing choices: 1"),
+        ("0.3,1.x", "'1.x' is not an event id"),
+        ("0.3,1.03", "'1.03' is not an event id"),
+        ("0.3,1.2,2.0", "2.0 names choice 2, but the request has 2"),
         ("0.3,1.2,0.4", "choice 0 is named twice"),
         ("0.3,1.999", "there is no event 1.999 yet"),
-        ("0.3,end", "'end' is no event id"),
+        ("0.3,end", "'end' is not an event id"),
     ],
 )
 async def test_a_cursor_that_names_no_place_of_the_answer_is_refused_in_words(cursor: str, words: str) -> None:

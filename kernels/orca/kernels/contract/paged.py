@@ -15,19 +15,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenSlots:
     """Where some tokens' keys and values are."""
 
     blocks: Tensor  # [tokens] int64
     offsets: Tensor  # [tokens] int64, in the block
 
     @classmethod
-    def of(cls, slots: Tensor, block_tokens: int) -> "Places":
+    def of(cls, slots: Tensor, block_tokens: int) -> "TokenSlots":
         """Args: slots: [tokens] int64."""
         return cls(slots // block_tokens, slots % block_tokens)
 
     @classmethod
-    def of_positions(cls, table: Tensor, begin: int, end: int, block_tokens: int) -> "Places":
+    def of_positions(cls, table: Tensor, begin: int, end: int, block_tokens: int) -> "TokenSlots":
         """Args: table: [blocks], of the request whose positions begin .. end - 1 are meant."""
         positions = torch.arange(begin, end, device=table.device)
         return cls(table[positions // block_tokens].long(), positions % block_tokens)

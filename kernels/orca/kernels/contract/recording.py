@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.contract.reference import RaggedAttention, Sight
+from orca.kernels.contract.reference import AttentionView, RaggedAttention
 
 Made = TypeVar("Made", bound=tuple[Tensor | None, ...])
 """What is recorded returns some tensors, which are written by each run."""
 
 LINE, POSITION, TOKEN, BLOCK, COUNT, IS_WANTED = range(6)
-"""Columns of what is said of a step (`Said`)."""
+"""Columns of what is said of a step (`StepDescription`)."""
 COLUMNS = 6
 
 
-class Said(NamedTuple):
+class StepDescription(NamedTuple):
     """What a device is told of a step."""
 
     requests: NDArray[np.int64]
@@ -45,18 +45,18 @@ class Said(NamedTuple):
     tokens. The tables have all blocks of these requests."""
 
 
-class Size(NamedTuple):
+class RecordingSize(NamedTuple):
     """Of a recording, which has memory for so many."""
 
     tokens: int
     wanted: int | None  # None: all tokens
 
 
-class Lines(NamedTuple):
+class RequestLines(NamedTuple):
     """What a device keeps of the requests."""
 
     tables: Tensor
-    fed: Tensor
+    last_tokens: Tensor
     prompts: Tensor
 
 
@@ -75,11 +75,11 @@ class StepInputs(Protocol):
     sampled: tuple[Tensor, Tensor] | None
     """The lines and indices of the tokens that the rows draw, where the device does that (device.Sampler.sample)."""
 
-    def put(self, said: Said) -> None:
+    def put(self, said: StepDescription) -> None:
         """Tell of a step, before its recording runs. It fits the size of the recording."""
         ...
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         """Make the inputs out of what was told. Recorded, ahead of all that reads them, behind `attention`.
 
         Args:
@@ -88,7 +88,7 @@ class StepInputs(Protocol):
         """
         ...
 
-    def attention(self, seen: Sight, *, of_wanted: bool = False) -> RaggedAttention:
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> RaggedAttention:
         """Attention of these rows, or of those that are wanted, under one sliding window."""
         ...
 
@@ -101,15 +101,15 @@ class Recorder(Protocol):
     chunk_tokens_max: int
     """Tokens of a recorded step in which requests run several, or not all are wanted; 0 where none such is recorded."""
 
-    def size_of(self, said: Said) -> Size:
+    def size_of(self, said: StepDescription) -> RecordingSize:
         """That of the recording for a step."""
         ...
 
-    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> StepInputs:
+    def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> StepInputs:
         """Args: slots: of the KV cache."""
         ...
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """All recordings are gone, and what they shared may go."""
         ...
 

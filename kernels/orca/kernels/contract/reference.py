@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.paged import Places
+from orca.kernels.contract.paged import TokenSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ContextRow:
     first: int
     count: int
     position: int  # of the first one
-    line: int  # where `Sight.tables` has the request's blocks
+    line: int  # where `AttentionView.tables` has the request's blocks
 
     @property
     def end(self) -> int:
@@ -34,7 +34,7 @@ class ContextRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RowNorm:
+class NormParameters:
     """What a norm does to a row, in float32 and rounded once, to x's dtype:
 
     RMSNorm    x / sqrt(mean(x^2) + eps) * weight
@@ -47,13 +47,13 @@ class RowNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KvWrite:
     """Where a step's keys and values go, and what is done to keys and queries before (device.Kernels.keep)."""
 
     cache: Tensor  # [blocks, 2 x kv heads, block_tokens, head_dim]
     slots: Tensor  # [tokens] int64
     turns: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
-    head_norm: RowNorm | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
+    head_norm: NormParameters | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
 
     @property
     def changes_queries(self) -> bool:
@@ -61,7 +61,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class AttentionView:
     """What a rank's attention sees of the keys and values that it keeps, the same for all rows of a step."""
 
     kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
@@ -86,7 +86,7 @@ class ModelSizes:
     heads: int  # of queries, of this rank
     kv_heads: int
     head_dim: int
-    kv_of_query: Sequence[int]  # as Sight's
+    kv_of_query: Sequence[int]  # as in AttentionView
     windows: Sequence[int | None]  # of its layers
     is_turned: bool = False  # RoPE
     has_head_norm: bool = False
@@ -142,7 +142,7 @@ def attend_reference(
     output = torch.empty_like(query)
     head_map = torch.tensor(kv_of_query, device=query.device)
     for row in rows:
-        context = Places.of_positions(tables[row.line], 0, row.end, cache.shape[2]).read(cache)
+        context = TokenSlots.of_positions(tables[row.line], 0, row.end, cache.shape[2]).read(cache)
         keys, values = context.float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
         here = slice(row.first, row.first + row.count)
         scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale

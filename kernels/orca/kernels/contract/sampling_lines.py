@@ -107,7 +107,7 @@ class SamplingLines:
         self.bias = torch.zeros(lines, _ROOM, device=device)
         self.masked = torch.zeros(lines, _ROOM, dtype=torch.int32, device=device)
         self.counts = torch.zeros(_COUNT_ROWS, vocab, dtype=torch.int16, device=device)
-        self.fed = torch.zeros(lines, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(lines, dtype=torch.int64, device=device)
         self.generation = 0
         """Rises when a table has moved: what was captured before must be captured again."""
         self._count_row_of: dict[int, int] = {}
@@ -181,4 +181,4 @@ class SamplingLines:
         return longer
 
     def _sent(self, values: NDArray[np.generic]) -> Tensor:
-        return to_device(values, self.fed.device)
+        return to_device(values, self.last_tokens.device)

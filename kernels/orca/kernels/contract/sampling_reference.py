@@ -59,7 +59,7 @@ def _sample_row(logits: Tensor, line: int, index: int, state: SamplingLines) -> 
     cumulated = (weights / weights.sum()).cumsum(0)
     cumulated /= cumulated[-1].clone()
     token = int(torch.searchsorted(cumulated, u, right=True))
-    state.fed[line] = token
+    state.last_tokens[line] = token
     count_row = integers[Integer.COUNT_ROW] - 1
     if count_row >= 0 and int(state.counts[count_row, token]) & COUNT_MAX < COUNT_MAX:
         state.counts[count_row, token] += 1

@@ -24,13 +24,13 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
     return there.pin_memory().to(device, non_blocking=True)
 
 
-def writable(to: Tensor) -> Tensor | NDArray[Any]:
+def host_view(to: Tensor) -> Tensor | NDArray[Any]:
     """What the host writes single numbers to, `[place] = number`: NumPy's view of a CPU's tensor. PyTorch's own way
     took 80 us behind a step, when the processor's caches hold weights instead of its code."""
     return to.numpy() if to.device.type == "cpu" else to
 
 
-def put(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
+def scatter(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
     """to[places] = values[taken], where the host does not wait for the device of `to`.
 
     Args:
@@ -42,10 +42,10 @@ def put(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken
         numbers = values.tolist() if isinstance(values, Tensor) else values
         to.numpy()[list(places)] = [numbers[place] for place in taken]
     else:
-        put_on_device(to, places, values, taken)
+        scatter_on_device(to, places, values, taken)
 
 
-def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
+def scatter_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
     """`put` by PyTorch's operations, which any device has."""
     there = torch.as_tensor(values, dtype=to.dtype, device=to.device)
     if len(taken) < len(there):
@@ -53,7 +53,7 @@ def put_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[i
     to.index_copy_(0, to_device(np.array(places, np.int64), to.device), there)
 
 
-class ToHost:
+class HostCopy:
     """Tensors on their way to the host, on a stream of their own: the device goes on with its work meanwhile.
 
     Args:
@@ -79,7 +79,7 @@ class ToHost:
             self._copied.record()
 
     @property
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `read` waits for nothing."""
         return self._copied is None or bool(self._copied.query())
 

@@ -129,7 +129,7 @@ def activate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> A
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def activate(_typing: Any, x: Any, activation: Any) -> Any:
+def activation_of(_typing: Any, x: Any, activation: Any) -> Any:
     """What the activation of that number, known when it is compiled, makes of x in float32."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:

@@ -15,13 +15,13 @@ from numba import carray, njit
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.cpu.activations import activate, silu
+from orca.kernels.cpu.activations import activation_of, silu
 from orca.kernels.cpu.rows import address_of
 from orca.kernels.cpu.team.intrinsics import BITS_OF, FAST, elements, narrow, take, wide
 from orca.kernels.cpu.team.team import Kernel, new_empty, rows_of
 
 
-def activated(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def activate(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     tokens, width = rows_of(x), x.shape[1]
     out = new_empty(x.dtype, tokens, width) if out is None else out
     assert bias is None or (bias.shape == (width,) and bias.dtype == x.dtype and bias.is_contiguous())
@@ -44,7 +44,7 @@ def _activated(dtype: torch.dtype, activation: Activation) -> Kernel:
         while token < tokens:
             for d in range(width):
                 added = wide(bias[d]) if args[3] != 0 else np.float32(0.0)
-                out[token, d] = narrow(activate(wide(x[token, d]) + added, number), kind)
+                out[token, d] = narrow(activation_of(wide(x[token, d]) + added, number), kind)
             token = take(args)
 
     return Kernel(f"activated-{activation.name}-{dtype}", body)

@@ -29,7 +29,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_pages(size), dtype=dtype).view(shape)
 
 
-class Weights:
+class WeightMemory:
     """Memory for the weights of one model, side by side, for one thread. Pieces of it that nobody uses any more are
     given back, the latest with this object."""
 

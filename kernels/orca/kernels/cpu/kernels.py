@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from orca.kernels.contract.reference import ContextRow, ModelSizes, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow, ModelSizes
 from orca.kernels.cpu import gates, lookups, recording, rows
 from orca.kernels.cpu.attention import attention
 from orca.kernels.cpu.attention.attention import CpuAttention
 from orca.kernels.cpu.product import product
 from orca.kernels.cpu.recording import CpuRecorder
 from orca.kernels.cpu.team.code import has_compiled
-from orca.kernels.cpu.team.team import compile_launches, together
+from orca.kernels.cpu.team.team import compile_launches, deferred
 
 
 class CpuKernels:
@@ -31,7 +31,7 @@ class CpuKernels:
         compile_launches()
         return has_compiled()
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> CpuAttention:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> CpuAttention:
         return CpuAttention(rows, seen)
 
     def recorder(self, device: torch.device) -> CpuRecorder:
@@ -41,13 +41,13 @@ class CpuKernels:
     def sampler(self, vocab: int, device: torch.device) -> None:
         """Some rows of logits are drawn from by the host as well."""
 
-    together = staticmethod(together)
-    count = staticmethod(lookups.count)
+    deferred = staticmethod(deferred)
+    increment = staticmethod(lookups.increment)
     take_rows = staticmethod(lookups.take_rows)
     embed = staticmethod(lookups.embed)
-    largest = staticmethod(lookups.largest)
-    keep = staticmethod(rows.keep)
+    argmax = staticmethod(lookups.argmax)
+    write_kv = staticmethod(rows.write_kv)
     normalise = staticmethod(rows.normalise)
     add_normalise = staticmethod(rows.add_normalise)
-    activated = staticmethod(gates.activated)
+    activate = staticmethod(gates.activate)
     gated_silu = staticmethod(gates.gated_silu)

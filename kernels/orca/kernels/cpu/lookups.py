@@ -22,18 +22,18 @@ from orca.kernels.cpu.team.team import Kernel, new_empty, rows_of
 
 def kernels(dtype: torch.dtype, table_dtype: torch.dtype) -> list[Kernel]:
     """Those that a model in panels calls, of activations and embeddings in these dtypes."""
-    return [_count, _take_rows, _largest, _embed(table_dtype, dtype)]
+    return [_increment, _take_rows, _largest, _embed(table_dtype, dtype)]
 
 
-def count(at: int) -> None:
-    _count(1, at)
+def increment(at: int) -> None:
+    _increment(1, at)
 
 
 def _add_one(args: Any) -> None:
     carray(elements(args[2], np.int64), (1,))[0] += 1
 
 
-_count = Kernel("add_one", _add_one)
+_increment = Kernel("add_one", _add_one)
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ _PART = 512
 of the largest in the row is looked for in one part, number by number."""
 
 
-def largest(x: Tensor) -> Tensor:
+def argmax(x: Tensor) -> Tensor:
     assert x.dtype == torch.float32
     assert x.is_contiguous()
     rows, width = rows_of(x), x.shape[1]

@@ -12,8 +12,19 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.contract.recording import COLUMNS, COUNT, IS_WANTED, LINE, POSITION, TOKEN, Lines, Made, Said, Size
-from orca.kernels.contract.reference import Sight
+from orca.kernels.contract.recording import (
+    COLUMNS,
+    COUNT,
+    IS_WANTED,
+    LINE,
+    POSITION,
+    TOKEN,
+    Made,
+    RecordingSize,
+    RequestLines,
+    StepDescription,
+)
+from orca.kernels.contract.reference import AttentionView
 from orca.kernels.cpu.attention.attention import TILE_COLUMNS, CpuAttention, tile_tokens
 from orca.kernels.cpu.team.intrinsics import FAST, elements, take
 from orca.kernels.cpu.team.team import Kernel, Rows, recorded, vary
@@ -25,15 +36,15 @@ class CpuRecorder:
     chunk_tokens_max = 512
     """Twice what `orca up` has by default. In longer steps Python's share is small."""
 
-    def size_of(self, said: Said) -> Size:
+    def size_of(self, said: StepDescription) -> RecordingSize:
         tokens = max(self.chunk_tokens_max, 1 << (said.tokens - 1).bit_length())
-        return Size(tokens, None if said.wanted is None else tokens)
+        return RecordingSize(tokens, None if said.wanted is None else tokens)
 
-    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "CpuInputs":
+    def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
         return CpuInputs(size, lines, block_tokens)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """They share nothing."""
 
     def record(
@@ -56,7 +67,7 @@ class CpuInputs:
 
     sampled = None
 
-    def __init__(self, size: Size, lines: Lines, block_tokens: int) -> None:
+    def __init__(self, size: RecordingSize, lines: RequestLines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
         self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
         self._said = _numbers(size.tokens, COLUMNS)
@@ -73,7 +84,7 @@ class CpuInputs:
     def wanted(self) -> Tensor | None:
         return None if self._wanted is None else self._wanted.rows
 
-    def put(self, said: Said) -> None:
+    def put(self, said: StepDescription) -> None:
         requests = len(said.requests)
         self._said_requests[:requests] = said.requests
         self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
@@ -85,23 +96,23 @@ class CpuInputs:
             assert said.wanted is not None
             self._wanted.count.now = said.wanted
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         vary(self._requests, self._said)
-        vary(self._tokens, self.ids, self.positions, self.slots, *beside)
+        vary(self._tokens, self.ids, self.positions, self.slots, *extra_inputs)
         vary(self._tiles, self._all_tiles)
         wanted = 0, 0
         if self._wanted is not None:
             vary(self._wanted.count, self._wanted.rows, self._wanted.tiles)
             wanted = self._wanted.rows.data_ptr(), self._wanted.tiles.data_ptr()
-        tables, fed, _ = self._lines
+        tables, last_tokens, _ = self._lines
         written = (self.ids, self.positions, self.slots, self._all_tiles)
-        addresses = (each.data_ptr() for each in (self._said, tables, fed, *written))
-        sizes = (self._requests, *tables.shape, len(fed), self._block_tokens, self._tile_tokens)
+        addresses = (each.data_ptr() for each in (self._said, tables, last_tokens, *written))
+        sizes = (self._requests, *tables.shape, len(last_tokens), self._block_tokens, self._tile_tokens)
         _lay_out(1, *addresses, *wanted, *sizes)
 
-    def attention(self, seen: Sight, *, of_wanted: bool = False) -> CpuAttention:
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> CpuAttention:
         assert seen.tables is self._lines.tables
-        if of_wanted:
+        if wanted_only:
             assert self._wanted is not None
             return CpuAttention.of_tiles(self._wanted.tiles, seen)
         self._tile_tokens = tile_tokens(seen)  # the same under each window
@@ -119,7 +130,7 @@ def _lay_out_rows(args: Any) -> None:
     block_tokens, tile_tokens = args[15], args[16]
     said = carray(elements(args[2], np.int64), (requests, COLUMNS))
     tables = carray(elements(args[3], np.int32), (lines, columns))
-    fed = carray(elements(args[4], np.int64), (fed_lines,))
+    last_tokens = carray(elements(args[4], np.int64), (fed_lines,))
     ids, positions, slots = elements(args[5], np.int64), elements(args[6], np.int64), elements(args[7], np.int64)
     tiles, wanted_at, wanted_tiles = args[8], args[9], args[10]
     wanted = elements(wanted_at, np.int64)
@@ -127,7 +138,7 @@ def _lay_out_rows(args: Any) -> None:
     for row in range(requests):
         line, position, count = said[row, LINE], said[row, POSITION], said[row, COUNT]
         if count == 1:
-            ids[token] = fed[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
+            ids[token] = last_tokens[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
         for done in range(count):
             here = position + done
             positions[token + done] = here

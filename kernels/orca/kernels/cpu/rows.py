@@ -16,7 +16,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu.team.intrinsics import (
     BITS_OF,
     FAST,
@@ -48,7 +48,7 @@ def kernels(dtype: torch.dtype) -> list[Kernel]:
     return [_keep(dtype), _normalise(dtype)]
 
 
-def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+def write_kv(qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
     assert qkv.is_contiguous()
     if bias is not None:
         _add_to(qkv, None, bias)
@@ -69,7 +69,7 @@ def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
     )
 
 
-def kept_addresses(kept: Kept, tokens: int) -> tuple[int, int, int]:
+def kept_addresses(kept: KvWrite, tokens: int) -> tuple[int, int, int]:
     """Of turns, or 0, slots and cache."""
     turns, slots, cache = kept.turns, kept.slots, kept.cache
     assert slots.shape == (tokens,)
@@ -119,7 +119,7 @@ def _turn(row: Any, turns: Any, kind: Any) -> None:
         row[2 * pair + 1] = narrow(real_ * sin + imaginary * cos, kind)
 
 
-def normalise(x: Tensor, norm: RowNorm) -> Tensor:
+def normalise(x: Tensor, norm: NormParameters) -> Tensor:
     assert x.is_contiguous()
     tokens, width = rows_of(x), x.shape[1]
     normed = new_empty(x.dtype, tokens, width)
@@ -128,7 +128,7 @@ def normalise(x: Tensor, norm: RowNorm) -> Tensor:
     return normed
 
 
-def norm_arguments(norm: RowNorm | None, x: Tensor) -> tuple[int, int, float]:
+def norm_arguments(norm: NormParameters | None, x: Tensor) -> tuple[int, int, float]:
     """Addresses of weight and bias, 0 for what is not there, and eps, of a norm for rows x."""
     if norm is None:
         return 0, 0, 0.0
@@ -170,7 +170,7 @@ def normalise_row(normed_at: Any, x_at: Any, weight_at: Any, bias_at: Any, width
             normed[d] = narrow((wide(x[d]) - mean) * factor * wide(weight[d]) + wide(bias[d]), kind)
 
 
-def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+def add_normalise(x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
     assert x.is_contiguous()
     _add_to(x, added, bias)
     return normalise(x, norm)

@@ -97,7 +97,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
     return x * tl.where(x > 0, 1.0 - beyond, beyond)
 
 
-def activated(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def activate(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """As device.Kernels.activated."""
     assert x.is_contiguous()
     assert bias is None or (bias.shape == x.shape[1:] and bias.is_contiguous())

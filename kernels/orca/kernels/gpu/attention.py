@@ -41,7 +41,7 @@ import torch
 import triton
 from torch import Tensor
 
-from orca.kernels.contract.reference import ContextRow, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.gpu.attention_item import PARTS_MAX, Item, attend
 from orca.kernels.gpu.torch_operator import operator
@@ -83,7 +83,7 @@ class TritonAttention:
     Args: as of device.Kernels.attention.
     """
 
-    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
         sizes = Sizes.of(seen)
         items = _Items(seen, sizes)
         for row in rows:
@@ -96,13 +96,13 @@ class TritonAttention:
         self._take(said, scratch, seen, sizes, has_wide=bool(wide))
 
     @classmethod
-    def of_items(cls, items: Tensor, scratch: "Scratch", seen: Sight) -> "TritonAttention":
+    def of_items(cls, items: Tensor, scratch: "Scratch", seen: AttentionView) -> "TritonAttention":
         """Attention of rows of one token each, whose items are there when it runs (recording.py)."""
         attention = cls.__new__(cls)
         attention._take(items, scratch, seen, Sizes.of(seen), has_wide=False)
         return attention
 
-    def _take(self, items: Tensor, scratch: "Scratch", seen: Sight, sizes: "Sizes", *, has_wide: bool) -> None:
+    def _take(self, items: Tensor, scratch: "Scratch", seen: AttentionView, sizes: "Sizes", *, has_wide: bool) -> None:
         assert seen.tables.dtype == torch.int32
         assert seen.tables.is_contiguous()
         self.items, self._scratch, self._tables, self._sizes = items, scratch, seen.tables, sizes
@@ -182,7 +182,7 @@ class Sizes(NamedTuple):
     first_query: Tensor  # [kv heads + 1] int32: the first query head of each KV head
 
     @classmethod
-    def of(cls, seen: Sight) -> "Sizes":
+    def of(cls, seen: AttentionView) -> "Sizes":
         first_query, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads, seen.device)
         shape = shape_of(seen.dtype, seen.head_dim)
         # All query heads of a KV head fit into a tile of either size.
@@ -202,7 +202,7 @@ class Scratch(NamedTuple):
     part_rows: int  # queries that a narrow part has room for
 
     @classmethod
-    def of(cls, seen: Sight, partials: int, tiles: int, part_rows: int) -> "Scratch":
+    def of(cls, seen: AttentionView, partials: int, tiles: int, part_rows: int) -> "Scratch":
         """Args: partials: rows of these; tiles: whose contexts are cut."""
         return cls(
             torch.empty(partials, seen.head_dim + 2, dtype=torch.float32, device=seen.device),
@@ -221,7 +221,7 @@ def parts_max(slots: int, rows: int) -> int:
     return min(slots // SPLIT + rows, PARTS_MAX.value * rows)
 
 
-def window_of(seen: Sight) -> int:
+def window_of(seen: AttentionView) -> int:
     """The positions that a token sees, as kernels are told."""
     return _NO_WINDOW if seen.window is None else seen.window
 
@@ -260,7 +260,7 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int, device: torch.dev
 class _Items:
     """The items of a step."""
 
-    def __init__(self, seen: Sight, sizes: Sizes) -> None:
+    def __init__(self, seen: AttentionView, sizes: Sizes) -> None:
         self.wide: list[Item] = []
         self.narrow: list[Item] = []
         self.partials = 0  # rows of these

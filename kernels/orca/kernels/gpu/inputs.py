@@ -41,7 +41,7 @@ ROWS_MAX = 512
 def make_rows(
     said: Tensor,
     tables: Tensor,
-    fed: Tensor,
+    last_tokens: Tensor,
     prompts: Tensor,
     ids: Tensor,
     positions: Tensor,
@@ -56,7 +56,7 @@ def make_rows(
         said,
         tables,
         columns,
-        fed,
+        last_tokens,
         prompts,
         ids,
         positions,
@@ -102,7 +102,7 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
     said,
     tables,
     columns,
-    fed,
+    last_tokens,
     prompts,
     ids,
     positions,
@@ -123,7 +123,7 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
     token = tl.load(at + _SAID_TOKEN, mask=is_asked, other=0)
     cache_block = tl.load(at + _SAID_BLOCK, mask=is_asked, other=0)
     tl.store(tables + line * columns + position // block_tokens, cache_block.to(tl.int32), mask=is_asked)
-    its_fed = tl.load(fed + line, mask=is_asked & (token < 0), other=0)
+    its_fed = tl.load(last_tokens + line, mask=is_asked & (token < 0), other=0)
     tl.store(ids + row, tl.where(token < 0, its_fed, token), mask=is_row)
     tl.store(positions + row, position, mask=is_row)
     slot = cache_block * block_tokens + position % block_tokens

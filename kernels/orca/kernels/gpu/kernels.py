@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.recording import Lines, Size
-from orca.kernels.contract.reference import ContextRow, Kept, ModelSizes, RowNorm, Sight
+from orca.kernels.contract.recording import RecordingSize, RequestLines
+from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
 from orca.kernels.contract.sampling_lines import SamplingLines
-from orca.kernels.gpu import activations, keep, norms, sampling
+from orca.kernels.gpu import activations, norms, sampling, write_kv
 from orca.kernels.gpu.attention import Sizes, TritonAttention
 from orca.kernels.gpu.recording import GraphRecorder
 from orca.kernels.plain import PlainKernels
@@ -35,7 +35,7 @@ class TritonKernels(PlainKernels):
         _Model(sizes).launch(self)
         return False
 
-    def attention(self, rows: Sequence[ContextRow], seen: Sight) -> TritonAttention:  # type: ignore[override]
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> TritonAttention:  # type: ignore[override]
         return TritonAttention(rows, seen)
 
     def recorder(self, device: torch.device) -> GraphRecorder:  # type: ignore[override]
@@ -44,10 +44,10 @@ class TritonKernels(PlainKernels):
     def sampler(self, vocab: int, device: torch.device) -> "TritonSampler":  # type: ignore[override]
         return TritonSampler(vocab, device)
 
-    keep = staticmethod(keep.keep)  # type: ignore[assignment]
+    write_kv = staticmethod(write_kv.write_kv)  # type: ignore[assignment]
     normalise = staticmethod(norms.normalise)  # type: ignore[assignment]
     add_normalise = staticmethod(norms.add_normalise)  # type: ignore[assignment]
-    activated = staticmethod(activations.activated)  # type: ignore[assignment]
+    activate = staticmethod(activations.activate)  # type: ignore[assignment]
     gated_silu = staticmethod(activations.gated_silu)  # type: ignore[assignment]
 
 
@@ -84,7 +84,7 @@ class _Model:
     def _norms(self, kernels: TritonKernels) -> None:
         sizes = self._sizes
         row = self._zeros(sizes.hidden)
-        x, norm = self._zeros(1, sizes.hidden), RowNorm(row, 1e-5, row if sizes.is_layer_norm else None)
+        x, norm = self._zeros(1, sizes.hidden), NormParameters(row, 1e-5, row if sizes.is_layer_norm else None)
         kernels.normalise(x, norm)
         # With a bias behind its own product, without one behind a sum over the ranks.
         kernels.add_normalise(x, self._zeros(1, sizes.hidden), norm)
@@ -96,14 +96,14 @@ class _Model:
         heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
         turns = self._zeros(1, 1, head_dim // 2, dtype=torch.complex64) if sizes.is_turned else None
         weight = self._zeros(sizes.heads + sizes.kv_heads, head_dim)
-        kept = Kept(
+        kept = KvWrite(
             self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim),
             self._zeros(1, dtype=torch.int64),
             turns,
-            RowNorm(weight, 1e-5) if sizes.has_head_norm else None,
+            NormParameters(weight, 1e-5) if sizes.has_head_norm else None,
         )
         bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kept.changes_queries else None
-        kernels.keep(self._zeros(1, heads, head_dim), kept, bias)
+        kernels.write_kv(self._zeros(1, heads, head_dim), kept, bias)
 
     def _attend(self, kernels: TritonKernels) -> None:
         """Of prompts and of single tokens, and the inputs of recorded steps."""
@@ -113,7 +113,7 @@ class _Model:
         cache = self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim)
         numbers = self._zeros(1, dtype=torch.int64)
         for window in dict.fromkeys((*sizes.windows, None)):
-            seen = Sight(
+            seen = AttentionView(
                 kv_of_query=sizes.kv_of_query,
                 kv_heads=sizes.kv_heads,
                 head_dim=head_dim,
@@ -124,13 +124,13 @@ class _Model:
                 device=sizes.device,
             )
             inputs = kernels.recorder(sizes.device).inputs(
-                Size(1, None),
-                Lines(tables, numbers, numbers),
+                RecordingSize(1, None),
+                RequestLines(tables, numbers, numbers),
                 slots=sizes.block_tokens,
                 block_tokens=sizes.block_tokens,
             )
             recorded = inputs.attention(seen)
-            inputs.lay_out()
+            inputs.build()
             recorded(self._zeros(1, heads, head_dim), cache, 1.0)
             # A single token, and as many as make a wide item.
             for count in (1, 1 + Sizes.of(seen).shape.narrow):
@@ -150,4 +150,4 @@ class _Model:
         if sizes.is_gated:
             kernels.gated_silu(x, bias)
         else:
-            kernels.activated(x, sizes.activation, bias, out=x)
+            kernels.activate(x, sizes.activation, bias, out=x)

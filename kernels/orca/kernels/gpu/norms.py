@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 from orca.kernels.gpu.torch_operator import operator
 
 WIDTH_MAX = 16384
@@ -56,7 +56,7 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     tl.store(normed + at + column, result.to(normed.dtype.element_ty), mask=is_mine)
 
 
-def normalise(x: Tensor, norm: RowNorm) -> Tensor:
+def normalise(x: Tensor, norm: NormParameters) -> Tensor:
     """As device.Kernels.normalise."""
     normed = _place(x, norm)
     if x.shape[0]:
@@ -64,7 +64,7 @@ def normalise(x: Tensor, norm: RowNorm) -> Tensor:
     return normed
 
 
-def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None = None) -> Tensor:
+def add_normalise(x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
     """As device.Kernels.add_normalise."""
     assert added.shape == x.shape
     assert added.dtype == x.dtype
@@ -76,7 +76,7 @@ def add_normalise(x: Tensor, added: Tensor, norm: RowNorm, bias: Tensor | None =
     return normed
 
 
-def _place(x: Tensor, norm: RowNorm) -> Tensor:
+def _place(x: Tensor, norm: NormParameters) -> Tensor:
     """Memory for the norm of rows x."""
     assert x.is_contiguous()
     assert x.shape[1] <= WIDTH_MAX, f"a row of {x.shape[1]} numbers: more than the registers hold"

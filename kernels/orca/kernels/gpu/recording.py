@@ -15,8 +15,8 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.contract.recording import COLUMNS, LINE, Lines, Made, Said, Size
-from orca.kernels.contract.reference import Sight
+from orca.kernels.contract.recording import COLUMNS, LINE, Made, RecordingSize, RequestLines, StepDescription
+from orca.kernels.contract.reference import AttentionView
 from orca.kernels.gpu.attention import SPLIT, Scratch, Sizes, TritonAttention, parts_max, window_of
 from orca.kernels.gpu.attention_item import Item
 from orca.kernels.gpu.inputs import make_items, make_rows
@@ -43,18 +43,18 @@ class GraphRecorder:
             self._pool, self._apart = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[object, ...], Scratch] = {}
 
-    def size_of(self, said: Said) -> Size:
+    def size_of(self, said: StepDescription) -> RecordingSize:
         """Up to 8 a power of two, then steps of an eighth of it at most: an eighth of the rows are padding."""
         requests = len(said.requests)
         if requests <= 8:
-            return Size(triton.next_power_of_2(requests), None)
+            return RecordingSize(triton.next_power_of_2(requests), None)
         step = max(8, triton.next_power_of_2(requests) // 16)
-        return Size(-(-requests // step) * step, None)
+        return RecordingSize(-(-requests // step) * step, None)
 
-    def inputs(self, size: Size, lines: Lines, *, slots: int, block_tokens: int) -> "GraphInputs":
+    def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "GraphInputs":
         return GraphInputs(size.tokens, lines, slots, block_tokens, self._scratch_of)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._scratch.clear()
         if self._device.type == "cuda":
             # A pool whose last graph is gone takes no other one.
@@ -81,7 +81,7 @@ class GraphRecorder:
         here.wait_stream(apart)
         return made, graph.replay
 
-    def _scratch_of(self, seen: Sight, slots: int, rows: int) -> Scratch:
+    def _scratch_of(self, seen: AttentionView, slots: int, rows: int) -> Scratch:
         """One for all graphs but those of very many rows, which have their own."""
         rows = max(rows, _ROWS_SHARED)
         key = (tuple(seen.kv_of_query), seen.head_dim, rows)
@@ -103,7 +103,12 @@ class GraphInputs:
     wanted = None
 
     def __init__(
-        self, rows: int, lines: Lines, slots: int, block_tokens: int, scratch_of: Callable[[Sight, int, int], Scratch]
+        self,
+        rows: int,
+        lines: RequestLines,
+        slots: int,
+        block_tokens: int,
+        scratch_of: Callable[[AttentionView, int, int], Scratch],
     ) -> None:
         device = lines.tables.device
         self._lines, self._block_tokens, self._scratch_of = lines, block_tokens, scratch_of
@@ -118,20 +123,20 @@ class GraphInputs:
         # Of each window, as make_items wants them: items; window, positions of a tile, SPLIT, rows of a part.
         self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
 
-    def put(self, said: Said) -> None:
+    def put(self, said: StepDescription) -> None:
         assert said.wanted is None
         assert said.tokens == len(said.requests)
         self._told.send(said.requests, self._said)
 
-    def lay_out(self, beside: Sequence[Tensor] = ()) -> None:
-        del beside
+    def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
+        del extra_inputs
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._said, *self._lines, *made, self._block_tokens)
         for items, geometry in self._items:
             make_items(self._said, items, self._lines.tables.shape[1], *geometry)
 
-    def attention(self, seen: Sight, *, of_wanted: bool = False) -> TritonAttention:
-        assert not of_wanted
+    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
+        assert not wanted_only
         assert seen.tables is self._lines.tables
         rows = len(self._said)
         scratch = self._scratch_of(seen, self._cache_slots, rows)

@@ -67,7 +67,7 @@ def sample(
         tokens: [rows] int64, written.
         logprobs: [rows] float32, written: log_softmax of the raw logits at the token.
     """
-    _sample(logits, lines, indices, *state.tables, state.fed, tokens, logprobs)
+    _sample(logits, lines, indices, *state.tables, state.last_tokens, tokens, logprobs)
 
 
 @operator("counts", "fed", "tokens", "logprobs")
@@ -81,14 +81,14 @@ def _sample(
     bias: Tensor,
     masked: Tensor,
     counts: Tensor,
-    fed: Tensor,
+    last_tokens: Tensor,
     tokens: Tensor,
     logprobs: Tensor,
 ) -> None:
     assert tokens.shape == logprobs.shape == lines.shape
     tables = Tables(numbers, integers, bias_tokens, bias, masked, counts)
     parts, floors = weighed(logits, lines, indices, tables)
-    _launch("draw", logits, lines, indices, tables, parts, floors, tokens, logprobs, fed)
+    _launch("draw", logits, lines, indices, tables, parts, floors, tokens, logprobs, last_tokens)
 
 
 def weighed(logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
@@ -170,7 +170,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
     floors,
     tokens,
     logprobs,
-    fed,
+    last_tokens,
     vocab,
     bias_room,
     masked_room,
@@ -210,7 +210,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
     kept = tl.where((values >= floor) & (token < vocab), weights_of(values, top, factor), 0.0).to(tl.float64)
     drawn = first + _first_above(kept, own_target, tl.arange(0, split))
     tl.store(tokens + row, drawn.to(tl.int64))
-    tl.store(fed + line, drawn.to(tl.int64))
+    tl.store(last_tokens + line, drawn.to(tl.int64))
     tl.store(logprobs + row, _logprob(logits + row * vocab + drawn, own + 2 * splits, place, splits))
     count_row = integer(integers, line, COUNT_ROW) - 1
     if count_row >= 0:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.paged import Places
-from orca.kernels.contract.reference import ContextRow, Kept, RowNorm, Sight, attend_reference
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, NormParameters, attend_reference
 from orca.kernels.contract.sampling_lines import LineSettings, SamplingLines
 from orca.kernels.contract.sampling_reference import sample_reference
 from orca.kernels.device import Kernels
@@ -111,11 +111,11 @@ def _attention(
     first = 0
     for line, (context, count) in enumerate(shapes):
         rows.append(ContextRow(first, count, context - count, line))
-        own = Places.of_positions(tables[line], context - count, context, BLOCK_TOKENS)
+        own = TokenSlots.of_positions(tables[line], context - count, context, BLOCK_TOKENS)
         own.write(cache, qkv[first : first + count, sizes.heads :])
         first += count
     head_map = [head * sizes.kv_heads // sizes.heads for head in range(sizes.heads)]
-    seen = Sight(
+    seen = AttentionView(
         kv_of_query=head_map,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
@@ -173,7 +173,7 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
 
     x, gate_up = some(sizes.tokens, sizes.hidden), some(sizes.tokens, 2 * sizes.intermediate)
     for name, bias in (("RMSNorm", None), ("LayerNorm", some(sizes.hidden))):
-        norm = RowNorm(some(sizes.hidden), 1e-5, bias)
+        norm = NormParameters(some(sizes.hidden), 1e-5, bias)
         yield Operation(
             name=f"{name} of {sizes.tokens} x {sizes.hidden}",
             call=partial(kernels.normalise, x, norm),
@@ -192,18 +192,18 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
     slots = torch.randperm(blocks * BLOCK_TOKENS, device=device)[: sizes.tokens]
     turns = torch.polar(*(torch.rand(sizes.tokens, 1, sizes.head_dim // 2, device=device) for _ in range(2)))
 
-    def kept(head_norm: RowNorm | None = None) -> Kept:
+    def kept(head_norm: NormParameters | None = None) -> KvWrite:
         cache = torch.zeros(blocks, 2 * sizes.kv_heads, BLOCK_TOKENS, sizes.head_dim, dtype=dtype, device=device)
-        return Kept(cache, slots, turns, head_norm)
+        return KvWrite(cache, slots, turns, head_norm)
 
-    def keep_check(head_norm: RowNorm | None = None, bias: Tensor | None = None) -> float:
+    def keep_check(head_norm: NormParameters | None = None, bias: Tensor | None = None) -> float:
         (ours, own), (theirs, other) = ((each, kept(head_norm)) for each in (qkv.clone(), qkv.clone()))
-        kernels.keep(ours, own, bias)
-        plain.keep(theirs, other, bias)
+        kernels.write_kv(ours, own, bias)
+        plain.write_kv(theirs, other, bias)
         return max(_roundings(ours, theirs), _roundings(own.cache, other.cache))
 
-    def keep_call(place: Kept, bias: Tensor | None = None) -> Tensor:
-        kernels.keep(qkv, place, bias)
+    def keep_call(place: KvWrite, bias: Tensor | None = None) -> Tensor:
+        kernels.write_kv(qkv, place, bias)
         return qkv
 
     turned = sizes.tokens * (sizes.heads + sizes.kv_heads) * sizes.head_dim
@@ -212,7 +212,7 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
     yield Operation(name=name, call=partial(keep_call, kept()), bytes=moved, check=keep_check)
     # Small weights: what is rounded before a turn may be much larger than what is left of it behind.
     weight = 0.25 + 0.05 * some(sizes.heads + sizes.kv_heads, sizes.head_dim)
-    given = RowNorm(weight, 1e-5), some(qkv[0].numel())
+    given = NormParameters(weight, 1e-5), some(qkv[0].numel())
     # A bias changes values, too.
     moved += sizes.tokens * sizes.kv_heads * sizes.head_dim * size
     yield Operation(
@@ -223,12 +223,12 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
     )
 
 
-def _norm_roundings(kernels: Kernels, x: Tensor, norm: RowNorm) -> float:
+def _norm_roundings(kernels: Kernels, x: Tensor, norm: NormParameters) -> float:
     return _roundings(kernels.normalise(x, norm), PlainKernels().normalise(x, norm))
 
 
 def _activation_roundings(kernels: Kernels, x: Tensor, activation: Activation, bias: Tensor) -> float:
-    return _roundings(kernels.activated(x, activation, bias), activation(x.double() + bias).to(x.dtype))
+    return _roundings(kernels.activate(x, activation, bias), activation(x.double() + bias).to(x.dtype))
 
 
 def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
@@ -239,7 +239,7 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
         return torch.randn(shape, device=device).to(dtype)
 
     x, added = (some(sizes.tokens, sizes.hidden) for _ in range(2))
-    bias, row_norm = some(sizes.hidden), RowNorm(some(sizes.hidden), 1e-5)
+    bias, row_norm = some(sizes.hidden), NormParameters(some(sizes.hidden), 1e-5)
 
     def sum_check() -> float:
         one, other = x.clone(), x.clone()
@@ -258,10 +258,10 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
     for activation in Activation:
         yield Operation(
             name=f"bias and {activation.name} of {sizes.tokens} x {sizes.intermediate}",
-            call=partial(kernels.activated, wide, activation, wide_bias),
+            call=partial(kernels.activate, wide, activation, wide_bias),
             bytes=2 * wide.numel() * size,
             check=partial(_activation_roundings, kernels, wide, activation, wide_bias),
-            rival=partial(plain.activated, wide, activation, wide_bias),
+            rival=partial(plain.activate, wide, activation, wide_bias),
         )
     gate_up, gate_bias = some(sizes.tokens, 2 * sizes.intermediate), some(2 * sizes.intermediate)
     yield Operation(

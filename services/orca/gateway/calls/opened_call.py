@@ -1,6 +1,6 @@
-"""Opens a call: reads everything that its HTTP request says besides the body, once.
+"""Opens a call: reads everything from its HTTP request but the body, once.
 
-What comes after sees the `OpenedCall` and never the HTTP request.
+Later functions see the `OpenedCall` and never the HTTP request.
 """
 
 import time
@@ -20,7 +20,7 @@ from orca.gateway.render.cursor import ResumePosition, read_position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedCall:
-    """A call before its body: who makes it and what its path and headers ask for."""
+    """A call before its body: its maker, and the requests of its path and headers."""
 
     started: float  # on the clock of `time.perf_counter`
     path: str

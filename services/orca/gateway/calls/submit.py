@@ -58,12 +58,12 @@ async def submit_to_current(
             return wanted, await _submit(gateway, wanted)
         except NotInForce as error:
             # Not the client's mistake.
-            if not tries_left or error.in_force is None or not gateway.models.put_in_force(error.in_force):
+            if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
                 raise not_served(str(error)) from error
             encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
         except NeverFits as error:
             # A client that named no length gets what fits by now.
-            if not tries_left or not gateway.models.note_promise(encoded.model, error.promised):
+            if not tries_left or not gateway.models.update_promise(encoded.model, error.promised):
                 raise
     raise AssertionError("the last try returns or raises")
 

@@ -1,6 +1,6 @@
-"""Takes a JSON body off the wire: bounded in bytes, time and depth, then checked against its model.
+"""Receives a JSON body: bounded in bytes, time and depth, then checked against its model.
 
-Starlette and uvicorn bound none of these. All that can be wrong comes out as an ApiError: 400, 408, 413, 415 or 503.
+Starlette and uvicorn bound none of these. Every problem is an ApiError: 400, 408, 413, 415 or 503.
 """
 
 import asyncio
@@ -62,11 +62,11 @@ class CallBudget:
 
 @dataclass(frozen=True, slots=True)
 class UnreadBody:
-    """A body on its way in, and what the headers say of it."""
+    """A body that was not received yet, and the headers that describe it."""
 
     content_type: str
     content_encoding: str
-    content_length: str  # empty where it comes in chunks
+    content_length: str  # empty if the body comes in chunks
     chunks: AsyncIterator[bytes]
 
     @classmethod
@@ -103,20 +103,20 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
 
 
 def _check_headers(unread: UnreadBody) -> None:
-    """Nothing but JSON: browsers send any other kind for any web page, without asking this server first (CORS)."""
+    """Refuse all but JSON: browsers send other kinds for any web page, without asking this server first (CORS)."""
     kind = unread.content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         message = f"the Content-Type header must be application/json, not {kind[:64]!r}"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
     encoding = unread.content_encoding.strip().lower()
     if encoding != "identity":
-        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must come as they are"
+        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must not be encoded"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
 
 
 async def _read(unread: UnreadBody, settings: Settings, budget: CallBudget) -> bytes:
-    announced = unread.content_length
-    if announced.isdecimal() and int(announced) > settings.body_bytes_max:
+    length = unread.content_length
+    if length.isdecimal() and int(length) > settings.body_bytes_max:
         raise _too_large(settings)
     body = bytearray()
     try:
@@ -138,50 +138,50 @@ def _too_large(settings: Settings) -> ApiError:
 
 
 def _parse(body: bytes) -> Any:
-    """orjson refuses what Python's own parser lets through: NaN, lone surrogates, invalid UTF-8, endless nesting."""
+    """Parse JSON by orjson, which refuses what Python's own parser accepts: NaN, lone surrogates, endless nesting."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         found = next((word for word in ("NaN", "Infinity") if error.doc.startswith(word, error.pos)), None)
-        reason = error if found is None else f"it has {found}, which JSON does not know, at {_place(error)}"
+        reason = error if found is None else f"it has {found}, which is not JSON, at {_place(error)}"
         raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from error
 
 
 def _check_names(body: bytes, document: Any) -> None:
-    """Two fields of one name: parsers disagree on which one counts, so a proxy's view of a call could differ from ours.
+    """Refuse two fields of one name: parsers disagree on which one counts, so a proxy could see another call than this.
 
-    orjson keeps one of them and says nothing, so the names in the text are counted too: that takes a tenth of parsing
-    once more, which is done only to find out which name it is.
+    orjson silently keeps one of them, so the names in the text are counted too. That takes a tenth of the time of
+    parsing. The text is parsed again only to find the name.
     """
-    # Valid JSON: a backslash stands in a string, in front of what it escapes.
+    # The JSON is valid, so a backslash is inside a string and in front of the character that it escapes.
     without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if sum(1 for string in _STRING.finditer(without_escapes) if string[1]) == _count_names(document):
         return
     try:
-        json.loads(body, object_pairs_hook=_unique)
-    except _Twice as error:
+        json.loads(body, object_pairs_hook=_check_unique)
+    except _RepeatedName as error:
         name = str(error)
-        raise ApiError(400, f"{name}: is there twice in one object", param=name, code="invalid_json") from error
+        raise ApiError(400, f"{name}: occurs twice in one object", param=name, code="invalid_json") from error
 
 
 _STRING = re.compile(rb'"[^"]*+"[ \t\r\n]*+(:?)')
-"""A string without escapes; a name if a colon follows it."""
+"""A string without escapes; it is a name if a colon follows."""
 
 
 def _count_names(value: Any) -> int:
-    """Names of all objects in a document."""
+    """Count the names in all objects of a document."""
     own = len(value) if isinstance(value, dict) else 0
     return own + sum(map(_count_names, _containers_in(value)))
 
 
-class _Twice(Exception):
+class _RepeatedName(Exception):
     """A name that an object has twice."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _Twice(next(name for name, count in counts.items() if count > 1)[:64])
+        raise _RepeatedName(next(name for name, count in counts.items() if count > 1)[:64])
 
 
 def _place(error: orjson.JSONDecodeError) -> str:
@@ -189,7 +189,7 @@ def _place(error: orjson.JSONDecodeError) -> str:
 
 
 def _check_shape(document: Any, settings: Settings) -> None:
-    """Raises: ApiError for more levels, or more objects and lists, than a body may have."""
+    """Refuse too many levels, or too many objects and lists. Raises: ApiError."""
     level, count = [document], 0
     for _ in range(settings.nesting_max):
         count += len(level)
@@ -203,9 +203,9 @@ def _check_shape(document: Any, settings: Settings) -> None:
 
 
 def _containers_in(value: Any) -> list[Any]:
-    """The objects and lists that an object or a list holds itself."""
+    """Return the objects and lists that an object or a list contains directly."""
     children = value.values() if isinstance(value, dict) else value
-    # A million token ids are passed over without a turn of the interpreter for each.
+    # This skips a million token ids without a step of the interpreter for each.
     if _CONTAINERS.isdisjoint(map(type, children)):
         return []
     return [child for child in children if type(child) in _CONTAINERS]
@@ -215,12 +215,12 @@ _CONTAINERS = frozenset((dict, list))
 
 
 def _first_problem(error: ValidationError) -> ApiError:
-    """The first problem as a sentence that begins with the field, written as in JavaScript."""
+    """Return the first problem as a sentence that begins with the field, written as in JavaScript."""
     problem = error.errors(include_url=False)[0]
     field = ""
     for part in problem["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    return ApiError(400, f"{field}: {_in_words(problem)}", param=field, code="invalid_value")
+    return ApiError(400, f"{field}: {_describe(problem)}", param=field, code="invalid_value")
 
 
 _WORDS = {
@@ -238,12 +238,12 @@ _WORDS = {
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
 }
-"""pydantic's kinds of problems, in words for people who know JSON and not pydantic."""
+"""Descriptions of pydantic's kinds of problems for people who know JSON and not pydantic."""
 
 
-def _in_words(problem: ErrorDetails) -> str:
+def _describe(problem: ErrorDetails) -> str:
     given = problem["input"]
-    # orjson makes floats of whole numbers beyond 64 bits.
+    # orjson turns whole numbers beyond 64 bits into floats.
     if problem["type"] == "int_type" and isinstance(given, float) and abs(given) >= 2**63:
         return "is too large a number"
     bounds = {

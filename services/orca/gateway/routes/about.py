@@ -19,16 +19,18 @@ from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import UnreadBody, receive_body
 
-STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
+STATS_SECONDS = 1.0  # a probe is answered in this time, with or without the pool's counts
 
 
 async def ready(gateway: Gateway) -> Response:
-    """200 once a first call would be served: a group of a model of ours has been formed at least once.
+    """Answer 200 once a first call would be served: a group has formed at least once for a model of this gateway.
 
-    From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
-    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are:
-    `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
-    request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
+    From then on the answer stays 200, whatever the pool and the groups do. The gateway accepts calls as long as the
+    pool can store them, answers 503 itself otherwise, and must stay in its Service. Only a gateway that drains answers
+    503 again.
+
+    The body reports pool and groups: `groups_formed` are those that serve now, `groups` those whose scheduler lives.
+    `max_total_tokens` is the longest request that fits, prompt and output; null before a group has formed.
     """
     stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
@@ -49,10 +51,10 @@ async def ready(gateway: Gateway) -> Response:
 
 
 async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
-    """Write the metrics for a scraper.
+    """Answer a scraper.
 
-    Args: is_metrics_port: the call came in by the port that metrics have for themselves.
-    Raises: ApiError 404 on the API's port if metrics have their own.
+    Args: is_metrics_port: the call came in by the separate port for metrics.
+    Raises: ApiError 404 on the API's port if metrics have a separate one.
     """
     if gateway.settings.metrics_port is not None and not is_metrics_port:
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
@@ -63,17 +65,18 @@ async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
 
 
 def models(gateway: Gateway) -> dict[str, Any]:
+    """List the current model."""
     return {"object": "list", "data": [_model(gateway)]}
 
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:
-    """Raises: ApiError 404."""
+    """Describe the current model. Raises: ApiError 404 for an unknown name."""
     gateway.models.check_name(name)
     return _model(gateway)
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
-    """The one in force, by whatever name it was asked for."""
+    """Describe the current model, whatever known name the client used."""
     current = gateway.models.current
     info = current.info
     return {
@@ -89,7 +92,7 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 
 async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
-    """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
+    """Encode a prompt or a chat as a call would. Raises: ApiError, InvalidRequest."""
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
@@ -100,7 +103,7 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     text = await chat_prompt(body, served, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
-    tokens = await served.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
+    tokens = await served.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)
     answer = {"count": len(tokens), "max_model_len": served.info.max_model_len, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
@@ -108,15 +111,15 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
 
 
 async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
-    """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
+    """Decode tokens to text, with special tokens written out. Raises: ApiError, InvalidRequest."""
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
-    limit, most = served.info.vocab_size, served.info.max_model_len
-    most = max(most, gateway.settings.detokenize_tokens_max)
-    if len(body.tokens) > most:
-        raise InvalidRequest(f"tokens has more than {most} token ids", param="tokens")
+    limit = served.info.vocab_size
+    tokens_max = max(served.info.max_model_len, gateway.settings.detokenize_tokens_max)
+    if len(body.tokens) > tokens_max:
+        raise InvalidRequest(f"tokens has more than {tokens_max} token ids", param="tokens")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
     return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}

@@ -1,7 +1,9 @@
-"""The JSON answers of the API, for the OpenAPI document only: render.py, request_state.py and about.py write them.
+"""Schemas of the API's JSON answers, for the OpenAPI document only.
 
-No other fields come than those named here; the tests hold real answers against the document. null where a field says
-nothing, and missing only where its default stands.
+render.py, request_state.py and about.py write the answers.
+
+Answers have no other fields than these: tests compare real answers with the document. A field without information is
+null. A field is missing only if it has a default here.
 """
 
 from typing import Literal
@@ -22,16 +24,16 @@ class Usage(AnswerSchema):
 
 
 class CompletionLogprobs(AnswerSchema):
-    """Lists of the same length, an entry for each token."""
+    """Lists of equal length with an entry for each token."""
 
-    text_offset: list[int] = Field(description="Characters in front of the token.")
+    text_offset: list[int] = Field(description="Characters before the token.")
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
 class Choice(AnswerSchema):
-    """What one choice has in both APIs."""
+    """Fields of a choice in both APIs."""
 
     index: int
     finish_reason: Literal["stop", "length"]
@@ -40,7 +42,7 @@ class Choice(AnswerSchema):
 
 
 class Generation(AnswerSchema):
-    """What a whole answer has in both APIs."""
+    """Fields of a whole answer in both APIs."""
 
     id: str
     created: int = Field(description="Unix seconds.")
@@ -96,19 +98,19 @@ class ChoiceState(AnswerSchema):
     status: Literal["queued", "running", "ended"]
     tokens: int = Field(description="Tokens generated so far.")
     text: str | None = Field(
-        description="Text so far; null from a DELETE that was answered by a gateway of another revision."
+        description="Text so far; null in the answer to a DELETE from a gateway of another revision."
     )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    ttft_ms: float | None = Field(description="Until the first token; null before it.")
-    tpot_ms: float | None = Field(description="Mean time of the tokens behind the first.")
+    ttft_ms: float | None = Field(description="Milliseconds until the first token; null before it.")
+    tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
-        description="How it did by each goal that was asked; null while that is open."
+        description="The outcome for each goal of the call; null while it is undecided."
     )
 
 
 class Slo(AnswerSchema):
-    """The latency goals that a call asked for."""
+    """The latency goals of a call."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -122,7 +124,7 @@ class Urls(AnswerSchema):
 
 
 class RequestDocument(AnswerSchema):
-    """Where a call stands."""
+    """The state of a call."""
 
     id: str
     object: Literal["request"]
@@ -139,7 +141,7 @@ class RequestDocument(AnswerSchema):
 class ModelCard(AnswerSchema):
     id: str
     object: Literal["model"]
-    created: int = Field(description="Unix seconds: when its config.json was written; 0 where that is not known.")
+    created: int = Field(description="Unix seconds: when its config.json was written; 0 if unknown.")
     owned_by: str
     root: str
     parent: None
@@ -168,7 +170,7 @@ class Health(AnswerSchema):
 
 
 class Ready(BaseModel):
-    """Whether a call would be served, and how pool and groups are. More fields may come."""
+    """Whether a call would be served, and the state of pool and groups. More fields may be added."""
 
     ready: bool
     draining: bool
@@ -176,7 +178,7 @@ class Ready(BaseModel):
     revision: str
     pool: Literal["ok", "away"]
     groups: list[str] = Field(description="Groups whose scheduler lives.")
-    groups_formed: list[str] = Field(description="Those of them that serve now.")
+    groups_formed: list[str] = Field(description="Groups that serve now.")
     max_total_tokens: int | None = Field(description="The longest request that fits; null until a group has formed.")
     waiting: int | None
     running: int | None

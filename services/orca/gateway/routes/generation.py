@@ -1,7 +1,8 @@
-"""The life of a call that generates: receive its body, encode, submit. Then delivery.py answers it.
+"""The life of a call that generates: receive its body, encode, submit, deliver.
 
-The steps before are in calls/: opened_call.py reads the HTTP request, admission.py refuses, accept.py checks the body,
-submit.py brings the call to the pool. call_summary.py looks back when the connection is over.
+The steps are in other files: calls/opened_call.py reads the HTTP request, calls/admission.py refuses for load,
+calls/accept.py checks the body, calls/submit.py submits to the pool, answer/delivery.py answers, and
+routes/call_summary.py reports when the connection is over.
 """
 
 import logging
@@ -57,7 +58,7 @@ async def chat(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Respon
 async def _receive(
     gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], budget: CallBudget
 ) -> GenerationBodyType:
-    """Read and check a call's body. Raises: ApiError, also for a deadline that could not be met anyhow."""
+    """Read and check a call's body. Raises: ApiError, also for a deadline that cannot be met."""
     body = await receive_body(unread, body_type, gateway.settings, budget)
     await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
     gateway.models.check_name(body.model)
@@ -74,7 +75,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: Served
     return [
         prompt
         if isinstance(prompt, list)
-        else await served.encoder.prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
+        else await served.encoder.encode_prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
         for prompt in prompts
     ]
 
@@ -83,7 +84,7 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, served: ServedModel) ->
     text = await chat_prompt(body, served, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
-    return [await served.encoder.prompt(text, param="messages", add_special_tokens=add_special_tokens)]
+    return [await served.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)]
 
 
 async def _generate(
@@ -122,7 +123,7 @@ async def _accept(
         traceparent=span.traceparent,
     )
     wanted, requests = await submit_to_current(gateway, body, encoded, context)
-    _note_accepted(gateway, call.key, requests)
+    _record_accepted(gateway, call.key, requests)
     stored = await _stored(gateway, wanted, requests)
     served = gateway.models.require(stored.requests[0].revision)
     if is_background:
@@ -130,14 +131,15 @@ async def _accept(
         gateway.tracing.finish(span, CallTiming(call.started), {"orca.request_id": context.parent})
         return answer
     gateway.readers.add(context.parent, context.reader)
-    # Under a key of the client they may be of an earlier call.
+    # With an Idempotency-Key the requests may be those of an earlier call.
     subscription = gateway.watcher.subscribe((request.id for request in requests), are_new=not wanted.digest)
     accepted = AcceptedCall(
         requests=requests,
         options=replace(RenderOptions.from_json(stored.render), event_ids=call.wants_event_ids),
         subscription=subscription,
         timing=CallTiming(call.started),
-        # The pool keeps an ended call for longer than its one reader's lease. Under a key others may follow for ever.
+        # The pool keeps an ended call longer than the lease of its one reader. With an Idempotency-Key more readers may
+        # come.
         remove_reader=lambda has_ended: gateway.readers.remove(
             context.parent, context.reader, lapses=has_ended and not wanted.digest
         ),
@@ -155,7 +157,7 @@ def stream(gateway: Gateway, accepted: AcceptedCall, served: ServedModel) -> Str
 
 
 async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Request]) -> Parent:
-    """Return what the pool has: under a key of the client it may be of an earlier call. Raises: PoolUnavailable."""
+    """Return the stored call: with an Idempotency-Key it may be an earlier one. Raises: PoolUnavailable."""
     if not wanted.digest:
         return Parent(
             parent=wanted.parent,
@@ -170,7 +172,7 @@ async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Reque
 async def _answer_in_background(
     gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, render_model: RenderModel
 ) -> Response:
-    """Answer 202 with the request's state. Raises: PoolUnavailable, only for a call that may be repeated by its key."""
+    """Answer 202 with the call's state. Raises: PoolUnavailable, only for a call with an Idempotency-Key."""
     if wanted.digest:
         document = await describe(gateway.pool, render_model, stored)
     else:
@@ -179,7 +181,7 @@ async def _answer_in_background(
     return state_answer(document, 202, applied)
 
 
-def _note_accepted(gateway: Gateway, key: ApiKey | None, requests: Sequence[Request]) -> None:
+def _record_accepted(gateway: Gateway, key: ApiKey | None, requests: Sequence[Request]) -> None:
     for request in requests:
         gateway.metrics.prompt_tokens.observe(len(request.prompt))
         gateway.metrics.prompt_tokens_total.inc(len(request.prompt))

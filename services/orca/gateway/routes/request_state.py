@@ -1,4 +1,4 @@
-"""A request as its owner is shown it: where it stands, its text so far, and where its answer is to be had."""
+"""The document about a call for its owner: its state, its text so far, and the URLs of its answer."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from orca.gateway.render.render import RenderModel, RenderOptions
 from orca.pool.api import Pool
 from orca.pool.records import LogSlice, Parent, RequestState, RequestStatus
 
-_WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
-_NOTHING = LogSlice(0, (), None)
+_STATUS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+_EMPTY_LOG = LogSlice(0, (), None)
 
 
 async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
-    """The logs as they are now, page by page; those without an entry are left out. Raises: UnknownRequest."""
+    """Read the present logs, page by page; empty ones are left out. Raises: UnknownRequest."""
     logs: dict[str, LogSlice] = {}
     starts = {request.id: 0 for request in requests}
     while starts:
@@ -38,18 +38,18 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
 
 
 async def describe(pool: Pool, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
-    """The document of a parent.
+    """Describe a parent.
 
-    Args: render_model: None for a parent of a revision whose tokenizer is not here: its texts are null.
+    Args: render_model: None if this gateway does not have the parent's model; then the texts are null.
     Raises: UnknownRequest, PoolUnavailable.
     """
-    # The logs are read last and decide: an end may have come in between.
-    statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
+    # The logs are read last and decide: a request may end in between.
+    statuses = await asyncio.gather(*(pool.status(request.id) for request in parent.requests))
     return await _document(parent, statuses, await read_logs(pool, parent.requests), render_model)
 
 
 async def describe_new(render_model: RenderModel, parent: Parent) -> dict[str, Any]:
-    """The document of a parent that was stored just now."""
+    """Describe a parent that was stored just now."""
     return await _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, render_model)
 
 
@@ -59,7 +59,7 @@ async def _document(
     options = RenderOptions.from_json(parent.render)
     goals, choices = options.goals, []
     for status in statuses:
-        log = logs.get(status.request.id, _NOTHING)
+        log = logs.get(status.request.id, _EMPTY_LOG)
         text = (
             None
             if render_model is None
@@ -86,7 +86,7 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Laten
     latency, outcomes = latency_of(status), judge(goals, status)
     return {
         "index": status.request.choice,
-        "status": _WORDS[RequestState.ENDED if log.end else status.state],
+        "status": _STATUS[RequestState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
         "text": text,
         "finish_reason": log.end and log.end.reason,
@@ -98,6 +98,6 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Laten
 
 
 def state_answer(document: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The document as an answer; `Location` says where it is to be had again."""
+    """Return the document as an answer. `Location` is its URL."""
     fixed = {"x-request-id": document["id"], "location": document["urls"]["state"]}
     return Response(orjson.dumps(document), status, headers={**fixed, **(headers or {})}, media_type="application/json")

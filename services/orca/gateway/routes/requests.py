@@ -1,6 +1,6 @@
-"""Requests by their id, on any gateway: whoever made a call elsewhere reads on here.
+"""Calls by their id, on any gateway: a client that made a call at another gateway can resume it here.
 
-The pool has all that an answer is made of, so nothing is asked of the gateway that took the call.
+The pool has everything that an answer is made of, so the gateway that took the call is not needed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
-    """GET /v1/requests/{id}/events: the stream from behind the events that the client has, with event ids.
+    """Serve GET /v1/requests/{id}/events: the stream after the events that the client has, with event ids.
 
     Raises: ApiError, OrcaError.
     """
@@ -35,15 +35,15 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     parent = await _own_parent(gateway, call, request_id)
     served = gateway.models.require(parent.requests[0].revision)
     if call.position.is_at_end:
-        # Tells an EventSource, which would connect again for ever, that there is no more.
+        # Tells an EventSource, which would otherwise connect again for ever, that there is no more.
         return Response(status_code=204)
     cursor = parse_cursor(call.position.text, len(parent.requests), source=call.position.source)
-    statuses = await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests))
+    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     check_written(cursor, statuses, source=call.position.source)
     options = replace(RenderOptions.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)
-    # From here on nothing may fail: the entry is renewed until `leave`.
+    # From here on nothing may fail: the entry is renewed until `remove_reader`.
     gateway.readers.add(request_id, reader)
     accepted = AcceptedCall(
         requests=parent.requests,
@@ -61,29 +61,29 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
 
 async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
-    """GET /v1/requests/{id}: where it stands and its text so far. Raises: OrcaError."""
+    """Serve GET /v1/requests/{id}: its state and its text so far. Raises: OrcaError."""
     parent = await _own_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
 
 async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
-    """DELETE /v1/requests/{id}: end what has not ended, and tell how it stands. Raises: OrcaError.
+    """Serve DELETE /v1/requests/{id}: end what has not ended, and answer with the state. Raises: OrcaError.
 
-    Of a revision that is served elsewhere it tells all but the text: it has been cancelled all the same.
+    If only other gateways have the model, the call is cancelled all the same, and the state has no text.
     """
     parent = await _own_parent(gateway, call, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    served = gateway.models.of(parent.requests[0].revision)
+    served = gateway.models.find(parent.requests[0].revision)
     render_model = None if served is None else served.render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
 
 async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
-    """GET /v1/requests/{id}/result: the bytes of a call that does not stream; 202 and the state until it has ended.
+    """Serve GET /v1/requests/{id}/result: the answer of a call that does not stream; until its end 202 and the state.
 
-    Raises: ApiError when a choice failed, OrcaError.
+    Raises: ApiError if a choice failed, OrcaError.
     """
     parent = await _own_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
@@ -100,7 +100,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
 
 async def _own_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Parent:
-    """Raises: UnknownRequest, also when it is another owner's: whether there is one is nobody else's business."""
+    """Return the caller's own call. Raises: UnknownRequest, also for another owner's call, which must stay hidden."""
     parent = await gateway.pool.parent(request_id)
     if parent.owner != call.owner:
         raise UnknownRequest(request_id)

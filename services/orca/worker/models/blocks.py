@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RaggedAttention, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters, RaggedAttention
 from orca.kernels.device import kernels_of
 from orca.worker.models.weights import Weights
 from orca.worker.parallel.shard import SingleRank, TensorGroup
@@ -57,7 +57,7 @@ class Part(Protocol):
     """Of a model."""
 
     only_kernels: bool
-    """Whether it may stand in a block of kernels (device.Kernels.together), where its rank is alone in the stage."""
+    """Whether it may stand in a block of kernels (device.Kernels.deferred), where its rank is alone in the stage."""
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor: ...
 
@@ -95,7 +95,7 @@ class Attention:
         index: int,
         scale: float,
         window: int | None,
-        head_norm: RowNorm | None = None,
+        head_norm: NormParameters | None = None,
     ) -> None:
         self._norm = norm
         self._qkv = qkv
@@ -122,7 +122,7 @@ class Attention:
 
     def keep(self, x: Tensor, step: StepContext) -> Tensor:
         """Layer.keep. Returns: the projection, [tokens, query heads + 2 x kv heads, head_dim]."""
-        return self._qkv.kept(self._norm, x, Kept(step.caches[self._index], step.slots, step.turns, self._head_norm))
+        return self._qkv.kept(self._norm, x, KvWrite(step.caches[self._index], step.slots, step.turns, self._head_norm))
 
 
 class MLP:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from orca.core.domain.errors import ModelError
-from orca.kernels.contract.reference import Kept
+from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, scaled
 from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
@@ -93,7 +93,7 @@ class ChainLayer:
         kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
         qkv = torch.ones(len(state), self._num_query + 2 * self._num_kv, self._head_dim, device=state.device)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
-        kernels_of(qkv.device).keep(qkv, Kept(step.caches[self._index], step.slots, None))
+        kernels_of(qkv.device).write_kv(qkv, KvWrite(step.caches[self._index], step.slots, None))
         return qkv
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.config import GPT2Config
 from orca.worker.models.family import Family
@@ -79,7 +79,7 @@ class GPT2Head:
 
 def _norm(weights: Weights, config: GPT2Config, name: str) -> Norm:
     weight, bias = (weights.tensor(f"{name}.{part}", (config.hidden_size,)) for part in ("weight", "bias"))
-    return Norm(RowNorm(weight, config.norm_eps, bias))
+    return Norm(NormParameters(weight, config.norm_eps, bias))
 
 
 FAMILY = Family(

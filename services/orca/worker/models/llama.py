@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, is_silu, scaled
 from orca.worker.models.config import LlamaConfig
 from orca.worker.models.family import Family
@@ -40,7 +40,7 @@ class LlamaLayer:
                 for name in ("q_norm", "k_norm")
             )
             stacked = torch.cat((q_norm.expand(heads.num_query, dim), k_norm.expand(heads.num_kv, dim)))
-            head_norm = RowNorm(stacked, config.norm_eps)
+            head_norm = NormParameters(stacked, config.norm_eps)
         attention_norm = _norm(weights, config, f"{here}input_layernorm")
         self._attention = Attention(
             attention_norm,
@@ -99,7 +99,7 @@ class LlamaHead:
 
 
 def _norm(weights: Weights, config: LlamaConfig, name: str) -> Norm:
-    return Norm(RowNorm(weights.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps))
+    return Norm(NormParameters(weights.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps))
 
 
 FAMILY = Family(

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, scaled
 from orca.worker.models.config import OPTConfig
 from orca.worker.models.family import Family
@@ -94,7 +94,7 @@ def _norm(weights: Weights, config: OPTConfig, name: str) -> Norm:
         weight, bias = (weights.tensor(f"{name}.{part}", size) for part in ("weight", "bias"))
     else:
         weight, bias = weights.full(1.0, size), weights.full(0.0, size)
-    return Norm(RowNorm(weight, config.norm_eps, bias))
+    return Norm(NormParameters(weight, config.norm_eps, bias))
 
 
 def _projection(weights: Weights, config: OPTConfig, name: str, inputs: int, outputs: int) -> Linear | None:

@@ -27,7 +27,7 @@ class _Marked:
         return x
 
     def _move(self) -> None:
-        self._kernels.count(self._progress.layers_at)
+        self._kernels.increment(self._progress.layers_at)
 
 
 class _MarkedLayer(_Marked):

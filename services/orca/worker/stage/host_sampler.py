@@ -130,7 +130,7 @@ def sample(logits: Tensor, draws: Sequence[Draw], largest: NDArray[np.int64] | N
     drawn = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
     if len(drawn) == len(draws):
         return _as_ints(_draw(logits, draws))
-    tokens = _as_ints(kernels_of(logits.device).largest(logits) if largest is None else largest)
+    tokens = _as_ints(kernels_of(logits.device).argmax(logits) if largest is None else largest)
     if not drawn:
         return tokens
     rows = torch.tensor(drawn, device=logits.device)

@@ -123,8 +123,8 @@ class LaidOutSteps:
 
     def _run_layers(self, prepared: LaidOutStep, hidden: Tensor | None) -> Tensor:
         model, context = self._model, prepared.context
-        ids = None if prepared.inputs is None else prepared.inputs.read(self._requests.lines.fed)
-        with kernels_of(model.device).together() if self._only_kernels else nullcontext():
+        ids = None if prepared.inputs is None else prepared.inputs.read(self._requests.lines.last_tokens)
+        with kernels_of(model.device).deferred() if self._only_kernels else nullcontext():
             if model.embed is not None:
                 assert ids is not None
                 hidden = model.embed(ids, context)

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from orca.core.domain.step import Row, Step
-from orca.kernels.contract.recording import LINE, POSITION, Lines, Recorder, Said, Size, StepInputs
+from orca.kernels.contract.recording import (
+    LINE,
+    POSITION,
+    Recorder,
+    RecordingSize,
+    RequestLines,
+    StepDescription,
+    StepInputs,
+)
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import Kernels, Sampler, kernels_of
 from orca.worker.models.blocks import Part, StepContext
@@ -75,7 +83,7 @@ class RecordedStep:
     runner: "RecordedSteps"
     step: Step
     sampling: list[tuple[Row, StageRequest]]
-    description: Said
+    description: StepDescription
 
     def run(self, hidden: Tensor | None) -> StepOutput:
         return self.runner.run(self.description, hidden)
@@ -101,7 +109,7 @@ class RecordedSteps:
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
         self._memory_read: tuple[object, ...] = ()  # identifies the tables of requests that recordings read
-        self._recordings: OrderedDict[Size, _Recording] = OrderedDict()
+        self._recordings: OrderedDict[RecordingSize, _Recording] = OrderedDict()
 
     @classmethod
     def create(
@@ -161,9 +169,9 @@ class RecordedSteps:
             tokens += row.count
         wanted = len(sampling) if shard.is_last and len(sampling) < tokens else None
         self._cache.publish(is_told=len(columns) == tokens)
-        return RecordedStep(self, step, sampling, Said(np.array(columns, np.int64), tokens, wanted, chunks))
+        return RecordedStep(self, step, sampling, StepDescription(np.array(columns, np.int64), tokens, wanted, chunks))
 
-    def run(self, description: Said, hidden: Tensor | None) -> StepOutput:
+    def run(self, description: StepDescription, hidden: Tensor | None) -> StepOutput:
         """Replay the recording for a step, or record it first.
 
         Args:
@@ -190,15 +198,17 @@ class RecordedSteps:
         # `_set_inputs` computes the turns of one token of each request.
         return 0 if rotary is not None and rotary.needs_lengths else self._recorder.chunk_tokens_max
 
-    def _forget_moved(self, lines: Lines) -> None:
+    def _forget_moved(self, lines: RequestLines) -> None:
         """Drop all recordings if tables that they read have moved."""
         read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
         if read != self._memory_read:
             self._recordings.clear()
-            self._recorder.forget()
+            self._recorder.clear()
             self._memory_read = read
 
-    def _set_inputs(self, recording: _Recording, description: Said, lines: Lines, hidden: Tensor | None) -> None:
+    def _set_inputs(
+        self, recording: _Recording, description: StepDescription, lines: RequestLines, hidden: Tensor | None
+    ) -> None:
         recording.inputs.put(description)
         if recording.hidden is not None:
             assert hidden is not None
@@ -220,10 +230,10 @@ class RecordedSteps:
             if not rows:
                 return StepOutput(output.tensor.new_empty(0, model.config.vocab_size, dtype=torch.float32))
             logits = model.head(output.tensor, recording.context)
-            return StepOutput(logits, argmax=self._kernels.largest(logits).numpy())
+            return StepOutput(logits, argmax=self._kernels.argmax(logits).numpy())
         return output
 
-    def _record(self, size: Size, lines: Lines) -> _Recording:
+    def _record(self, size: RecordingSize, lines: RequestLines) -> _Recording:
         # What is recorded holds no reference to this object: the two would keep each other, and all of their memory,
         # alive in a circle.
         model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
@@ -238,7 +248,7 @@ class RecordedSteps:
             known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
 
         def compute() -> _RecordedOutput:
-            inputs.lay_out([each for each in (given, turns) if each is not None])
+            inputs.build([each for each in (given, turns) if each is not None])
             own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
             hidden = given if model.embed is None else model.embed(inputs.ids, own)
             assert hidden is not None
@@ -248,7 +258,7 @@ class RecordedSteps:
                 return _RecordedOutput(hidden)
             logits = model.head(hidden, own)
             if sampler is None or inputs.sampled is None:
-                return _RecordedOutput(logits, argmax=kernels.largest(logits))
+                return _RecordedOutput(logits, argmax=kernels.argmax(logits))
             return _RecordedOutput(logits, tokens=sampler.sample(logits, *inputs.sampled))
 
         captured = _on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None

@@ -9,8 +9,8 @@ from torch import Tensor
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import NewRequest, Row, Step
-from orca.kernels.contract.recording import Lines
-from orca.kernels.contract.transfer import put, writable
+from orca.kernels.contract.recording import RequestLines
+from orca.kernels.contract.transfer import host_view, scatter
 from orca.kernels.device import Sampler
 from orca.worker.models.build import StageModel
 from orca.worker.stage.kv_cache import KVCache
@@ -53,7 +53,7 @@ class StageRequests:
         self._device_sampler = device_sampler
         self._feeds_tokens = feeds_tokens
         empty = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._grow(Lines(cache.tables, fed=empty, prompts=empty))
+        self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty))
 
     def add(self, new: NewRequest) -> StageRequest:
         """Reserve the request's KV slots and a line.
@@ -77,7 +77,7 @@ class StageRequests:
         """Write the latest token of each request to the device, and ignore handles that were freed meanwhile."""
         requests = self.by_handle
         known = [place for place, handle in enumerate(handles) if handle in requests]
-        put(self.lines.fed, [requests[handles[place]].line for place in known], tokens, known)
+        scatter(self.lines.last_tokens, [requests[handles[place]].line for place in known], tokens, known)
 
     def input_tokens(self, step: Step, row: Row, request: StageRequest) -> Sequence[int] | None:
         """Return a row's input tokens; None if its only token is a device token.
@@ -98,7 +98,7 @@ class StageRequests:
 
     def check(self) -> None:
         """Check that the device's tables agree with each other and with the requests."""
-        assert len(self.lines.fed) == len(self.lines.prompts) == len(self._cache.tables)
+        assert len(self.lines.last_tokens) == len(self.lines.prompts) == len(self._cache.tables)
         assert self.lines.prompts.tolist() == self._prompt_lengths.tolist()
 
     def _require_known(self, new: NewRequest) -> None:
@@ -112,16 +112,16 @@ class StageRequests:
         if model.positions is not None and new.max_total_tokens > model.positions:
             raise EngineError(f"request {new.handle} has {new.max_total_tokens} tokens, the model {model.positions}")
 
-    def _grow(self, lines: Lines) -> None:
+    def _grow(self, lines: RequestLines) -> None:
         """Make as many lines as the block tables have.
 
         If the device samples, its sampler owns the device tokens: on a stage that is also the first, they are the
         inputs of the next step.
         """
         tables = self._cache.tables
-        more = len(tables) - len(lines.fed)
-        fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.fed, lines.prompts))
+        more = len(tables) - len(lines.last_tokens)
+        fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.last_tokens, lines.prompts))
         if self._device_sampler is not None:
             self._device_sampler.lines.grow(len(tables))
-            fed = self._device_sampler.lines.fed
-        self.lines, self._prompt_lengths = Lines(tables, fed, prompts), writable(prompts)
+            fed = self._device_sampler.lines.last_tokens
+        self.lines, self._prompt_lengths = RequestLines(tables, fed, prompts), host_view(prompts)

@@ -15,7 +15,7 @@ from torch import Tensor
 from orca.core.domain.request import Logprob, SamplingParams, Token
 from orca.core.domain.step import NewRequest, Sampled
 from orca.kernels.contract.sampling_lines import LineSettings
-from orca.kernels.contract.transfer import ToHost, to_device
+from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
@@ -124,11 +124,11 @@ class DeviceSample:
         if self._scored:
             scored = to_device(np.array(self._scored), logits.device)
             scores = scores_of(logits[scored], self.tokens[scored], max(_top_counts(rows, self._scored)))
-        self._transfer = ToHost((self.tokens, *scores))
+        self._transfer = HostCopy((self.tokens, *scores))
 
     @property
     def is_ready(self) -> bool:
-        return self._transfer.is_there
+        return self._transfer.is_ready
 
     def read(self) -> list[Sampled]:
         tokens, *scores = self._transfer.read()

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from orca.kernels.contract.recording import StepInputs
-from orca.kernels.contract.reference import ContextRow, RaggedAttention, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow, RaggedAttention
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, WantedRows
@@ -45,7 +45,7 @@ class StepContexts:
         attention = {window: inputs.attention(self._sight(window)) for window in set(windows)}
         context = self._context(inputs.slots, inputs.positions, attention)
         if inputs.wanted is not None:
-            last = {windows[-1]: inputs.attention(self._sight(windows[-1]), of_wanted=True)}
+            last = {windows[-1]: inputs.attention(self._sight(windows[-1]), wanted_only=True)}
             context.wanted = WantedRows(inputs.wanted, last)
         return context
 
@@ -75,9 +75,9 @@ class StepContexts:
             attention=attention,
         )
 
-    def _sight(self, window: int | None) -> Sight:
+    def _sight(self, window: int | None) -> AttentionView:
         model = self._model
-        return Sight(
+        return AttentionView(
             kv_of_query=model.heads.kv_of_query,
             kv_heads=model.heads.num_kv,
             head_dim=model.config.head_dim,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept
+from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.weights.linear import Linear
 from orca.worker.weights.norms import Norm
@@ -44,16 +44,16 @@ class GpuLinear(Linear):
 
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         outputs = self._product(x if norm is None else norm(x))
-        return kernels_of(x.device).activated(outputs, activation, self.bias, out=outputs)
+        return kernels_of(x.device).activate(outputs, activation, self.bias, out=outputs)
 
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
         return kernels_of(x.device).gated_silu(self._product(x if norm is None else norm(x)), self.bias)
 
-    def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
+    def kept(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         if not kept.changes_queries:
             return super().kept(norm, x, kept)
         qkv = self._product(x if norm is None else norm(x)).view(x.shape[0], -1, kept.cache.shape[3])
-        kernels_of(x.device).keep(qkv, kept, self.bias)
+        kernels_of(x.device).write_kv(qkv, kept, self.bias)
         return qkv
 
     def _product(self, x: Tensor) -> Tensor:

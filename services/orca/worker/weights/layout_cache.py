@@ -53,9 +53,9 @@ def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Line
 
 def _file(shape: str, layouts: Layouts, *, is_together: bool) -> Path | None:
     # Numba takes a quarter of a second to import, which other devices need not wait for.
-    from orca.kernels.cpu.team.code import folder
+    from orca.kernels.cpu.team.code import cache_folder
 
-    kept_in = folder()
+    kept_in = cache_folder()
     if kept_in is None:
         return None
     name = f"{shape.replace(' ', '-')}-{_conditions(torch.get_num_threads(), layouts)}"

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu import huge_pages
 from orca.kernels.device import kernels_of
 from orca.worker.weights.norms import Norm
@@ -95,10 +95,10 @@ class Linear:
         """`after`, silu(gate) * up, [rows, out / 2], where the outputs are gate and up."""
         return kernels_of(x.device).gated_silu(self.after(norm, x))
 
-    def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
+    def kept(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         """`after`, [rows, query heads + 2 x kv heads, head_dim], turned and put into the KV cache."""
         qkv = self.after(norm, x).view(x.shape[0], -1, kept.cache.shape[3])
-        kernels_of(x.device).keep(qkv, kept)
+        kernels_of(x.device).write_kv(qkv, kept)
         return qkv
 
 
@@ -119,14 +119,16 @@ class PanelLinear(Linear):
         *,
         dtype: torch.dtype | None = None,
         is_gated: bool = False,
-        memory: huge_pages.Weights | None = None,
+        memory: huge_pages.WeightMemory | None = None,
     ) -> None:
         # Numba takes a quarter of a second to import, which other devices need not wait for.
-        from orca.kernels.cpu.product.product import Panels
+        from orca.kernels.cpu.product.product import PackedWeight
 
         super().__init__(weight)
         stored, scale = self._stored(weight)
-        self._panels = Panels(stored, bias, scale=scale, dtype=dtype or weight.dtype, is_gated=is_gated, memory=memory)
+        self._panels = PackedWeight(
+            stored, bias, scale=scale, dtype=dtype or weight.dtype, is_gated=is_gated, memory=memory
+        )
         self.weight = self._panels.weight
 
     def _stored(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -139,7 +141,7 @@ class PanelLinear(Linear):
 
     @property
     def table(self) -> Table | None:
-        return self._panels if self._panels.shows_rows else None
+        return self._panels if self._panels.keeps_rows else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._panels.product(x)
@@ -151,7 +153,7 @@ class PanelLinear(Linear):
         return self._panels.product(x, _rows(norm))
 
     def wide(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return self._panels.wide_product(x, _rows(norm))
+        return self._panels.float32_product(x, _rows(norm))
 
     def activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         return self._panels.product(x, _rows(norm), activation)
@@ -159,11 +161,11 @@ class PanelLinear(Linear):
     def gated(self, norm: Norm | None, x: Tensor) -> Tensor:
         return self._panels.gated_product(x, _rows(norm))
 
-    def kept(self, norm: Norm | None, x: Tensor, kept: Kept) -> Tensor:
-        return self._panels.kept_product(x, _rows(norm), kept)
+    def kept(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
+        return self._panels.write_kv_product(x, _rows(norm), kept)
 
 
-def _rows(norm: Norm | None) -> RowNorm | None:
+def _rows(norm: Norm | None) -> NormParameters | None:
     return None if norm is None else norm.rows
 
 
@@ -223,7 +225,7 @@ class Layouts:
 # Packed weights against plain ones: above it is noise. Others against panels: those ask for weights that are not in the
 # cache, which the timing does not show, and oneDNN's cannot be shared with an embedding. MKL keeps a copy.
 LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
-# Seconds that others than panels cost besides in layers that would run together (device.Kernels.together): what follows
+# Seconds that others than panels cost besides in layers that would run together (device.Kernels.deferred): what follows
 # the product is another launch, and all launches are apart then. It is some 50 us in a small layer and 300 for a head
 # that is not recorded with its layers (24,000 x 384 in bfloat16: 8 to 13 % of a step). With 50 one start in three took
 # oneDNN for that head.
@@ -313,7 +315,7 @@ class Packing:
     choose: Choose = fastest  # asked once for each shape
     dtype: torch.dtype | None = None  # of rows and results, if weights may come in another one
     _chosen: dict[tuple[int, int, torch.dtype], type[Linear]] = field(default_factory=dict)
-    _memory: huge_pages.Weights = field(default_factory=huge_pages.Weights)
+    _memory: huge_pages.WeightMemory = field(default_factory=huge_pages.WeightMemory)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> Linear:
         """A weight [out, in] in the fastest layout for its shape. Packing keeps no reference to `weight`.

@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from orca.kernels.contract.reference import RowNorm
+from orca.kernels.contract.reference import NormParameters
 from orca.kernels.device import kernels_of
 
 
 class Norm:
     """RMSNorm or LayerNorm of rows [tokens, hidden]."""
 
-    def __init__(self, rows: RowNorm) -> None:
+    def __init__(self, rows: NormParameters) -> None:
         self.rows = rows
         self._kernels = kernels_of(rows.weight.device)
 

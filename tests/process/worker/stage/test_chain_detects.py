@@ -13,7 +13,7 @@ from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain
 from checker.oracles.chain_oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Sampled, Step
-from orca.kernels.contract.paged import Places
+from orca.kernels.contract.paged import TokenSlots
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from support.worker.stage_driver import Ask, Chain, serve
@@ -39,11 +39,11 @@ class FaultyChain(Chain):
     def run_as_it_is(self, step: Step) -> None:
         super().run(step)
 
-    def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> Places:
+    def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> TokenSlots:
         """Where a rank keeps positions begin .. end - 1 of a request."""
         holder = self.stages[stage][rank]
         table = holder.cache.tables[holder._requests.by_handle[handle].line]
-        return Places.of_positions(table, begin, end, holder.cache.block_tokens)
+        return TokenSlots.of_positions(table, begin, end, holder.cache.block_tokens)
 
     def spoil(
         self, change: Callable[[torch.Tensor], object], *, stage: int, handle: int, position: int, rank: int = 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
@@ -45,7 +45,7 @@ def some(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def norm_of(width: int, dtype: torch.dtype) -> Norm:
-    return Norm(RowNorm(some(width, dtype=dtype, seed=3), 1e-5, some(width, dtype=dtype, seed=4)))
+    return Norm(NormParameters(some(width, dtype=dtype, seed=3), 1e-5, some(width, dtype=dtype, seed=4)))
 
 
 def largest_of(linear: Linear, norm: Norm, x: Tensor) -> float:
@@ -124,11 +124,11 @@ def test_outputs_that_are_kept(
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     angles = some(ROWS, 1, HEAD_DIM // 2, dtype=torch.float32, seed=7)
     turns = torch.polar(torch.ones_like(angles), angles) if is_turned else None
-    head_norm = RowNorm(some(HEADS + KV_HEADS, HEAD_DIM, dtype=dtype, seed=8), 1e-5) if is_normed else None
+    head_norm = NormParameters(some(HEADS + KV_HEADS, HEAD_DIM, dtype=dtype, seed=8), 1e-5) if is_normed else None
     results = []
     for linear in pair:
         cache = torch.zeros(2, 2 * KV_HEADS, 4, HEAD_DIM, dtype=dtype, device=DEVICE)
-        kept = Kept(cache, torch.tensor([5, 0, 7], device=DEVICE), turns, head_norm)
+        kept = KvWrite(cache, torch.tensor([5, 0, 7], device=DEVICE), turns, head_norm)
         results.append((linear.kept(norm, x, kept), cache))
     for ours, plain in zip(*results, strict=True):
         assert_alike(ours, plain, largest=2 * largest_of(pair[1], norm, x))

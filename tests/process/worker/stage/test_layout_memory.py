@@ -108,7 +108,7 @@ def test_each_start_times_once_where_nothing_can_be_kept(kept_kernels: Path) -> 
 
 
 def test_a_layout_that_cannot_be_written_serves_this_start(caplog: pytest.LogCaptureFixture) -> None:
-    kept_in = code.folder()
+    kept_in = code.cache_folder()
     assert kept_in is not None
     (kept_in / "layouts").touch()
     assert remembered(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear)) is OneDnnLinear

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.step import Step
-from orca.kernels.contract.recording import Size
+from orca.kernels.contract.recording import RecordingSize
 from orca.kernels.cpu.recording import CpuRecorder
 from orca.worker.models.blocks import Layer, Part, StepContext
 from orca.worker.stage.recorded_steps import RecordedSteps
@@ -118,7 +118,7 @@ def test_steps_that_tell_of_prompts_or_are_long_are_not_recorded(
     serve(chain, [Ask([5] * 33, 1)])
     assert not stage._recorded._recordings
     serve(chain, [Ask([5] * 33, 1)], chunk=32)  # a step that draws nothing, then one of the prompt's last token
-    assert set(stage._recorded._recordings) == {Size(32, None), Size(32, 32)}
+    assert set(stage._recorded._recordings) == {RecordingSize(32, None), RecordingSize(32, 32)}
 
 
 def test_a_prompt_that_was_told_of_is_no_reason_any_more(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [[stage]] = chain.stages
     assert stage._recorded is not None
     serve(chain, asks_of(211), max_batch_size=20)
-    assert set(stage._recorded._recordings) == {Size(CpuRecorder.chunk_tokens_max, None)}
+    assert set(stage._recorded._recordings) == {RecordingSize(CpuRecorder.chunk_tokens_max, None)}
 
 
 def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from numba import carray, literally, njit
 from numba.np.numpy_support import from_dtype
 from torch import Tensor
 
-from orca.kernels.contract.reference import ContextRow, Sight
+from orca.kernels.contract.reference import AttentionView, ContextRow
 from orca.kernels.cpu.activations import exp
 from orca.kernels.cpu.attention.tile import (
     QUERIES,
@@ -254,7 +254,7 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int) -> tuple[Tensor, 
     return torch.from_numpy(first_query), max(1, int(np.diff(first_query).max()))
 
 
-def tile_tokens(seen: Sight) -> int:
+def tile_tokens(seen: AttentionView) -> int:
     """Of a tile, at most."""
     _, group = _query_groups(tuple(seen.kv_of_query), seen.kv_heads)
     return max(1, _QUERIES // group)
@@ -266,7 +266,7 @@ class CpuAttention:
     Args: as of device.Kernels.attention.
     """
 
-    def __init__(self, rows: Sequence[ContextRow], seen: Sight) -> None:
+    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
         longest = tile_tokens(seen)
         tiles = [
             (row.line, row.position + done, min(longest, row.count - done), row.first + done)
@@ -278,13 +278,13 @@ class CpuAttention:
         self._take(torch.from_numpy(np.array(tiles, np.int64)), seen)
 
     @classmethod
-    def of_tiles(cls, tiles: Tensor, seen: Sight) -> "CpuAttention":
+    def of_tiles(cls, tiles: Tensor, seen: AttentionView) -> "CpuAttention":
         """Attention of tiles that are there when it runs (recording.py)."""
         attention = cls.__new__(cls)
         attention._take(tiles, seen)
         return attention
 
-    def _take(self, tiles: Tensor, seen: Sight) -> None:
+    def _take(self, tiles: Tensor, seen: AttentionView) -> None:
         assert seen.tables.dtype == torch.int32
         assert seen.tables.is_contiguous()
         self._tiles, self._tables = tiles, seen.tables

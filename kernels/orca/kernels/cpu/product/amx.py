@@ -34,7 +34,7 @@ _SUMS, _X, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 
 
 @cache
-def is_there() -> bool:
+def is_available() -> bool:
     """Whether this process may use the registers, which Linux wants to be asked for."""
     if not (compiles_for("amx-tile") and compiles_for("amx-bf16")) or platform.system() != "Linux":
         return False

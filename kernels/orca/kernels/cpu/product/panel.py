@@ -32,7 +32,7 @@ STORE, ADD, GATE, KEEP, WIDE, ACTIVATE = range(6)
 """What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache; y of
 float32, unrounded; y by the first activation, and by the others from there on."""
 
-# Places of the arguments, in the order in which `Panels` gives them.
+# Places of the arguments, in the order in which `PackedWeight` gives them.
 X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
 ROWS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 17)
 HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS, SCALE = range(17, 25)

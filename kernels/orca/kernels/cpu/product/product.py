@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import Kept, RowNorm
+from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu import huge_pages, lookups
 from orca.kernels.cpu.product import amx_product, vector_product
 from orca.kernels.cpu.product.panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
 from orca.kernels.cpu.product.tile import Tile, has_words, tile_of
-from orca.kernels.cpu.rows import address_of, keep, kept_addresses, norm_arguments
+from orca.kernels.cpu.rows import address_of, kept_addresses, norm_arguments, write_kv
 from orca.kernels.cpu.team.team import Kernel, new_empty, rows_of
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ def _tile_of(dtype: torch.dtype, weight_dtype: torch.dtype) -> Tile:
     return tile_of(dtype if dtype == weight_dtype else torch.float32)
 
 
-class Panels:
+class PackedWeight:
     """A weight [outputs, inputs] and perhaps a bias [outputs], laid out for products with few rows.
 
     Args:
@@ -60,7 +60,7 @@ class Panels:
         scale: Tensor | None = None,
         dtype: torch.dtype | None = None,
         is_gated: bool = False,
-        memory: huge_pages.Weights | None = None,
+        memory: huge_pages.WeightMemory | None = None,
         tile: Tile | None = None,
     ) -> None:
         self._dtype = dtype or weight.dtype
@@ -86,17 +86,17 @@ class Panels:
         return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     @property
-    def shows_rows(self) -> bool:
+    def keeps_rows(self) -> bool:
         """Whether rows of W are in the panels as they were: it has no scale, and no gate that parts its outputs."""
         return self._scale is None and self._parts == 1
 
-    def product(self, x: Tensor, norm: RowNorm | None = None, activation: Activation | None = None) -> Tensor:
+    def product(self, x: Tensor, norm: NormParameters | None = None, activation: Activation | None = None) -> Tensor:
         """x [rows, inputs] to y [rows, outputs]."""
         y = new_empty(x.dtype, rows_of(x), self.outputs)
         self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
-    def wide_product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def float32_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
         """`product`, the sums as they are: y [rows, outputs] of float32."""
         y = new_empty(torch.float32, rows_of(x), self.outputs)
         self._launch(x, y, STORE if x.dtype == torch.float32 else WIDE, norm)
@@ -107,14 +107,14 @@ class Panels:
         assert to.shape == (x.shape[0], self.outputs)
         self._launch(x, to, ADD)
 
-    def gated_product(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def gated_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
         """silu(the first half of y) * the second: [rows, outputs / 2]. Of a gated weight only."""
         assert self._parts == 2
         gated = new_empty(x.dtype, rows_of(x), self.outputs // 2)
         self._launch(x, gated, GATE, norm)
         return gated
 
-    def kept_product(self, x: Tensor, norm: RowNorm | None, kept: Kept) -> Tensor:
+    def write_kv_product(self, x: Tensor, norm: NormParameters | None, kept: KvWrite) -> Tensor:
         """y as [rows, query heads + 2 x kv heads, head_dim], turned and put into the cache."""
         head_dim = kept.cache.shape[3]
         assert self._parts == 1
@@ -125,12 +125,12 @@ class Panels:
             self._launch(x, y, KEEP, norm, kept)
         else:
             self._launch(x, y, STORE, norm)
-            keep(y, kept)
+            write_kv(y, kept)
         return y
 
     def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
         """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed), where it `shows_rows`."""
-        assert self.shows_rows
+        assert self.keeps_rows
         lanes, together = self._tile.lanes, self._tile.together
         _, depth, line = self.weight.shape
         is_word = has_words(self.weight.dtype, self._tile)
@@ -147,7 +147,9 @@ class Panels:
         )
         return lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype)
 
-    def _laid_out(self, features: Tensor, together: int, step: int, memory: huge_pages.Weights | None = None) -> Tensor:
+    def _laid_out(
+        self, features: Tensor, together: int, step: int, memory: huge_pages.WeightMemory | None = None
+    ) -> Tensor:
         """[outputs, inputs] as [panels, inputs / together, 2 x lanes (x together)], filled up with zeros."""
         lanes, parts, size = self._tile.lanes, self._parts, self.outputs // self._parts
         each = 2 * lanes // parts
@@ -168,7 +170,9 @@ class Panels:
             vectors[first : first + many, :depth] = laid
         return panels
 
-    def _launch(self, x: Tensor, y: Tensor, ending: int, norm: RowNorm | None = None, kept: Kept | None = None) -> None:
+    def _launch(
+        self, x: Tensor, y: Tensor, ending: int, norm: NormParameters | None = None, kept: KvWrite | None = None
+    ) -> None:
         assert x.dtype == self._dtype
         assert y.dtype == (torch.float32 if ending == WIDE else x.dtype)
         assert x.shape[1] == self.inputs

@@ -42,7 +42,7 @@ class Tile:
 @cache
 def tile_of(dtype: torch.dtype) -> Tile:
     """For weights of a dtype on the processor at hand."""
-    if dtype == torch.bfloat16 and amx.is_there():
+    if dtype == torch.bfloat16 and amx.is_available():
         return Tile(lanes=amx.LANES, rows=2 * amx.ROWS, pairs=True, is_amx=True)
     if not compiles_for("avx512f"):
         return Tile(lanes=8, rows=6, pairs=False)

@@ -48,7 +48,7 @@ def compiled(name: str, body: Callable[[Any], None]) -> Any:
         body: takes the address of 64-bit numbers.
     """
     with _compiling:
-        kept_in = folder()
+        kept_in = cache_folder()
         if kept_in is not None:
             others = config.CACHE_DIR
             # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
@@ -93,7 +93,7 @@ def _is_taken(held: int) -> bool:
 
 
 @cache
-def folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Where code is kept, by all that it is compiled from and for: Numba itself looks at the kernel's own file, not at
     those that it imports. None where nothing can be kept."""
     kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())

@@ -250,7 +250,7 @@ def _gathered() -> Iterator[Block]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def deferred() -> Iterator[None]:
     """Kernels that are called inside run when the block ends, unless it is left by an error.
 
     Nothing but these kernels may touch what they write, and it must come from `new_empty`, not as a view of it. What

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orca.kernels.contract.reference import Kept
+from orca.kernels.contract.reference import KvWrite
 from orca.kernels.gpu.torch_operator import operator
 
 _HEADS = 8
@@ -88,7 +88,7 @@ def keep_rows(  # type: ignore[no-untyped-def]
         tl.store(to, row, mask=is_mine & (line >= 0)[:, None])
 
 
-def keep(qkv: Tensor, kept: Kept, bias: Tensor | None = None) -> None:
+def write_kv(qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
     """As device.Kernels.keep."""
     assert qkv.is_contiguous()
     assert kept.cache.is_contiguous()
