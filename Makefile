@@ -30,6 +30,7 @@ test: .venv/.installed-dev  ## run the tests, three at a time on two processors
 check-slow: .venv/.installed-dev  ## run what leaves make test: whole starts, API servers, the Triton interpreter, matrices
 	$(PYTEST) -m "slow and not prove" --timeout 1200 --junitxml $(TIMES)/check-slow.xml $(ARGS)
 
+prove: export ORCA_TEST_EFFORT = full
 prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)
 	$(PYTEST) --timeout 3600 $(ARGS)
 

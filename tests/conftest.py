@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from support import turns
+from support import selection, turns
 
 # Examples may take as long as a busy machine makes them, and so may their making.
 hypothesis.settings.register_profile("orca", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -18,6 +18,11 @@ hypothesis.settings.load_profile("orca")
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         config.pluginmanager.register(turns.Turns(gate=Path(__file__), turn=Path(turns.__file__)))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` takes its choice
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.mark_the_others_slow(items)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Few combinations in which every two, or every three, values of different settings meet at least once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -8,18 +8,26 @@ import pytest
 
 
 def pairwise(settings: Mapping[str, Sequence[Any]], strength: int = 2) -> list[dict[str, Any]]:
-    """A greedy cover, the same at every call; about as long as the product of the longest settings.
+    """Few combinations; about as many as the product of the longest settings.
 
     Args: strength: so many values meet.
     """
-    names = list(settings)
-    parts = {row: set(combinations(enumerate(row), strength)) for row in product(*settings.values())}
-    open_parts = set().union(*parts.values())
+    rows = full(settings)
+    return [rows[place] for place in cover(rows, strength)]
+
+
+def cover(rows: Sequence[Mapping[str, Hashable]], strength: int) -> list[int]:
+    """Choose few rows in which every `strength` values of different names meet that meet in any row.
+
+    A greedy choice, the same at every call. Returns: their places.
+    """
+    parts = [set(combinations(row.items(), min(strength, len(row)))) for row in rows]
+    open_parts = set().union(*parts)
     chosen = []
     while open_parts:
-        best = max(parts, key=lambda row: len(open_parts & parts[row]))
+        best = max(range(len(rows)), key=lambda place: len(open_parts & parts[place]))
         open_parts -= parts[best]
-        chosen.append(dict(zip(names, best, strict=True)))
+        chosen.append(best)
     return chosen
 
 

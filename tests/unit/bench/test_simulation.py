@@ -72,6 +72,7 @@ def test_a_larger_max_batch_size_raises_throughput_without_raising_latency() -> 
     assert latency == sorted(latency, reverse=True)
 
 
+@pytest.mark.slow
 def test_requests_that_are_all_alike_narrow_the_gap() -> None:
     """The problem of early-finished requests does not occur there (ORCA, section 6.2, Figure 11)."""
 

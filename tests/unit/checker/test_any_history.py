@@ -11,6 +11,7 @@ from checker.history.answers import DONE
 from checker.history.records import Event, Record
 from checker.rules.verdict import judge
 from support.checker.history_builders import Break, decode, good_call, good_history
+from support.effort import tries
 
 # Different tokens, so that two events never have equal data by chance.
 OUTPUTS = st.lists(st.integers(100, 999), min_size=2, max_size=24, unique=True).flatmap(
@@ -94,14 +95,14 @@ def _changed(event: Event) -> str:
     return json.dumps(data)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(history=histories())
 def test_a_history_that_went_well_has_no_violation_wherever_it_broke(history: list[Record]) -> None:
     verdict = judge(history, decode)
     assert verdict.violations == ()
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(data=st.data())
 def test_any_single_thing_that_is_spoilt_is_caught(data: st.DataObject) -> None:
     history = data.draw(histories())

@@ -56,6 +56,7 @@ def test_a_lease_is_written_in_the_version_that_was_read() -> None:
     assert released(lease)["metadata"]["resourceVersion"] == "7"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_while_one_may_write_no_other_holds_the_lease(seed: int) -> None:
     """Operators freeze in the middle of calls, lose answers, are killed and come back, or end in order."""

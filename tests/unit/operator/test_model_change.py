@@ -23,6 +23,7 @@ C = {"uri": "file:///opt/orca/models/c", "maxModelLen": 100}
 FETCHED = {"uri": "hf://org/model"}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "spec",
@@ -37,6 +38,7 @@ def test_from_one_model_to_another_nothing_is_lost(seed: int, spec: Json) -> Non
     assert shop.known()[0][0].name == "b, the newer"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_through_a_third_model_or_back_in_the_middle_nothing_is_lost(seed: int) -> None:
     shop = ChangingShop(seed, model=A)

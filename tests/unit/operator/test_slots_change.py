@@ -30,6 +30,7 @@ def condition(shop: SlotsShop, decided: ReconcilePlan, kind: str) -> tuple[str, 
     return found["status"], found["reason"], found["message"]
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "spec",
@@ -45,6 +46,7 @@ def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: d
     assert shop.lost == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_edits_on_the_way_and_of_other_things_with_it_lose_nothing(seed: int) -> None:
     shop = SlotsShop(seed, **given(4096))

@@ -17,8 +17,12 @@ from support.pool.protocol.rules import (
     AppendsBehindGaps,
     CallIdNotCompared,
     EnteringKeepsClaims,
+    FirstTokensLiftNoDeadline,
+    ForgetsWhoHasLeftTooSoon,
     GapsCostNoClaim,
     MarksOutliveSeats,
+    NewestProcessWins,
+    TimeRunsBackwards,
 )
 from support.pool.protocol.stages import Violation
 from support.pool.protocol.weather import Weather
@@ -31,6 +35,7 @@ def walk(seed: int, weather: Weather | None = None) -> None:
         pytest.fail(f"seed {seed}: {violation}")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
 def test_no_walk_breaks_a_promise(start: int) -> None:
     for seed in range(start, start + 20):
@@ -49,7 +54,15 @@ def test_no_walk_of_many_breaks_a_promise(start: int) -> None:
         walk(seed)
 
 
-OTHER_RULES = ["stage epochs", "step numbers", "results in order", "no cancel timer"]
+OTHER_RULES = ["step numbers", "results in order", "no cancel timer"]
+RARELY_NEEDED = {
+    CallIdNotCompared,
+    FirstTokensLiftNoDeadline,
+    ForgetsWhoHasLeftTooSoon,
+    NewestProcessWins,
+    TimeRunsBackwards,
+}
+"""Many walks go by until one finds a broken promise."""
 # Rules that only show in rare weather.
 FAIL_OVERS = Weather(faults=("crash", "fail_over", "freeze", "sync", "fail_over"), has_replica=True)
 CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
@@ -77,7 +90,11 @@ def finds_violation(
     return False
 
 
-@pytest.mark.parametrize("pool_class", POOL_RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "pool_class",
+    [pytest.param(rule, marks=pytest.mark.slow if rule in RARELY_NEEDED else ()) for rule in POOL_RULES],
+    ids=lambda rule: rule.__name__,
+)
 def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
     needs_fail_over = pool_class in (CallIdNotCompared, AppendsBehindGaps)
     assert finds_violation(pool_class, weather=FAIL_OVERS if needs_fail_over else None)
@@ -91,6 +108,7 @@ def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(p
     assert finds_violation(pool_class, weather=weathers.get(pool_class), seeds=100)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: int) -> None:
     for seed in range(start, start + 20):
@@ -102,6 +120,7 @@ def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> N
     assert finds_violation(pool_class, weather=REPLACEMENTS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
 def test_no_walk_in_which_other_slots_are_promised_breaks_a_promise(start: int) -> None:
     for seed in range(start, start + 20):
@@ -113,6 +132,7 @@ def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool])
     assert finds_violation(pool_class, weather=PROMISES)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
 def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_with_them(start: int) -> None:
     for seed in range(start, start + 20):
@@ -128,19 +148,22 @@ def test_suspects_that_run_in_company_take_others_with_them() -> None:
     assert finds_violation(MemoryPool, frozenset({"suspects run alone"}), POISON)
 
 
+@pytest.mark.slow
 def test_blame_for_deaths_from_outside_ends_innocent_requests() -> None:
     assert not finds_violation(MemoryPool, weather=BROKEN_FROM_OUTSIDE, seeds=40)
     assert finds_violation(MemoryPool, frozenset({"outside is innocent"}), BROKEN_FROM_OUTSIDE)
 
 
-@pytest.mark.parametrize("rule", OTHER_RULES)
+@pytest.mark.parametrize("rule", [pytest.param("stage epochs", marks=pytest.mark.slow), *OTHER_RULES])
 def test_each_rule_around_the_pool_is_needed(rule: str) -> None:
     assert finds_violation(MemoryPool, frozenset({rule}))
 
 
+@pytest.mark.slow
 def test_a_process_that_adopts_the_claims_of_another_breaks_the_log() -> None:
     assert finds_violation(EnteringKeepsClaims, frozenset({"never adopt"}), CRASHES)
 
 
+@pytest.mark.slow
 def test_a_restarted_stage_that_obeys_the_order_to_its_predecessor_breaks_the_log() -> None:
     assert finds_violation(MemoryPool, frozenset({"joins by process"}), RESTARTED_STAGES)

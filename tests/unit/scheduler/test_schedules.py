@@ -15,9 +15,10 @@ from orca.core.domain.step import Step
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from support.effort import tries
 from support.scheduler.scheduler_world import a_request, schedule_all
 
-EXAMPLES = 300
+EXAMPLES = tries(300)
 
 
 @st.composite

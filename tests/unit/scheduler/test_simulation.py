@@ -24,9 +24,10 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from support.effort import tries
 from support.scheduler.scheduler_world import World, a_request
 
-SEEDS_PER_TEST = 150
+SEEDS_PER_TEST = tries(150)
 EOS = 0
 
 

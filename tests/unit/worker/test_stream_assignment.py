@@ -19,10 +19,11 @@ from orca.worker.streams.assignment import (
     streams_of,
     syncs_between,
 )
+from support.effort import tries
 
 TASKS_MAX = 6
 """203 partitions into streams, up to 15 edges, and as many plans of synchronisations for each as there are subsets."""
-EXAMPLES = 100
+EXAMPLES = tries(100)
 
 
 @st.composite
@@ -87,6 +88,7 @@ def is_path(tasks: int, edges: Sequence[Edge], streams: Sequence[int]) -> bool:
     return inside == tasks - len(set(streams))
 
 
+@settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=9))
 def test_the_minimum_equivalent_graph_keeps_who_reaches_whom_and_can_spare_no_edge(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag
@@ -109,6 +111,7 @@ def test_theorem_1_the_minimum_equivalent_graph_has_the_same_assignments_and_syn
         assert fewest_syncs(tasks, edges, streams) == fewest_syncs(tasks, kept, streams)
 
 
+@settings(max_examples=EXAMPLES)
 @given(dag=dags())
 def test_theorem_2_matchings_are_the_assignments_of_maximum_concurrency_whose_streams_are_paths(
     dag: tuple[int, list[Edge]],
@@ -150,6 +153,7 @@ def test_theorem_4_no_assignment_of_maximum_concurrency_needs_fewer_synchronisat
     assert len(assignment.syncs) == min(fewest_syncs(tasks, edges, streams) for streams in all_others)
 
 
+@settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=30))
 def test_streams_that_end_are_used_again_at_no_cost(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag
@@ -179,6 +183,7 @@ def test_branches_in_each_layer_share_their_streams() -> None:
     assert assign_streams(4 * layers + 1, edges).stream_count == 3
 
 
+@settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=30))
 def test_no_matching_is_larger(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag

@@ -1,0 +1,11 @@
+"""How much a test tries where more examples only find rarer faults."""
+
+import os
+
+IS_FULL = os.environ.get("ORCA_TEST_EFFORT") == "full"
+"""`make prove` says so."""
+
+
+def tries(full: int) -> int:
+    """A fifth of the examples or seeded worlds of a test; all of them under `make prove`."""
+    return full if IS_FULL else max(1, full // 5)
