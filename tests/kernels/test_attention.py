@@ -14,6 +14,8 @@ from support.kernels.attention_steps import HEADS, STEPS, random_step, sight_of
 from support.kernels.gpu import GpuKernels
 from support.pairs import covered
 
+pytestmark = pytest.mark.covered(2)
+
 CPU = torch.device("cpu")
 
 

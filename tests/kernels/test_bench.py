@@ -40,6 +40,7 @@ def test_the_engine_stands_in_the_same_table(tmp_path: Path, capsys: pytest.Capt
     assert sum(" right: " in line for line in printed.splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_told_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001 - as the kernel
         return gate_up.chunk(2, dim=-1)[0] + 1.0

@@ -15,6 +15,8 @@ from orca.kernels.contract.reference import KvWrite, NormParameters
 from support.kernels.gpu import GpuKernels, rounded
 from support.kernels.rows import CPU, DTYPES, PLAIN, assert_alike, some
 
+pytestmark = pytest.mark.covered(2)
+
 GPU = GpuKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GPU, "plain": PLAIN}
 # One number; off the grid of blocks; a run of 1024 and a bit; a whole number of them.

@@ -15,7 +15,6 @@ import pytest
 from orca.kernels.cpu.team.code import cache_folder
 
 _HERE = Path(__file__).parent
-_TESTS = [str(_HERE / name) for name in ("test_product.py", "test_attention.py", "test_rows.py")]
 
 
 def _kept(home: Path) -> dict[Path, int]:
@@ -23,9 +22,12 @@ def _kept(home: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in home.rglob("*.nbc")}
 
 
+@pytest.mark.parametrize(
+    "tests", [["test_rows.py"], pytest.param(["test_product.py", "test_attention.py"], marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.timeout(1250)  # twice the limit of a run, where nothing is kept
 @pytest.mark.skipif(cache_folder() is None, reason="no code can be kept here")
-def test_kernels_of_kept_code_pass_their_tests(tmp_path: Path) -> None:
+def test_kernels_of_kept_code_pass_their_tests(tests: list[str], tmp_path: Path) -> None:
     kept_in = cache_folder()
     assert kept_in is not None
     # A copy: other tests compile kernels meanwhile, which is no reason for another run. What they write just now may be
@@ -37,7 +39,8 @@ def test_kernels_of_kept_code_pass_their_tests(tmp_path: Path) -> None:
         # Kernels of GPUs are interpreted here, for minutes, and no code of theirs is kept. Tiles of other processors
         # run on these, whose own they are then.
         chosen = ["-m", "not prove", "-k", "not gpu and not avx2 and not avx512"]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *_TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+        command += [str(_HERE / name) for name in tests]
         environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
         # Where some was compiled now, a norm by itself and one inside a product may differ by a bit: one of them may be

@@ -26,6 +26,8 @@ from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from support.kernels.torch_threads import computing_threads
 
+pytestmark = pytest.mark.covered(2)
+
 TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
 """Vectors that are longer than this processor's are cut up by the compiler."""
 if llvmlite.binding.get_host_cpu_features().get("avx512bf16", False):
@@ -264,6 +266,7 @@ torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), a
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="for another architecture")
 def test_a_processor_without_half_precision_rounds_by_itself() -> None:
     environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2"}

@@ -13,6 +13,8 @@ from orca.kernels.plain import PlainKernels
 from support.kernels.gpu import GpuKernels
 from support.kernels.rows import CPU, DTYPES, PLAIN, assert_alike, some
 
+pytestmark = pytest.mark.covered(2)
+
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GpuKernels()}
 
 SHAPES = [(1, 8), (3, 10), (50, 512), (9, 1000)]

@@ -145,6 +145,7 @@ print(code.has_compiled())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kept_kernels")
 def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
     """Those that want it at the same time, and the next one: Numba tells functions apart by what they close over, and

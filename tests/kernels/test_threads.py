@@ -133,6 +133,7 @@ assert norm() == 300 * 64
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["end", "fork"])
 def test_a_process_ends_and_forks_as_any_other(what: str) -> None:
     ended = subprocess.run(

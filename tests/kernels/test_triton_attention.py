@@ -36,6 +36,7 @@ def items_of(geometry: TritonAttention) -> list[Item]:
     return [Item(*item) for item in geometry.items[1 : 1 + many].tolist()]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("window", [None, SPLIT + 3])
 def test_a_token_gets_the_same_bits_alone_and_among_others(window: int | None) -> None:
     qkv, cache, rows, tables = random_step(STEP, 4, 2, 16, torch.float32, 16)
@@ -47,6 +48,7 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(window: int | None) -
         assert torch.equal(alone, together[row.first : row.first + row.count]), f"context {row.end}"
 
 
+@pytest.mark.slow
 def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, cache, rows, tables = random_step(STEP, 4, 2, 16, torch.float32, 16)
     qkv, cache = qkv.to(DEVICE), cache.to(DEVICE)
@@ -66,6 +68,7 @@ def test_more_query_heads_to_a_kv_head_than_a_tile_has(heads: int) -> None:
     torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_context_has_so_many_parts_at_most() -> None:
     longest = PARTS_MAX.value * SPLIT
     qkv, cache, rows, tables = random_step([(longest, 1), (longest + 1, 1)], 2, 1, 16, torch.float32, 16)

@@ -33,6 +33,7 @@ def require_fit(kernels: list[dict[str, Any]]) -> None:
         assert is_known or kernel["spilled_bytes"] <= SPILLED_MAX, kernel
 
 
+@pytest.mark.slow
 def test_the_usual_model_on_a_hopper_gpu() -> None:
     """bfloat16 and 128 dimensions: nothing is spilled, and prompts use the warp-group products of that processor."""
     kernels = compiled("--sm", "90", "--like", "bf16 128")
@@ -42,11 +43,13 @@ def test_the_usual_model_on_a_hopper_gpu() -> None:
     assert [kernel["has_wgmma"] for kernel in kernels if kernel["kernel"] == "attend bf16 128 mixed"] == [True]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", ["keep bf16", "normalise", "activated bf16", "gated_silu bf16", "make"])
 def test_what_is_done_with_each_token(kernel: str) -> None:
     require_fit(compiled("--sm", "90", "--like", kernel))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["weigh fp32", "cut fp32", "draw fp32"])
 def test_sampling_spills_nothing(kernel: str) -> None:
     kernels = compiled("--sm", "90", "--like", kernel)

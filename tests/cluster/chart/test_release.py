@@ -118,6 +118,7 @@ def test_an_upgrade_upgrades_the_definition_under_living_resources(cluster: Clus
     assert cluster.resource()["spec"]["model"] | EXAMPLE["spec"]["model"] == cluster.resource()["spec"]["model"]
 
 
+@pytest.mark.slow
 def test_an_uninstall_leaves_the_definition_and_every_resource_and_nothing_else(cluster: Cluster) -> None:
     cluster.install()
     cluster.apply(EXAMPLE)
@@ -130,6 +131,7 @@ def test_an_uninstall_leaves_the_definition_and_every_resource_and_nothing_else(
     assert "orca-operator" not in {each.metadata.name for each in rights.list_cluster_role().items}
 
 
+@pytest.mark.slow
 def test_another_release_takes_over_what_was_kept_only_when_told(cluster: Cluster) -> None:
     cluster.install()
     cluster.helm("uninstall", "orca")
@@ -192,6 +194,7 @@ def is_lease_renewed(cluster: Cluster) -> bool:
     return bool(lease.holder_identity == "orca-operator-1a-2b" and lease.renew_time > lease.acquire_time)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_namespaced", [False, True], ids=["cluster", "namespace"])
 def test_its_rights_are_enough_for_the_operator(cluster: Cluster, tmp_path: Path, is_namespaced: bool) -> None:
     cluster.install({"namespaces": [cluster.team]} if is_namespaced else None)

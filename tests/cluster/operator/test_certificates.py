@@ -11,7 +11,7 @@ from orca.operator.domain.resource import Json
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 NAME = "shop-certificates"
 KEYS = {"ca.crt", "ca.key", "tls.crt", "tls.key"}

@@ -12,7 +12,7 @@ from support.operator.paper_nodes import NOW, Json, PaperNodes
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 URI = "hf://org/model"
 

@@ -28,7 +28,7 @@ WRITTEN = ("name", "namespace", "labels", "annotations", "ownerReferences")
 ROUNDS = 8
 """More than a resource with one group needs; a thousand groups come one in each round."""
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

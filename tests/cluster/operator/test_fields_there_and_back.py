@@ -16,7 +16,7 @@ from support.operator.recording_proxy import Moment
 from support.operator.shop import WITHIN_S
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SAMPLE = ("worker.sharedMemoryMiB", "scheduler.kvSlots", "gateway.limits.callsPerKey", "pool.retentionSeconds")
 """One of each role."""

@@ -30,7 +30,7 @@ from support.waiting import wait_until
 AT_A_TIME = 4
 """Chains; they mostly wait."""
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("nodes")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("nodes")]
 EVERY = range(1, 1000)
 """More than any journey has writes."""
 ALL = [pytest.mark.prove, pytest.mark.timeout(3600)]

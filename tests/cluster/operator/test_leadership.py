@@ -14,7 +14,7 @@ from support.operator.recording_proxy import Moment, RecordingProxy
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LONG_S = 600
 """Nobody waits so long: who takes the Lease in time has not waited for its end."""

@@ -11,7 +11,7 @@ from support.operator.pool_hand import PoolHand
 from support.operator.shop import WITHIN_S, Shop
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.usefixtures("operator", "nodes"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("operator", "nodes"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

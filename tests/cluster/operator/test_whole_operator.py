@@ -48,6 +48,7 @@ def test_a_resource_at_rest_is_left_alone(shop: Shop, operator: OperatorProcess)
     assert operator.log.count("apply (") == before
 
 
+@pytest.mark.slow
 def test_scaling_edits_and_a_revert_end_as_the_spec_says(shop: Shop) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
@@ -81,6 +82,7 @@ def test_what_somebody_deletes_or_changes_comes_back(shop: Shop, operator: Opera
     shop.wait_for("Ready", "True")
 
 
+@pytest.mark.slow
 def test_a_resource_that_is_deleted_leaves_no_groups_while_no_operator_runs(
     shop: Shop, operator: OperatorProcess
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_resource_that_is_deleted_leaves_no_groups_while_no_operator_runs(
     wait_until(lambda: shop.apps.list_namespaced_deployment(shop.namespace).items == [], WITHIN_S)
 
 
+@pytest.mark.slow
 def test_an_operator_that_was_away_finds_what_it_missed(shop: Shop, operator: OperatorProcess) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
@@ -107,6 +110,7 @@ def test_an_operator_ends_in_order_when_told_to(operator: OperatorProcess) -> No
     assert operator.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_crash_is_told_with_its_pod_and_last_words_until_it_is_mended(shop: Shop, nodes: PaperNodes) -> None:
     ended = {"exitCode": 2, "message": "setting model: /m is not a folder", "reason": "Error"}
     waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
@@ -120,12 +124,14 @@ def test_a_crash_is_told_with_its_pod_and_last_words_until_it_is_mended(shop: Sh
     shop.wait_for("Ready", "True")
 
 
+@pytest.mark.slow
 def test_a_group_without_a_node_is_told_and_the_next_one_waits(shop: Shop) -> None:
     shop.create(replicas=2, worker={"device": "cuda"})
     shop.wait_for("WorkersReady", "False", "NoCapacity")
     assert len(shop.groups()) == 1
 
 
+@pytest.mark.slow
 def test_a_group_that_finds_no_nodes_gives_way_with_all_of_its_pods(shop: Shop) -> None:
     shop.create(worker={"device": "cuda"}, parallelism={"stages": 2}, startupSeconds=10)
     wait_until(lambda: len(shop.groups()) == 1, WITHIN_S)
@@ -141,6 +147,7 @@ def test_a_group_that_finds_no_nodes_gives_way_with_all_of_its_pods(shop: Shop) 
     wait_until(is_away, WITHIN_S, lambda: str(shop.status()))
 
 
+@pytest.mark.slow
 def test_a_new_resource_rolls_over_to_another_model_without_a_gap(shop: Shop) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
@@ -172,12 +179,14 @@ def test_what_belongs_to_somebody_else_is_left_to_him(shop: Shop) -> None:
     assert his.metadata.owner_references is None
 
 
+@pytest.mark.slow
 def test_a_cluster_without_the_gateway_api_serves_all_the_same_and_says_so(shop: Shop) -> None:
     shop.create(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}]}})
     shop.wait_for("Accepted", "False", "Refused")
     shop.wait_for("SchedulerReady", "True")
 
 
+@pytest.mark.slow
 def test_a_status_that_changes_is_no_reason_for_another_look(shop: Shop, server: ApiServer, tmp_path: Path) -> None:
     shop.create()
     shop.wait_for("Ready", "True", "Serving")

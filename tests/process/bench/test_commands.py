@@ -82,6 +82,7 @@ def test_the_costs_of_the_simulated_engine_can_be_chosen(tmp_path: Path) -> None
     assert "<svg" in picture.read_text()
 
 
+@pytest.mark.slow
 def test_the_engine_is_measured_with_weights_of_8_bits(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TINY)
     sizes = ["--batch-sizes", "2", "--prompt-tokens", "8", "--new-tokens", "3", "--rounds", "1"]

@@ -80,6 +80,7 @@ def steps_of_one(new_tokens: int) -> BatchSteps:
     return BatchSteps(made(SMALL, tensors), prompts, whole=1, new_tokens=new_tokens, kv_deviation=1.0)
 
 
+@pytest.mark.slow
 def test_a_cpu_has_no_gap() -> None:
     steps = steps_of_one(2)
     assert host_gap(steps, torch.device("cpu")) is None

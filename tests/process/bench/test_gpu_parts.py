@@ -84,6 +84,7 @@ def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stage, "sample", sample)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("a_wrong_token")
 @pytest.mark.parametrize("part", list(PARTS))
 def test_a_wrong_token_is_told_and_no_time_is_shown(part: str) -> None:
@@ -127,6 +128,7 @@ def test_requests_that_skip_their_prompts_change_nothing_for_those_that_run_thei
     assert len(set(alone.answers[0])) > 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dtype) -> None:
     tensors = RandomTensors(dtype=dtype, device=torch.device("cpu"))
@@ -167,6 +169,7 @@ def test_a_part_that_fails_says_so_and_the_others_still_run(
     assert "Traceback" in printed.err
 
 
+@pytest.mark.slow
 def test_the_engine_rows_need_nothing_but_torch_numpy_and_safetensors() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
 

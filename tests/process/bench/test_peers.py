@@ -50,6 +50,7 @@ def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
     return folder / "answer.json"
 
 
+@pytest.mark.sampled(1)
 def test_static_and_continuous_batching_give_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
     static, continuous = (Answer.load(peer(mode, workload, tmp_path)) for mode in ("static", "continuous"))
     assert [len(tokens) for tokens in static.tokens] == workload.new_tokens
@@ -57,6 +58,7 @@ def test_static_and_continuous_batching_give_every_request_the_same_tokens(workl
     assert static.seconds > 0
 
 
+@pytest.mark.sampled(1)
 def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
     static = Answer.load(peer("static", workload, tmp_path))
     engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])

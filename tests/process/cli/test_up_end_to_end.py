@@ -90,6 +90,7 @@ def completion(up: Up) -> str:
     return answer.json()["choices"][0]["text"]
 
 
+@pytest.mark.slow
 def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
     said = {name: int(pid) for name, pid in re.findall(r"^  (\S+) +(\d+)  \S", up.output, re.MULTILINE)}
     assert list(said) == ["redis", "gateway", "scheduler-0", "worker-0.0", "worker-0.1"]
@@ -166,6 +167,7 @@ def test_a_killed_stage_is_restarted_and_the_same_prompt_gets_the_same_answer(up
     up.family()
 
 
+@pytest.mark.slow
 def test_ready_again_after_both_stages_died_at_once(up: Up) -> None:
     told = up.output.count("ready again after")
     parts = find_parts(up.process.pid)
@@ -215,6 +217,7 @@ def undisturbed(up: Up) -> list[str]:
     return events_of_a_long_stream(up)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", ["worker-0.0", "scheduler-0"])
 def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
     up: Up, undisturbed: list[str], part: str
@@ -270,6 +273,7 @@ def assert_ends_its_start(up: Up, saying: str) -> None:
         up.end()
 
 
+@pytest.mark.slow
 def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
     up = Up(tmp_path, "--slots", "99999999999")
     assert_ends_its_start(up, r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted")

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(300)  # longer than a group is waited for
 FOREVER = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prefetch", [0, 1])
 async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run(tmp_path: Path, prefetch: int) -> None:
     folder = tiny_checkpoint("llama", tmp_path / "model", max_position_embeddings=512)

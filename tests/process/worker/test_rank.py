@@ -151,6 +151,7 @@ def heard_by(master: FrameSocket[LinkFrameKind]) -> tuple[LinkFrameKind, bytes]:
     return frame
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # compiling all of them takes 35 s of a Zen 3 that does nothing else
 @pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.prove)])
 def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(

@@ -43,7 +43,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         server.stop()
 
 
-@pytest.fixture(params=[f"{kind}{suffix}" for kind in KINDS for suffix in ("", "-repeated")])
+BEDS = [f"{kind}{suffix}" for kind in KINDS for suffix in ("", "-repeated")]
+SLOW_BEDS = ("redis-6.2-repeated", "redis-7")
+"""Without them each Redis is asked, and calls of a Redis are repeated."""
+
+
+@pytest.fixture(params=[pytest.param(bed, marks=pytest.mark.slow if bed in SLOW_BEDS else ()) for bed in BEDS])
 async def make_bed(
     request: pytest.FixtureRequest, servers: Callable[[str], EmbeddedRedis]
 ) -> AsyncIterator[Callable[..., Bed]]:

@@ -1,6 +1,6 @@
 """`orca bench overload`: how its clients try again, and what it says when there is nothing to measure.
 
-A run against a real gateway is in tests/gateway/test_overload_run.py.
+A run against a real gateway is in tests/process/gateway/test_overload_run.py.
 """
 
 import asyncio

@@ -84,7 +84,7 @@ def test_what_the_operator_calls_of_a_deployment_lets_it_in() -> None:
     rules = [rule for policy in found for rule in policy["spec"]["ingress"] if "from" in rule]
     of_operator = [rule for rule in rules if any(_selects(each["podSelector"], OPERATOR) for each in rule["from"])]
     let_in = {port["port"] for rule in of_operator for port in rule["ports"]}
-    assert let_in == {6379, 9090}  # tests/chart looks for the same in the chart's policy
+    assert let_in == {6379, 9090}  # tests/process/chart looks for the same in the chart's policy
 
 
 def test_gateways_do_not_reach_the_engine() -> None:

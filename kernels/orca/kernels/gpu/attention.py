@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shape_of(dtype: torch.dtype, head_dim: int) -> Shape:
     """16 queries are the fewest that tensor cores multiply. What the others take of a processor's registers and memory:
-    tests/kernels/compile_triton.py."""
+    tests/support/kernels/compile_triton.py."""
     is_long = head_dim > 128
     if dtype == torch.float32:
         return Shape(wide=16 if is_long else 32, narrow=16, positions=32, warps=4, narrow_warps=4, stages=2)

@@ -16,7 +16,8 @@ from orca.kernels.contract.reference import NormParameters
 from orca.kernels.gpu.torch_operator import operator
 
 WIDTH_MAX = 16384
-"""Of a row: what the registers of a program hold (tests/kernels/compile_triton.py). Llama 3.1 405B has as many."""
+"""Numbers of a row that the registers of a program hold (tests/support/kernels/compile_triton.py). Llama 3.1 405B has as
+many."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

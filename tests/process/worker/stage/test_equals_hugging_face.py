@@ -60,6 +60,7 @@ def test_requests_arriving_at_random_get_what_generate_gives_each_alone(family: 
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("stages", "tensor"), [(2, 1), (3, 1), (1, 2), (2, 2)])
 def test_stages_and_ranks_do_not_change_the_output(family: str, stages: int, tensor: int, models: Any) -> None:
@@ -71,6 +72,7 @@ def test_stages_and_ranks_do_not_change_the_output(family: str, stages: int, ten
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 def test_prompts_in_chunks_give_the_same_output(family: str, chunk: int, models: Any) -> None:
@@ -80,6 +82,7 @@ def test_prompts_in_chunks_give_the_same_output(family: str, chunk: int, models:
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("stages", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_steps_that_draw_nothing_give_the_same_output(family: str, stages: int, tensor: int, models: Any) -> None:
@@ -101,6 +104,7 @@ def test_tokens_fed_on_the_device_give_the_same_output(family: str, models: Any)
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("layout", [PanelLinear, OneDnnLinear, MklLinear])
 @pytest.mark.parametrize("family", ["llama", "opt", "qwen3"])
 def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], models: Any) -> None:
@@ -110,6 +114,7 @@ def test_packed_weights_give_the_same_output(family: str, layout: type[Linear], 
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("packs", [PanelLinear, OneDnnLinear, True, False])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2"])
@@ -127,6 +132,7 @@ def test_files_in_half_precision_give_the_output_of_float32_in_any_layout(
     model.check(asks)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(
@@ -240,6 +246,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(("stages", "packs"), [(2, False), (1, PanelLinear)], ids=["plain", "panels"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_each_option_of_a_config_is_computed_as_hugging_face_does(
@@ -271,6 +278,7 @@ def test_the_greedy_output_of_a_tiny_model_depends_on_all_of_its_prompt(family: 
     assert unheard <= 1, "comparing outputs would prove little"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_model_runs_in_half_precision_and_stays_near_the_full_one(dtype: str, models: Any) -> None:
     model = models("llama")

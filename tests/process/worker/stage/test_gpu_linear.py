@@ -15,6 +15,8 @@ from orca.worker.weights.gpu_linear import GpuLinear
 from orca.worker.weights.linear import Linear
 from orca.worker.weights.norms import Norm
 
+pytestmark = pytest.mark.covered(2)
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS, INPUTS, HEAD_DIM, HEADS, KV_HEADS = 3, 20, 16, 2, 1

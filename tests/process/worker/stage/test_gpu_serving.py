@@ -60,6 +60,7 @@ def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) 
     return asked
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED], ids=["greedy", "sampled"])
@@ -83,6 +84,7 @@ def test_most_steps_are_recorded_and_the_device_draws(folder: Path) -> None:
     assert {size.tokens for size in stage._recorded._recordings} == {1, 2, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_log_probabilities_are_told_though_the_device_draws(folder: Path) -> None:
     asking = tuple(replace(each, logprobs=2) for each in SAMPLED)
@@ -98,6 +100,7 @@ def test_log_probabilities_are_told_though_the_device_draws(folder: Path) -> Non
             assert [token for token, _ in one.token.logprob.top] == [token for token, _ in wanted.token.logprob.top]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_a_request_goes_on_behind_its_log_as_it_would_have(folder: Path) -> None:
     whole = served(folder, SAMPLED)

@@ -65,6 +65,7 @@ def outcomes_of(folder: Path, vocab_size: int, edges: Callable[[TaskGraph], Sequ
     return layers.outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "vocab_size"), [("gpt2", 211), ("mistral", 197), ("qwen3", 191)])
 def test_steps_have_the_same_effects_in_any_order_that_keeps_to_the_edges(
     family: str, vocab_size: int, tmp_path: Path
@@ -74,5 +75,6 @@ def test_steps_have_the_same_effects_in_any_order_that_keeps_to_the_edges(
     assert all(outcomes)
 
 
+@pytest.mark.slow
 def test_without_the_hazards_of_memory_steps_would_have_other_effects(tmp_path: Path) -> None:
     assert not all(outcomes_of(tiny_checkpoint("qwen3", tmp_path), 191, values_alone))

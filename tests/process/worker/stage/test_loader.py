@@ -35,6 +35,7 @@ def resident_bytes(kind: str = "RssFile") -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
     files = checkpoint(folder, dtype)
@@ -56,6 +57,7 @@ def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
             files.give_back()
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("layout", [Linear, PanelLinear])
 def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], is_transposed: bool) -> None:

@@ -69,6 +69,7 @@ def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Pa
     assert both == first + last - table
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize(
     ("stored", "dtype", "number_bytes"),

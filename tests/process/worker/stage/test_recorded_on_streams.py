@@ -80,6 +80,7 @@ def outputs(folder: Path, recorder: GraphRecorder | None) -> list[list[int]]:
     return [ask.output for ask in asks]
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_in_any_order_that_keeps_to_the_edges(folder: Path) -> None:
     recorder = AnyOrder(torch.device(DEVICE))
     assert outputs(folder, recorder) == outputs(folder, None)
@@ -90,6 +91,7 @@ def test_tokens_are_the_same_in_any_order_that_keeps_to_the_edges(folder: Path) 
         assert len(graph.tasks) > 20
 
 
+@pytest.mark.slow
 def test_edges_that_are_left_out_are_missed(folder: Path) -> None:
     recorder = AnyOrder(torch.device(DEVICE), values_alone)
     assert outputs(folder, recorder) != outputs(folder, None)

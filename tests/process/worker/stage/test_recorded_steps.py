@@ -61,6 +61,7 @@ def increments(steps: list[Step]) -> list[int]:
     return [len(step.rows) for step in steps if step.rows and step.tokens == len(step.rows)]
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("chunk", [None, 5, 1])
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_a_prompt_that_was_told_of_is_no_reason_any_more(tmp_path: Path) -> None
     assert {size.wanted is None for size in stage._recorded._recordings} == {True, False}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chunk", [5, 1])
 def test_stages_in_the_middle_record_chunks(chunk: int, tmp_path: Path) -> None:
     outputs = []

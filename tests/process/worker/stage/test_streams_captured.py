@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from orca.worker.stage.stream_capture import CudaStreams, run_on_streams
 from orca.worker.stage.task_graph import TaskGraph, trace
 from orca.worker.streams.assignment import StreamAssignment, assign_streams, one_stream
+from support.effort import tries
 from support.worker.stream_programs import Program, TinyLayer, are_equal, layer_inputs, program_inputs, programs
 
 BEGINNING = -1
@@ -73,7 +74,7 @@ def branches(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return left @ right, z
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(program=programs())
 def test_streams_and_events_order_all_dependencies_and_nothing_else(program: Program) -> None:
     device, graph = FakeStreams(), trace(program, *program_inputs())
@@ -82,7 +83,7 @@ def test_streams_and_events_order_all_dependencies_and_nothing_else(program: Pro
     assert device.run[0] == {BEGINNING, *range(len(graph.tasks))}
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(program=programs())
 def test_tasks_wait_at_the_synchronisations_alone(program: Program) -> None:
     """Beside those that fork streams from the current one, which share one event, and those that join them to it: of
@@ -98,7 +99,7 @@ def test_tasks_wait_at_the_synchronisations_alone(program: Program) -> None:
     assert len(device.passed) == len({first for first, _ in assignment.syncs}) + (forks > 0) + joins
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(program=programs())
 def test_outputs_and_changed_inputs_are_those_of_the_function(program: Program) -> None:
     graph, expected = trace(program, *program_inputs()), program(*program_inputs())

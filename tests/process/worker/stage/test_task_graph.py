@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orca.worker.stage.task_graph import Access, Edge, TaskGraph, hazards, trace
+from support.effort import tries
 from support.worker.stream_programs import (
     Program,
     TinyLayer,
@@ -154,7 +155,7 @@ def before(tasks: int, edges: Sequence[Edge]) -> list[set[int]]:
     return followed
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(program=programs(), seed=st.integers(0, 999))
 def test_a_program_has_the_same_effects_in_any_order_that_keeps_to_the_edges(program: Program, seed: int) -> None:
     graph = trace(program, *program_inputs())
@@ -180,5 +181,6 @@ def test_a_layer_has_the_same_effects_in_any_order_that_keeps_to_the_edges() -> 
     assert all(layer_in_orders(lambda graph: graph.edges))
 
 
+@pytest.mark.slow
 def test_without_the_hazards_of_memory_orders_would_give_other_results() -> None:
     assert not all(layer_in_orders(values_alone))
