@@ -11,6 +11,7 @@ import pytest
 from grpc import StatusCode, aio, ssl_channel_credentials
 
 from handshake import shown_certificate
+from orca.bench.parts.stage_processes import Stages, new_request
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Step
 from orca.core.transport import grpc_links
@@ -20,7 +21,7 @@ from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker
 from support.certificates import Authority
 from support.worker.answering_stage import ask, serving
-from support.worker.engine_builders import Stages, generate, new_request, next_result
+from support.worker.engine_builders import generate, next_result
 
 StartEngine = Callable[..., GrpcEngine]
 NAME = "shop.default.svc"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, StageTiming, Step
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
@@ -13,7 +14,6 @@ from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.executor import Executor
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.stage.sampling import HostSample
-from support.worker.engine_builders import new_request
 
 EPOCH = Epoch(1, "test")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import wire
@@ -20,7 +21,6 @@ from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
 from orca.worker.stage.sampling import HostSample
-from support.worker.engine_builders import new_request
 
 
 class Link:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.stage_processes import engine_for
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
@@ -22,7 +23,6 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 from support.worker import poisoned_rank
-from support.worker.engine_builders import engine_for
 from support.worker.poisoned_rank import FATAL_TOKENS, POISON
 
 POISONED_RANK = (sys.executable, poisoned_rank.__file__)

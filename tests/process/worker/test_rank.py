@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
@@ -22,7 +23,6 @@ from orca.worker.controller.rank_process import RANK_COMMAND
 from orca.worker.messages import frames
 from orca.worker.messages.frames import JoinOrder, Kind
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import new_request
 
 BLOCK_TOKENS = 4
 

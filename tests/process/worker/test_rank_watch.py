@@ -6,11 +6,11 @@ from unittest.mock import Mock
 
 import torch
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.kernels.device import kernels_of
 from orca.worker.parallel.progress import Progress
 from orca.worker.rank.marked_layers import mark_parts
-from support.worker.engine_builders import new_request
 
 
 def step(tokens: int) -> Step:

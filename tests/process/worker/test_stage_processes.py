@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orca.bench.parts.stage_processes import BLOCK_TOKENS, Stages, new_request
 from orca.core.domain.step import Epoch, NewRequest, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
@@ -19,15 +20,7 @@ from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
-from support.worker.engine_builders import (
-    BLOCK_TOKENS,
-    Stages,
-    error_of,
-    generate,
-    new_request,
-    next_result,
-    until,
-)
+from support.worker.engine_builders import error_of, generate, next_result, until
 
 StartStages = Callable[..., Stages]
 StartEngine = Callable[..., GrpcEngine]

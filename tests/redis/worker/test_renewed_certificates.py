@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.stage_processes import Stages
 from orca.cli.small_model import small_model_folder
 from orca.core.domain.errors import NotInForce
 from orca.core.domain.model import load_model_info
@@ -20,7 +21,7 @@ from orca.pool.records import OnDisconnect, RequestState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import open_redis_pool
 from support.waiting import PATIENT_POOL
-from support.worker.engine_builders import Stages, until
+from support.worker.engine_builders import until
 
 NAME = "shop.default.svc"
 FLAGS = {"--tls-ca-file": "ca.crt", "--tls-certificate-file": "tls.crt", "--tls-key-file": "tls.key"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES, builder_here, image_of
+from cluster.images.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES, image_of
 
 TEXT = (CHECKOUT / CONTAINERFILE).read_text()
 
@@ -38,16 +38,6 @@ def test_each_role_of_ours_installs_its_own_lock() -> None:
 
 def test_the_base_is_the_public_python_image_unless_another_is_named() -> None:
     assert re.findall(r"^ARG BASE=(\S+)$", TEXT, re.MULTILINE) == ["docker.io/library/python:3.12-slim-bookworm"]
-
-
-def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
-    docker.write_text("#!/bin/sh\nexit 0\n")
-    assert builder_here() == DOCKER
-
-
-def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
-    docker.write_text("#!/bin/sh\nexit 1\n")
-    assert builder_here() == BUILDAH
 
 
 def test_both_build_the_same_target_and_only_buildah_needs_a_base() -> None:

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import cpu_time_s
 from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
 from orca.worker.controller.rank_process import RankProcess
 from orca.worker.parallel.progress import Progress
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import new_request
 
 SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
@@ -16,7 +17,6 @@ from orca.worker.weights import int8_linear, linear
 from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
 from orca.worker.weights.linear import Linear
 from support.worker.stage_driver import Chain, random_asks, serve
-from support.worker.tiny_models import tiny_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Of the largest output: what the dtype itself rounds, a few times over.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.kernels.cpu.team import code
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
@@ -15,7 +16,6 @@ from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear
 from orca.worker.weights.layout_cache import remembered
 from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear
 from support.kernels.torch_threads import computing_threads
-from support.worker.tiny_models import tiny_checkpoint
 
 WEIGHT = torch.zeros(30, 20)
 

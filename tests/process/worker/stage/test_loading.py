@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import FAMILIES, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.worker.models import weights
 from orca.worker.models.build import StageModel, load_stage
@@ -20,7 +21,6 @@ from orca.worker.parallel.shard import Shard, SingleRank, heads_of, part
 from orca.worker.weights import linear
 from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
 from support.worker.stage_driver import Chain, random_asks, serve
-from support.worker.tiny_models import FAMILIES, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.step import Step
 from orca.kernels.contract.recording import RecordingSize
 from orca.kernels.cpu.recording import CpuRecorder
@@ -20,7 +21,6 @@ from orca.worker.stage.sampling import StepSample
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import GREEDY, Ask, Chain, random_asks, serve
-from support.worker.tiny_models import tiny_checkpoint
 
 
 class Operations(TorchDispatchMode):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import Claim, NewRequest, Row, Step
@@ -21,7 +22,6 @@ from orca.worker.stage.laid_out_steps import LaidOutStep
 from orca.worker.stage.stage import Stage
 from orca.worker.weights.linear import Linear, PanelLinear
 from support.worker.stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
-from support.worker.tiny_models import reference_model, tiny_checkpoint
 
 VOCAB = 199
 

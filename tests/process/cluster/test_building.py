@@ -1,0 +1,27 @@
+"""Images are built by the program that is there."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from cluster.images.building import BUILDAH, DOCKER, builder_here
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command of that name, which is all that there is; the test writes what it does."""
+    script = tmp_path / "docker"
+    script.touch(mode=stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return script
+
+
+def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
+    docker.write_text("#!/bin/sh\nexit 0\n")
+    assert builder_here() == DOCKER
+
+
+def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
+    docker.write_text("#!/bin/sh\nexit 1\n")
+    assert builder_here() == BUILDAH
