@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attention_steps import random_step, sight_of
+from attention_steps import random_step, view_of
 from torch import Tensor
 
 from orca.kernels.device import kernels_of
@@ -30,7 +30,7 @@ def both(
     qkv, cache, rows, tables = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
     head_map = [head * kv_heads // heads for head in range(heads)]
     cpu = torch.device("cpu")
-    attention = kernels_of(cpu).attention(rows, sight_of(tables, head_map, HEAD_DIM, dtype, BLOCK_TOKENS))
+    attention = kernels_of(cpu).attention(rows, view_of(tables, head_map, HEAD_DIM, dtype, BLOCK_TOKENS))
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
 
     def theirs() -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_steps import HEADS, STEPS, random_step, sight_of
+from attention_steps import HEADS, STEPS, random_step, view_of
 from gpu import GpuKernels
 from pairs import covered
 from torch import Tensor
@@ -34,7 +34,7 @@ def ragged(
     window: int | None = None,
 ) -> Any:
     _, lines, block_tokens, head_dim = cache.shape
-    seen = sight_of(tables, kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window)
+    seen = view_of(tables, kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window)
     return KINDS[kind].attention(rows, seen)
 
 
