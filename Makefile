@@ -5,10 +5,10 @@ ARGS ?=
 # Three processes on two processors; one that has no tests left takes half of another's. In one process, for a debugger:
 # make test ARGS="-n 0 --pdb -k pool"
 PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
-LINTED = services operator kernels charts tests e2e
+LINTED = .ci services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static format format-check lint types imports proto proto-check lock
+.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types imports proto proto-check figures figures-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,7 +56,23 @@ cluster-down: .venv/.installed-dev  ## end it
 
 check: static test  ## everything a change must pass: static and test
 
-static: format-check lint types imports proto-check  ## all checks that run no tests
+static: format-check lint types imports proto-check reference-check figures-check  ## all checks that run no tests
+
+MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
+DOCS_CONFIG = --config-file .ci/docs/mkdocs.yml
+docs: .venv/.installed-dev  ## build the documentation site into build/site; a broken link fails
+	$(MKDOCS) build --strict --quiet $(DOCS_CONFIG) $(ARGS)
+
+docs-serve: .venv/.installed-dev  ## show the site on http://127.0.0.1:8001 while you write
+	$(MKDOCS) serve --dev-addr 127.0.0.1:8001 $(DOCS_CONFIG) $(ARGS)
+
+# Committed, so that the pages can be read where the code is, and so that a change of an option shows in its diff.
+REFERENCE = PYTHONPATH=.ci/docs:charts .venv/bin/python -m reference
+reference: .venv/.installed-dev  ## write the pages of docs/reference from the code
+	$(REFERENCE)
+
+reference-check: .venv/.installed-dev  ## are the pages of docs/reference what the code says?
+	$(REFERENCE) --check
 
 format: .venv/.installed-dev  ## rewrite the code in the house format
 	.venv/bin/ruff format $(LINTED)
@@ -82,6 +98,12 @@ proto-check: .venv/.installed-dev  ## the gRPC code is what engine.proto says
 	@new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
 	  ($(PROTO) --python_out="$$new" --grpc_python_out="$$new" --pyi_out="$$new") && \
 	  for file in "$$new"/orca/core/transport/*; do cmp "$$file" services/orca/core/transport/"$${file##*/}" || { echo "run: make proto"; exit 1; }; done
+
+figures: .venv/.installed-dev  ## write the benchmark pages and the README's figures from services/orca/bench/results
+	.venv/bin/python -m orca.bench.figures
+
+figures-check: .venv/.installed-dev  ## the benchmark pages are what the results say
+	@.venv/bin/python -m orca.bench.figures --check
 
 # Versions stay as they are where they still fit; `make lock ARGS=--upgrade` takes the newest.
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \

@@ -1,6 +1,6 @@
-"""Writes the table of values in orca/README.md anew from orca/values.yaml: `python charts/values_table.py`.
+"""Write the table of values in orca/README.md from orca/values.yaml: `python charts/values_table.py`.
 
-A value's meaning is the comment above it. A value that nobody described stops this with its name.
+The meaning of a value is the comment above it. A value without a comment is an error that names the value.
 """
 
 import json
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One row: path with dots, default, and the comment above it as one line."""
+    """A row of the table: path with dots, default, and the comment above the value as one line."""
 
     path: str
     default: Any
@@ -31,16 +31,16 @@ def main() -> None:
 
 
 def read_values(text: str) -> list[Value]:
-    """The leaves of a values.yaml in order; what is written in braces on one line is a leaf.
+    """Return the leaves of a values.yaml in order. A mapping in braces is a leaf.
 
-    Raises: ValueError naming the first value without a comment.
+    Raises: ValueError that names the first value without a comment.
     """
     root = yaml.compose(text)
     return list(_leaves(root, "", text.splitlines())) if isinstance(root, yaml.MappingNode) else []
 
 
 def with_table(readme: str, values: list[Value]) -> str:
-    """`readme` with the table between its two marks."""
+    """Return `readme` with the table between its two marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     rows = "".join(f"| `{value.path}` | `{json.dumps(value.default)}` | {value.meaning} |\n" for value in values)
@@ -60,7 +60,7 @@ def _leaves(node: yaml.MappingNode, parent: str, lines: list[str]) -> Iterator[V
 
 
 def _comment_above(line: int, lines: list[str]) -> str:
-    """The unbroken run of comment lines that ends above `line`, as one line."""
+    """Return the unbroken run of comment lines that ends above `line`, as one line."""
     words: list[str] = []
     while line > 0 and lines[line - 1].lstrip().startswith("#"):
         line -= 1

@@ -3,10 +3,10 @@
 import socket
 import ssl
 
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 
 
-def shown_certificate(address: str, own: Certificates) -> str:
+def shown_certificate(address: str, own: TlsFiles) -> str:
     """The certificate of a gRPC server (PEM), as it is now.
 
     Args:

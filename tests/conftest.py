@@ -1,16 +1,14 @@
-"""Puts tests/ on the import path, where all rooms find what they share, and says how processes share the work."""
+"""What all tests share: examples without a deadline, logging that ends with its test, turns of several processes."""
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from support import turns
 
 # Examples may take as long as a busy machine makes them, and so may their making.
 hypothesis.settings.register_profile("orca", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -19,9 +17,7 @@ hypothesis.settings.load_profile("orca")
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
-        from turns import Turns
-
-        config.pluginmanager.register(Turns(gate=HERE / "conftest.py", turn=HERE / "turns.py"))
+        config.pluginmanager.register(turns.Turns(gate=Path(__file__), turn=Path(turns.__file__)))
 
 
 @pytest.fixture(autouse=True)

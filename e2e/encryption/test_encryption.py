@@ -16,8 +16,8 @@ from installation import Json, Service, uids, wait_until
 from load import Load
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
-from orca.core.transport.certificates import Certificates
-from orca.operator.cluster import authority
+from orca.core.transport.tls_files import TlsFiles
+from orca.operator.cluster import credentials
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
@@ -85,7 +85,7 @@ def secret(service: Service) -> dict[str, str]:
 def issued_before(service: Service, made: dict[str, str], *, days: float) -> dict[str, str]:
     """What the CA of the deployment signed so long ago."""
     signer = load_pem_private_key(made["ca.key"].encode(), password=None)
-    return authority.issue(service.name, server_name(service), signer, time.time() - days * DAY_S)  # type: ignore[arg-type]
+    return credentials.issue(service.name, server_name(service), signer, time.time() - days * DAY_S)  # type: ignore[arg-type]
 
 
 def pods(service: Service) -> set[tuple[str, int]]:
@@ -101,26 +101,26 @@ def stages(service: Service) -> list[str]:
     return [f"{pod['status']['podIP']}:7000" for pod in service.pods("stage")]
 
 
-def certificates(service: Service, folder: Path) -> Certificates:
+def certificates(service: Service, folder: Path) -> TlsFiles:
     """Those of the deployment."""
     return written(secret(service), folder / "own", server_name(service))
 
 
-def of_strangers(service: Service, known: Certificates, folder: Path) -> Certificates:
+def of_strangers(service: Service, known: TlsFiles, folder: Path) -> TlsFiles:
     """Who trusts the deployment's CA, and is not trusted by it."""
-    files = authority.issue(service.name, server_name(service), None, time.time())
+    files = credentials.issue(service.name, server_name(service), None, time.time())
     files["ca.crt"] = known.ca.read_text()
     return written(files, folder / "strange", server_name(service))
 
 
-def written(files: dict[str, str], folder: Path, server_name: str) -> Certificates:
+def written(files: dict[str, str], folder: Path, server_name: str) -> TlsFiles:
     folder.mkdir(exist_ok=True)
     for key in ("ca.crt", "tls.crt", "tls.key"):
         (folder / key).write_text(files[key])
-    return Certificates(folder / "ca.crt", folder / "tls.crt", folder / "tls.key", server_name)
+    return TlsFiles(folder / "ca.crt", folder / "tls.crt", folder / "tls.key", server_name)
 
 
-async def ask(address: str, shown: Certificates | None) -> StatusCode:
+async def ask(address: str, shown: TlsFiles | None) -> StatusCode:
     """How a stage answers a question for its status."""
     async with grpc_links.open_channel(address, shown) as channel:
         try:

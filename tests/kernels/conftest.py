@@ -1,5 +1,5 @@
 """Without a GPU, Triton kernels run in Triton's interpreter."""
 
-from interpreted_triton import interpret_without_gpu
+from support.kernels.interpreted_triton import interpret_without_gpu
 
 interpret_without_gpu()

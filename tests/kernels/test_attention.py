@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from attention_steps import HEADS, STEPS, random_step, view_of
-from gpu import GpuKernels
-from pairs import covered
 from torch import Tensor
 
 from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
+from support.kernels.attention_steps import HEADS, STEPS, random_step, view_of
+from support.kernels.gpu import GpuKernels
+from support.pairs import covered
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""python -m orca.bench.kernels: checks in the interpreter, and says what is wrong."""
+"""`python -m orca.bench.gpu`: checks in the interpreter, and says what is wrong."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.bench.kernels.__main__ import main
+from orca.bench.gpu.command import main
 from orca.kernels.gpu import kernels
 
 

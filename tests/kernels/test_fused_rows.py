@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu import GpuKernels, rounded
-from test_rows import CPU, DTYPES, PLAIN, assert_alike, some
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters
+from support.kernels.gpu import GpuKernels, rounded
+from support.kernels.rows import CPU, DTYPES, PLAIN, assert_alike, some
 
 GPU = GpuKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GPU, "plain": PLAIN}

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_threads import computing_threads
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters
@@ -25,6 +24,7 @@ from orca.kernels.cpu.team import intrinsics
 from orca.kernels.cpu.team.team import RowCount, bind_rows, record_calls
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
+from support.kernels.torch_threads import computing_threads
 
 TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
 """Vectors that are longer than this processor's are cut up by the compiler."""

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from attention_steps import random_step, view_of
-from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.contract.recording import Recorder, RecordingSize, RequestLines, StepDescription, StepInputs
@@ -18,6 +16,8 @@ from orca.kernels.device import kernels_of
 from orca.kernels.gpu.attention import SPLIT
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphInputs, GraphRecorder
+from support.kernels.attention_steps import random_step, view_of
+from support.kernels.gpu import DEVICE
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 16

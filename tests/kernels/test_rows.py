@@ -4,33 +4,23 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import GpuKernels
 from torch import Tensor
 
 from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu.product.product import PackedWeight
-from orca.kernels.device import Kernels, kernels_of
+from orca.kernels.device import Kernels
 from orca.kernels.plain import PlainKernels
+from support.kernels.gpu import GpuKernels
+from support.kernels.rows import CPU, DTYPES, PLAIN, assert_alike, some
 
-CPU, PLAIN = kernels_of(torch.device("cpu")), PlainKernels()
 KINDS: dict[str, Any] = {"cpu": CPU, "gpu": GpuKernels()}
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
 SHAPES = [(1, 8), (3, 10), (50, 512), (9, 1000)]
 
 
 @pytest.fixture(params=KINDS)
 def kernels(request: pytest.FixtureRequest) -> Any:
     return KINDS[request.param]
-
-
-def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def assert_alike(one: Tensor, other: Tensor, *, roundings: int) -> None:
-    """Equal but for some roundings to the dtype."""
-    unit = torch.finfo(one.dtype).eps
-    torch.testing.assert_close(one, other, atol=roundings * unit, rtol=roundings * unit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,14 +5,14 @@ import math
 
 import pytest
 import torch
-from sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 from orca.core.domain.request import SamplingParams
 from orca.kernels.contract.sampling_lines import IN_PROMPT, IntColumn, LineSettings, SamplingLines
 from orca.kernels.contract.sampling_reference import ReferenceDraw, adjusted_logits, sample_reference, uniform
 from orca.worker.stage.host_sampler import Draw, SamplingState, sample
 from orca.worker.stage.random_numbers import uniforms
-from orca.worker.stage.sampling import settings_of
+from orca.worker.stage.sampling import line_settings
+from support.kernels.sampling_rows import CASES, EOS, every_case, lines_of, random_logits
 
 CPU = torch.device("cpu")
 PENALISED = LineSettings(frequency_penalty=0.5)
@@ -125,7 +125,7 @@ def test_counts_are_of_the_line_that_was_put_last() -> None:
 
 def test_a_line_without_a_penalty_counts_nothing() -> None:
     state = SamplingLines(1, 10, CPU)
-    state.put(0, settings_of(SamplingParams(), EOS), prompt=(1,), output=(2,))
+    state.put(0, line_settings(SamplingParams(), EOS), prompt=(1,), output=(2,))
     assert not state.counts.any()
 
 

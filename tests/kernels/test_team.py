@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from numba import carray
-from torch_threads import computing_threads
 
 from orca.kernels.cpu.team import code, team
 from orca.kernels.cpu.team.intrinsics import float_argument, next_task, pointer, thread_number
 from orca.kernels.cpu.team.team import Kernel
+from support.kernels.torch_threads import computing_threads
 
 
 def _sign_tasks(args: Any) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from numba import carray
-from torch_threads import computing_threads
 
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads
 from orca.kernels.cpu.team.intrinsics import next_task, pointer, thread_number
 from orca.kernels.cpu.team.team import Kernel, Team
+from support.kernels.torch_threads import computing_threads
 
 THREADS = 4
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numba import carray
-from torch_threads import computing_threads
 
 from orca.kernels.contract.reference import NormParameters
 from orca.kernels.cpu.product.product import PackedWeight
@@ -18,6 +17,7 @@ from orca.kernels.cpu.team import threads as thread_kernels
 from orca.kernels.cpu.team.intrinsics import next_task, pointer
 from orca.kernels.cpu.team.team import Kernel, RowCount, bind_rows, deferred, new_empty, record_calls
 from orca.kernels.device import kernels_of
+from support.kernels.torch_threads import computing_threads
 
 
 def _append(args: Any) -> None:

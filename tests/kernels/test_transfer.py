@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.contract.transfer import scatter, scatter_on_device
+from support.kernels.gpu import DEVICE
 
 
 @pytest.mark.parametrize("way", [scatter, scatter_on_device])

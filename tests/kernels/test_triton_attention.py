@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 import triton
-from attention_steps import random_step, view_of
-from gpu import DEVICE
 from torch import Tensor
 
 from orca.kernels.contract.recording import RecordingSize, RequestLines, StepDescription
@@ -16,6 +14,8 @@ from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem
 from orca.kernels.gpu.recording import GraphRecorder
+from support.kernels.attention_steps import random_step, view_of
+from support.kernels.gpu import DEVICE
 
 # Contexts of one part and of several, cut and not, and one that ends where a part does; a short chunk of a long one.
 STEP = [(3 * SPLIT + 9, 1), (40, 40), (SPLIT, 1), (2 * SPLIT, 2), (7, 1), (WIDE_SPLIT + 77, 19)]

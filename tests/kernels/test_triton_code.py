@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_triton import SHARED_BYTES
 
-COMPILE = Path(__file__).with_name("compile_triton.py")
+from support.kernels import compile_triton
+
 SPILLED_MAX = 160
 """Bytes of a thread: some of the largest tiles' addresses, and none of their sums, which would be a thousand."""
 SPILLS = (89, "fp32")
@@ -20,7 +19,7 @@ SPILLS = (89, "fp32")
 def compiled(*flags: str) -> list[dict[str, Any]]:
     """Of a process without the interpreter, which this one may have asked for."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(COMPILE), *flags]
+    command = [sys.executable, compile_triton.__file__, *flags]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -29,7 +28,7 @@ def compiled(*flags: str) -> list[dict[str, Any]]:
 def require_fit(kernels: list[dict[str, Any]]) -> None:
     assert kernels
     for kernel in kernels:
-        assert kernel["shared_bytes"] <= SHARED_BYTES[kernel["sm"]], kernel
+        assert kernel["shared_bytes"] <= compile_triton.SHARED_BYTES[kernel["sm"]], kernel
         is_known = (kernel["sm"], kernel["kernel"].split()[1]) == SPILLS
         assert is_known or kernel["spilled_bytes"] <= SPILLED_MAX, kernel
 

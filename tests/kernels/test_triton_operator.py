@@ -1,7 +1,6 @@
 """Launches as PyTorch's operators: a traced step has a node for each, and runs again from its graph."""
 
 import torch
-from gpu import DEVICE
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -10,6 +9,7 @@ from torch.fx.node import Node
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.gpu.kernels import TritonKernels
+from support.kernels.gpu import DEVICE
 
 KERNELS = TritonKernels()
 WIDTH = 32

@@ -6,8 +6,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from gpu import DEVICE
-from sampling_rows import CASES, EOS, drawn, every_case, lines_of, random_logits
 from scipy import stats
 from torch import Tensor
 
@@ -18,6 +16,8 @@ from orca.kernels.gpu import sampling
 from orca.worker.stage.host_sampler import Draw, SamplingState
 from orca.worker.stage.host_sampler import sample as sample_plain
 from orca.worker.stage.random_numbers import uniforms
+from support.kernels.gpu import DEVICE
+from support.kernels.sampling_rows import CASES, EOS, drawn, every_case, lines_of, random_logits
 
 CPU = torch.device("cpu")
 MARGIN = 1e-5

@@ -1,9 +1,9 @@
-{{/* Name of everything that belongs to the operator; a release's name has at most 53 characters. */}}
+{{/* Name of all objects of the operator. The name of a release has at most 53 characters. */}}
 {{- define "orca.name" -}}
 {{ .Release.Name }}-operator
 {{- end }}
 
-{{/* What a Service, a policy and a monitor find the operator's pod by. */}}
+{{/* Labels by which Service, policy and monitor select the operator's pod. */}}
 {{- define "orca.selector" -}}
 app.kubernetes.io/name: orca-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -16,7 +16,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* metadata without its braces: name, namespace and labels of an object of the operator's own. */}}
+{{/* Fields of metadata: name, namespace and labels of an object of the operator. */}}
 {{- define "orca.metadata" -}}
 name: {{ include "orca.name" . }}
 namespace: {{ .Release.Namespace }}
@@ -28,7 +28,7 @@ labels:
 {{- .Values.serviceAccount.name | default (ternary (include "orca.name" .) "default" .Values.serviceAccount.create) -}}
 {{- end }}
 
-{{/* Full reference of an image: (list $ "gateway"). One that has a tag or a digest stands as it is. */}}
+{{/* Full reference of an image: (list $ "gateway"). A reference with a tag or a digest is used unchanged. */}}
 {{- define "orca.image" -}}
 {{- $root := index . 0 -}}
 {{- $images := $root.Values.images -}}
@@ -40,7 +40,7 @@ labels:
 {{- end -}}
 {{- end }}
 
-{{/* Namespaces of the monitored pods, as monitors select them. */}}
+{{/* Namespaces of the monitored pods, in the form that monitors use. */}}
 {{- define "orca.namespaceSelector" -}}
 {{- if .Values.namespaces -}}
 matchNames: {{ toJson .Values.namespaces }}

@@ -1,6 +1,6 @@
 {{/*
-What the operator may do, each verb because it uses it. It lists and watches to see what is, creates and patches by
-server-side apply, and deletes what is no longer wanted.
+The rights of the operator. It uses every verb: it lists and watches to observe, creates and patches by server-side apply,
+and deletes objects that are no longer wanted.
 */}}
 {{- define "orca.rules" -}}
 - apiGroups: [orca-serving.io]
@@ -16,18 +16,18 @@ server-side apply, and deletes what is no longer wanted.
   resources: [configmaps, serviceaccounts]
   verbs: [get, list, create, patch]
 - apiGroups: [""]
-  # Created where there is none; patched for renewed certificates, and for rights in Redis that a release adds.
+  # Created if there is none; patched for renewed certificates, and for rights in Redis that a release adds.
   resources: [secrets]
   verbs: [get, list, create, patch]
 - apiGroups: [""]
-  # Patched by an annotation, so that a changed ConfigMap comes at once; deleted on lost nodes.
+  # Patched with an annotation, so that a kubelet brings a changed ConfigMap at once; deleted on lost nodes.
   resources: [pods]
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
 - apiGroups: [apps]
-  # Of gateways: without pods it still tells which models they were given.
+  # Of gateways. It is not deleted: even without pods it tells which models the gateways had.
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
@@ -50,7 +50,7 @@ server-side apply, and deletes what is no longer wanted.
   verbs: [get, list, create, patch, delete]
 {{- end }}
 
-{{/* What exists only for the whole cluster: the operator of single namespaces does without. */}}
+{{/* Rights to cluster-wide objects. An operator of single namespaces does not have them. */}}
 {{- define "orca.clusterRules" -}}
 - apiGroups: [""]
   # Lost nodes, whose pods have to be replaced.

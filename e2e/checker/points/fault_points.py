@@ -14,7 +14,7 @@ from typing import Any
 import checker.points.names as names
 from checker.points.patching import after_import
 
-SERVED = {"orca.worker.controller.controller": "Controller", "orca.scheduler.engines.rendezvous": "Rendezvous"}
+SERVED = {"orca.worker.controller.controller": "Controller", "orca.scheduler.engines.rendezvous": "RendezvousServer"}
 METHODS = ("Status", "Join", "Run", "Set", "Get", "Add")
 
 

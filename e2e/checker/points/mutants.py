@@ -71,7 +71,7 @@ def _ignore_epochs(module: Any) -> None:
 def _ignore_claims(module: Any) -> None:
     """A commit is taken from whoever makes it, as long as it fits the log."""
     fence = "if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then"
-    script = module._Script.__init__
+    script = module.Transition.__init__
 
     def mutant(self: Any, *args: Any) -> None:
         script(self, *args)
@@ -80,7 +80,7 @@ def _ignore_claims(module: Any) -> None:
             self.text = self.text.replace(fence, "if false then")
             self.sha = module.hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    module._Script.__init__ = mutant
+    module.Transition.__init__ = mutant
 
 
 def _remember_calls(module: Any) -> None:
@@ -100,5 +100,5 @@ MUTANTS = {
     "step twice": ("orca.worker.controller.step_order", _run_steps_again),
     "epochs ignored": ("orca.worker.controller.step_order", _ignore_epochs),
     "calls remembered": ("orca.gateway.answer.delivery", _remember_calls),
-    "claims ignored": ("orca.pool.redis.link", _ignore_claims),
+    "claims ignored": ("orca.pool.redis.transitions", _ignore_claims),
 }

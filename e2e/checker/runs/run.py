@@ -1,6 +1,6 @@
 """A run: load on a real system, a disturbance of it, and a verdict over what the clients saw.
 
-What disturbs is given: a module of checker.faults, such as kills.py or walk.py (named points).
+What disturbs is given: a module of checker.faults.injector, such as kills.py or walk.py (named points).
 """
 
 import asyncio

@@ -39,7 +39,7 @@ class Builder:
     environment: tuple[tuple[str, str], ...] = ()
 
     def build_command(self, role: str, image: str) -> list[str]:
-        words = ["--file", CONTAINERFILE, "--target", role, "--tag", image, "."]
+        words = [*_commit_words(), "--file", CONTAINERFILE, "--target", role, "--tag", image, "."]
         if self.program == "docker":
             return ["docker", "build", *words]
         # A machine's own certificates and uv's cache are seen while an image is built, and are no part of it.
@@ -127,6 +127,16 @@ def _make_base(tell: Callable[[str], None]) -> None:
             BUILDAH.run("commit", "--quiet", container, _BASE)
         finally:
             BUILDAH.run("rm", container)
+
+
+def _commit_words() -> list[str]:
+    """Tell the build which commit this is, where git knows: `orca --version` in an image prints it."""
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return ["--build-arg", f"COMMIT={commit}"]
 
 
 def _uv_cache() -> Path:

@@ -3,7 +3,7 @@ flat tensor (selective batching, ORCA, section 3, S2).
 
 plain.py computes everything with PyTorch's own operations, on any device; faster versions are tested against it. The
 kernels for CPUs are in cpu/; their matrix products (cpu/product/) are one of the layouts of a weight
-(worker/weights/linear.py). The kernels for GPUs are in gpu/; `python -m orca.bench.kernels` checks and times them on a
+(worker/weights/linear.py). The kernels for GPUs are in gpu/; `python -m orca.bench.gpu` checks and times them on a
 GPU.
 """
 

@@ -1,7 +1,7 @@
-"""One look at one OrcaDeployment: observe, validate, plan, apply, write its status. Nothing is kept between looks.
+"""One reconcile of one OrcaDeployment: observe, validate, plan, apply, write the status. Nothing is kept between two.
 
-What an apply is refused (quota, admission, a patch that makes no sense) does not stop the others; it is told in a
-condition, and tried again less and less often (api_refusals.py).
+An action that the API server refuses (quota, admission, a patch that makes no sense) does not stop the others. A
+condition reports it, and it is tried again less and less often (api_refusals.py).
 """
 
 import logging
@@ -11,79 +11,88 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.cluster import credentials, fetch_probe, pool_probe
-from orca.operator.cluster.api_server import ApiError, Cluster
+from orca.operator.cluster import credentials, probes
+from orca.operator.cluster.api_calls import ApiServerError
+from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, names
-from orca.operator.domain.actions import Action, Apply, Issue, Nudge, Promise
+from orca.operator.domain.actions import Action, Apply, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
-from orca.operator.domain.observed import Observed, by_name
+from orca.operator.domain.objects import Children, ObjectKey, by_key
+from orca.operator.domain.observation import Observation, PoolStatus, Release, keys_secret
 from orca.operator.domain.problems import of_secret
-from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan import status
 from orca.operator.plan.children import drift, finish, is_ours
-from orca.operator.plan.plan import Plan, Release, keys_secret, plan
-from orca.operator.render.fetch import ROLE
+from orca.operator.plan.plan import ReconcilePlan, make_plan
 
 log = logging.getLogger(__name__)
 
 SOON_S = 2.0
-"""Until the next look while something is on its way, beside those that events bring."""
+"""Seconds until the next reconcile while something is on its way, beside those that events ask for."""
 
 
 def refuse(cluster: Cluster, body: Json, reason: str, message: str) -> None:
-    """Say in the status that nothing can be done for the spec as written."""
+    """Report in the status that the operator can do nothing for the spec as written."""
     metadata, before = body["metadata"], body.get("status", {})
-    written = status.refused(int(metadata["generation"]), reason, message, before, _now())
+    written = status.refused_status(int(metadata["generation"]), reason, message, before, time.time())
     _write_status(cluster, metadata["namespace"], metadata["name"], before, written)
 
 
-def observe(cluster: Cluster, deployment: Deployment, lost_nodes: frozenset[str]) -> Observed:
-    """What there is, but for what the pool says: the Secret by which it can be asked is there then.
+def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost_nodes: frozenset[str]) -> Observation:
+    """Read everything but the status of the pool. The Secret that leads to the pool exists afterwards.
 
-    Raises: ApiError when the API server does not answer, or refuses a Secret.
+    Raises: ApiServerError if the API server does not answer, or refuses a Secret.
     """
     found = cluster.children(deployment.namespace, deployment.name)
-    children = by_name(each for each in found if is_ours(deployment, each))
-    children |= by_name(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
-    external, renewed = deployment.spec.pool.external, None
+    children = by_key(each for each in found if is_ours(deployment, each))
+    children |= by_key(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
+    external = deployment.spec.pool.external
+    pool_secret: Json | None
+    renewed: Json | None = None
     if external is None:
         pool_secret = children["Secret", names.pool(deployment.name)]
         renewed = credentials.renewed_pool_secret(deployment, pool_secret)
     else:
         pool_secret = cluster.secret(deployment.namespace, external.url_secret.name)
     named = deployment.spec.certificates.secret_name
-    observed = Observed(
-        children=children,
+    observed = Children(children)
+    return Observation(
+        deployment=deployment,
+        release=release,
+        now_s=time.time(),
+        children=observed,
         pool_secret=pool_secret,
         renewed_pool_secret=renewed,
         named_certificates=None if named is None else cluster.secret(deployment.namespace, named),
         keys_problem=_keys_problem(cluster, deployment),
         lost_nodes=lost_nodes,
+        fetch=probes.poll_fetch(observed.pods(names.FETCH)),
     )
-    return replace(observed, fetch=fetch_probe.look(observed.pods(ROLE)))
 
 
-def reconcile(
-    cluster: Cluster, release: Release, deployment: Deployment, observed: Observed, before: Json, refusals: Refusals
-) -> bool:
-    """Bring the cluster one step towards what the resource asks for.
+def with_pool(observation: Observation, pool: PoolStatus) -> Observation:
+    """Complete an observation with the status of the pool, and the time at which it is complete."""
+    return replace(observation, pool=pool, now_s=time.time())
 
-    Args: before: the status as it is. refusals: of earlier looks; those of this one are added.
+
+def reconcile(cluster: Cluster, observation: Observation, before: Json, refusals: Refusals) -> bool:
+    """Bring the cluster one step closer to what the resource asks for.
+
+    Args: before: the status as it is. refusals: of earlier reconciles; those of this one are added.
     Returns: whether something is still on its way.
-    Raises: ApiError when the API server does not answer.
+    Raises: ApiServerError if the API server does not answer.
     """
-    now = _now()
-    decided = plan(deployment, observed, release, now_s=time.time())
-    refused = _carry_out(cluster, deployment, observed, decided, refusals)
-    written = status.status(deployment, observed, decided, before, now, refused)
-    _write_status(cluster, deployment.namespace, deployment.name, before, written)
-    _tell(cluster, deployment, before, written, now)
-    is_acting = len(refused) < len(decided.actions) or any(each.is_of_pool for each in refused)
-    return is_acting or decided.slots.is_open or status.is_on_the_way(written)
+    plan = make_plan(observation)
+    refused = _carry_out(cluster, observation, plan, refusals)
+    written = status.make_status(observation, plan, before, refused)
+    _write_status(cluster, observation.deployment.namespace, observation.name, before, written)
+    _record_events(cluster, observation, before, written)
+    is_acting = len(refused) < len(plan.actions) or any(each.is_of_pool for each in refused)
+    return is_acting or plan.slots.is_open or status.is_on_the_way(written)
 
 
-def _missing_secrets(deployment: Deployment, children: Mapping[tuple[str, str], Json]) -> Iterable[Json]:
-    """Those that are drawn: only where there is none."""
+def _missing_secrets(deployment: OrcaDeployment, children: Mapping[ObjectKey, Json]) -> Iterable[Json]:
+    """Draw the Secrets that have to exist and do not."""
     if deployment.spec.pool.external is None and ("Secret", names.pool(deployment.name)) not in children:
         yield credentials.pool_secret(deployment)
     keys, own = keys_secret(deployment), names.api_key(deployment.name)
@@ -91,7 +100,7 @@ def _missing_secrets(deployment: Deployment, children: Mapping[tuple[str, str], 
         yield credentials.api_key_secret(deployment)
 
 
-def _keys_problem(cluster: Cluster, deployment: Deployment) -> str | None:
+def _keys_problem(cluster: Cluster, deployment: OrcaDeployment) -> str | None:
     named = deployment.spec.gateway.api_keys_secret
     if named is None or deployment.spec.gateway.open_to_all:
         return None
@@ -100,87 +109,90 @@ def _keys_problem(cluster: Cluster, deployment: Deployment) -> str | None:
     return None if missing is None else missing.message
 
 
-def _carry_out(
-    cluster: Cluster, deployment: Deployment, observed: Observed, decided: Plan, refusals: Refusals
-) -> list[Refusal]:
-    """A pool that is not told of its promise is told with the next look, and until then all stays as it is: what comes
-    behind a promise relies on it.
+def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, refusals: Refusals) -> list[Refusal]:
+    """Carry out the actions of a plan.
 
-    Returns: what the API server refuses, now or not long ago, or the pool was not told.
+    If a promise does not reach the pool, the plan ends there, since the actions after a promise rely on it. The next
+    reconcile sends it again.
+
+    Returns: the actions that the API server refuses, now or not long ago, and the promise that did not reach the pool.
     """
-    refusals.begin(deployment, decided.actions)
-    refused = []
-    for action in decided.actions:
+    deployment = observation.deployment
+    refusals.begin(deployment, plan.actions)
+    refused: list[Refusal] = []
+    for action in plan.actions:
         refusal = refusals.waiting(deployment, action)
         if refusal is None:
             try:
-                _act(cluster, deployment, observed, action)
-                if isinstance(action, Issue):
-                    # Due again with the next look it has been spoiled since, and each write draws another one.
-                    said = f"somebody has changed the Secret {names.certificates(deployment.name)} since it was written"
-                    refusals.note(deployment, Refusal(action, said))
+                _act(cluster, observation, action)
+                if isinstance(action, IssueCertificate):
+                    # If it is due again in the next reconcile, somebody has damaged it. Each write draws another one.
+                    name = names.certificates(deployment.name)
+                    message = f"somebody has changed the Secret {name} since it was written"
+                    refusals.record(deployment, Refusal(action, message))
                 continue
-            except ApiError as error:
+            except ApiServerError as error:
                 if not error.is_answer:
                     raise
                 log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
                 refusal = Refusal(action, str(error))
-                refusals.note(deployment, refusal)
+                refusals.record(deployment, refusal)
             except OrcaError as error:
-                log.warning("the pool was not told: %s", error, extra={"resource": deployment.name})
+                log.warning("the promise did not reach the pool: %s", error, extra={"resource": deployment.name})
                 return [*refused, Refusal(action, str(error))]
         refused.append(refusal)
     return refused
 
 
-def _act(cluster: Cluster, deployment: Deployment, observed: Observed, action: Action) -> None:
-    """Raises: ApiError; OrcaError where the pool was not told."""
-    where = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
+def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
+    """Carry out one action. Raises: ApiServerError; OrcaError if a promise did not reach the pool."""
+    deployment = observation.deployment
+    context = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
-        of = action.manifest
-        log.info("apply", extra={"kind": of["kind"], "child": of["metadata"]["name"], **where})
-        if changed := drift(of, _write(cluster, of, is_new=action.is_new)):
-            # As an admission webhook does it: once more would be the same again.
-            child = f"{of['kind']} {of['metadata']['name']}"
-            raise ApiError(409, f"somebody changes {changed} of {child} while it is written")
-    elif isinstance(action, Issue):
+        manifest = action.manifest
+        log.info("apply", extra={"kind": manifest["kind"], "child": manifest["metadata"]["name"], **context})
+        if changed := drift(manifest, _write(cluster, manifest, is_new=action.is_new)):
+            # An admission webhook may do this. Another write would end in the same way.
+            child = f"{manifest['kind']} {manifest['metadata']['name']}"
+            raise ApiServerError(409, f"somebody changes {changed} of {child} while it is written")
+    elif isinstance(action, IssueCertificate):
         name = names.certificates(deployment.name)
-        log.info("issue", extra={"kind": "Secret", "child": name, **where})
+        log.info("issue", extra={"kind": "Secret", "child": name, **context})
         secret = finish(deployment, credentials.certificates_secret(deployment, action, time.time()))
         written = _write(cluster, secret, is_new=action.is_new)
         if still := certificates.due_of(deployment, written, time.time()):
-            raise ApiError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
+            raise ApiServerError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
     elif isinstance(action, Nudge):
-        log.info("nudge", extra={"kind": "Pod", "child": action.pod, **where})
+        log.info("nudge", extra={"kind": "Pod", "child": action.pod, **context})
         cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
-    elif isinstance(action, Promise):
-        log.info("promise", extra={"slots": action.slots, "revision": action.revision, **where})
-        pool_probe.set_promise(deployment, observed.pool_secret, action, within_s=lambda: cluster.write_s)
+    elif isinstance(action, PromiseSlots):
+        log.info("promise", extra={"slots": action.slots, "revision": action.revision, **context})
+        probes.set_promise(deployment, observation.pool_secret, action, within_s=lambda: cluster.write_s)
     else:
-        log.info("delete", extra={"kind": action.kind, "child": action.name, **where})
+        log.info("delete", extra={"kind": action.kind, "child": action.name, **context})
         cluster.delete(action.kind, deployment.namespace, action.name, action.uid, is_forced=action.is_forced)
 
 
 def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
-    """Returns: what is there now. Raises: ApiError, also where it is new and somebody else has one of that name."""
+    """Write an object. Returns: the object as it is now.
+
+    Raises: ApiServerError, also if it is new and somebody else has one of that name.
+    """
     return (cluster.apply_new if is_new else cluster.apply)(manifest)
 
 
-def _tell(cluster: Cluster, deployment: Deployment, before: Json, written: Json, now: str) -> None:
-    """An Event whenever Ready or Degraded says something else, in the words of the condition."""
+def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
+    """Record an Event when Ready or Degraded changes, with the message of the condition."""
+    now = datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
     for each in written["conditions"]:
-        is_news = old.get(each["type"]) != (each["status"], each["reason"])
-        if is_news and (each["type"] == "Ready" or (each["type"] == "Degraded" and each["status"] == "True")):
+        has_changed = old.get(each["type"]) != (each["status"], each["reason"])
+        if has_changed and (each["type"] == "Ready" or (each["type"] == "Degraded" and each["status"] == "True")):
             is_warning = each["type"] == "Degraded"
-            said = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
-            cluster.tell(deployment, each["reason"], said, is_warning=is_warning, now=now)
+            message = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
+            cluster.record_event(observation.deployment, each["reason"], message, is_warning=is_warning, now=now)
 
 
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:
     if written != before:
         cluster.write_status(namespace, name, written)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

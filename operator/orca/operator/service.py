@@ -1,6 +1,7 @@
-"""Entry of the operator: settings, logging, the watches, and the workers that look at what they name.
+"""Entry of the operator: settings, logging, the watches, and the workers that reconcile the resources they name.
 
-Where a Lease is named, all of that begins only when it is held, and ends with it (leadership.py).
+If the settings name a Lease, the watches and the workers begin when the operator holds it, and end with it
+(leadership.py).
 """
 
 import asyncio
@@ -10,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import cast
 
 import kopf
@@ -20,31 +20,31 @@ from kubernetes.config import ConfigException
 from orca.core.domain.errors import SettingError
 from orca.core.process.internal_port import HEALTH, InternalPort, Page
 from orca.core.process.logs import Format, configure_logging
-from orca.operator.cluster.api_server import ApiError, Cluster
-from orca.operator.cluster.handlers import make_registry, make_settings
+from orca.operator.cluster.api_calls import ApiServerError
+from orca.operator.cluster.api_server import Cluster, Leases
 from orca.operator.cluster.leadership import Leadership
-from orca.operator.cluster.listing import Key, Listing
-from orca.operator.cluster.pool_probe import look
+from orca.operator.cluster.probes import poll_pool
+from orca.operator.cluster.watching import Key, ResourceLists, make_registry, make_settings
 from orca.operator.cluster.work_queue import WorkQueue
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import BadSpec, read
-from orca.operator.metrics import Metrics
+from orca.operator.metrics import OperatorMetrics
 from orca.operator.plan.slots_change import slots_that_some_exceed
-from orca.operator.reconcile import SOON_S, observe, reconcile, refuse
-from orca.operator.settings import Settings, parse_settings
+from orca.operator.reconcile import SOON_S, observe, reconcile, refuse, with_pool
+from orca.operator.settings import OperatorSettings, parse_settings
 
 log = logging.getLogger("orca.operator")
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
 DEAF_AFTER_S = 60.0
-"""Health is bad when the API server has not been heard for so long, and for the time of four lists."""
+"""Health turns bad if the API server has not answered a list for this long, and for the time of four lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Operate until SIGTERM or SIGINT.
 
-    Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 1 when there is no cluster or the Lease is lost, 2 for a bad setting.
+    Args: argv: flags without the program's name; None takes those of the process.
+    Returns: exit status; 0 after a signal, 1 if there is no cluster or the Lease is lost, 2 for a bad setting.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -52,88 +52,91 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     configure_logging("operator", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
-    # Its own lines about each event tell nothing that a look does not.
+    # kopf's own lines about each event add nothing to those of the reconciles.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     configuration = client.Configuration()
     try:
-        config.load_config(client_configuration=configuration)
+        config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call, unused-ignore]
     except ConfigException as error:
-        print(f"no cluster to operate in: {error}", file=sys.stderr)
+        print(f"cannot find the cluster's address and credentials: {error}", file=sys.stderr)
         return 1
-    # A look that fails is made again. Tries of the library itself would each take the whole bound of the call.
+    # A failed reconcile is made again. Each retry of the library itself could take the whole bound of the call.
     configuration.retries = 0
     return operate(settings, client.ApiClient(configuration))
 
 
-def operate(settings: Settings, api: client.ApiClient) -> int:
-    """Returns: exit status."""
+def operate(settings: OperatorSettings, api: client.ApiClient) -> int:
+    """Operate, by a Lease if the settings name one. Returns: exit status."""
     terms = settings.lease_terms
     if terms is None:
         return asyncio.run(Operator(settings, Cluster(api)).run())
-    leadership = Leadership(Cluster(api, call_s=terms.call_s), terms)
+    leadership = Leadership(Leases(api, call_s=terms.call_s), terms)
     try:
         return asyncio.run(Operator(settings, Cluster(api, write_s=leadership.write_s), leadership).run())
     finally:
-        # The loop has waited for its threads: nothing is written any more.
+        # The loop has waited for its threads, so no write is on its way.
         leadership.release()
 
 
-def take_signals(told_to_end: asyncio.Event) -> None:
+def set_on_signals(end: asyncio.Event) -> None:
+    """Set an event on SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
 
 
 class Operator:
-    """The watches name resources, the workers look at them, and all are looked at now and then."""
+    """Watches and regular lists name resources, and the workers reconcile them."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, leadership: Leadership | None = None) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: Cluster, leadership: Leadership | None = None) -> None:
         self._settings = settings
         self._cluster = cluster
         self._leadership = leadership
         self._queue: WorkQueue[Key] = WorkQueue()
         self._failures: dict[Key, int] = {}
         self._refusals = Refusals(time.monotonic)
-        self._listing = Listing(cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic)
+        self._lists = ResourceLists(
+            cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic
+        )
         self._listed_s = time.monotonic()
-        self._metrics = Metrics(lambda: len(self._queue), self._heard_age_s, self._is_leader)
+        self._metrics = OperatorMetrics(lambda: len(self._queue), self._heard_age_s, self._is_leader)
 
     async def run(self) -> int:
-        """Until SIGTERM, SIGINT, cancelled, or without the Lease. Returns: exit status."""
-        told_to_end = asyncio.Event()
-        take_signals(told_to_end)
+        """Run until SIGTERM, SIGINT, cancellation, or the loss of the Lease. Returns: exit status."""
+        end = asyncio.Event()
+        set_on_signals(end)
         port = await InternalPort.open(self._settings.listen, {"/metrics": self._metrics.page, "/health": self._health})
         log.info("operator", extra={"address": port.address, "namespaces": self._settings.namespaces or "all"})
         try:
             if self._leadership is None:
-                await self._operate(told_to_end)
+                await self._operate(end)
                 return 0
-            return await self._operate_while_held(self._leadership, told_to_end)
+            return await self._operate_while_held(self._leadership, end)
         finally:
             port.close()
 
-    async def _operate_while_held(self, leadership: Leadership, told_to_end: asyncio.Event) -> int:
-        """Returns: exit status; 1 when the Lease is lost."""
+    async def _operate_while_held(self, leadership: Leadership, end: asyncio.Event) -> int:
+        """Wait for the Lease, then work until the event or its loss. Returns: exit status; 1 if it is lost."""
         holding = asyncio.create_task(leadership.hold())
-        holding.add_done_callback(lambda _: told_to_end.set())
-        waiting = [asyncio.create_task(event.wait()) for event in (leadership.taken, told_to_end)]
+        holding.add_done_callback(lambda _: end.set())
+        waiting = [asyncio.create_task(event.wait()) for event in (leadership.taken, end)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
-        if not told_to_end.is_set():
+        if not end.is_set():
             log.info("leads")
-            await self._operate(told_to_end)
+            await self._operate(end)
         if holding.done():
             holding.result()
-            log.error("the Lease is lost, so this operator ends")
+            log.error("the Lease is lost: this operator ends")
             return 1
         holding.cancel()
         return 0
 
-    async def _operate(self, told_to_end: asyncio.Event) -> None:
-        """Watch and work until the event."""
+    async def _operate(self, end: asyncio.Event) -> None:
+        """Watch and reconcile until the event."""
         self._listed_s = time.monotonic()
-        ending = asyncio.create_task(told_to_end.wait())
-        tasks = [asyncio.create_task(self._queue.work(self._look)) for _ in range(self._settings.workers)]
+        ending = asyncio.create_task(end.wait())
+        tasks = [asyncio.create_task(self._queue.work(self._reconcile)) for _ in range(self._settings.workers)]
         tasks.append(asyncio.create_task(self._resync()))
         not_of_kopf = asyncio.all_tasks()
         namespaces = self._settings.namespaces
@@ -144,58 +147,58 @@ class Operator:
             clusterwide=not namespaces,
             standalone=True,
         )
-        # kopf has taken the signals, and would go on for five seconds after one; cancelled, it ends at once.
-        take_signals(told_to_end)
+        # kopf has taken the signals, and would go on for five seconds after one. If it is cancelled, it ends at once.
+        set_on_signals(end)
         watching = asyncio.create_task(kopf.run_tasks(watches, ignored=not_of_kopf))
         try:
             await asyncio.wait([watching, ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks += [watching, ending]
-            for task in tasks:
+            everything = (*tasks, watching, ending)
+            for task in everything:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*everything, return_exceptions=True)
         if not watching.cancelled():
             watching.result()
 
     async def _resync(self) -> None:
-        """What a dead watch has missed is found here."""
+        """List the resources regularly, and reconcile those that are due."""
         while True:
             try:
-                listed = await asyncio.to_thread(self._listing.list)
+                listed = await asyncio.to_thread(self._lists.list)
                 self._listed_s = time.monotonic()
                 self._refusals.keep(listed.uids)
                 for key in listed.due:
                     await self._queue.add(key)
-            except ApiError as error:
-                log.warning("the resources cannot be listed: %s", error)
-            await asyncio.sleep(self._listing.every_s)
+            except ApiServerError as error:
+                log.warning("cannot list the OrcaDeployments: %s", error)
+            await asyncio.sleep(self._lists.every_s)
 
-    async def _look(self, key: Key) -> None:
-        """One look, whatever comes of it."""
+    async def _reconcile(self, key: Key) -> None:
+        """Reconcile once, and again later after a failure."""
         began_s = time.monotonic()
         result, again_s = "done", None
         try:
-            again_s = await self._look_once(key)
+            again_s = await self._reconcile_once(key)
             self._failures.pop(key, None)
         except Exception as error:
-            # The next resource must not wait for what is wrong with this one.
-            result = "unreachable" if isinstance(error, ApiError) else "failed"
+            # A fault in this resource must not stop the next one.
+            result = "unreachable" if isinstance(error, ApiServerError) else "failed"
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             again_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))
             log.log(
-                logging.WARNING if isinstance(error, ApiError) else logging.ERROR,
+                logging.WARNING if isinstance(error, ApiServerError) else logging.ERROR,
                 "%s/%s: %s",
                 *key,
                 error,
-                exc_info=None if isinstance(error, ApiError) else error,
+                exc_info=None if isinstance(error, ApiServerError) else error,
             )
-        self._metrics.looks.labels(result).inc()
+        self._metrics.reconciles.labels(result).inc()
         self._metrics.seconds.observe(time.monotonic() - began_s)
         if again_s is not None:
             self._queue.add_later(key, again_s)
 
-    async def _look_once(self, key: Key) -> float | None:
-        """Returns: seconds until the next look; None leaves it to events."""
+    async def _reconcile_once(self, key: Key) -> float | None:
+        """Returns: seconds until the next reconcile; None leaves it to events."""
         body = await asyncio.to_thread(self._cluster.deployment, *key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._queue.forget(key)
@@ -206,24 +209,25 @@ class Operator:
         except BadSpec as error:
             await asyncio.to_thread(refuse, self._cluster, body, "BadSpec", str(error))
             return None
+        release, lost_nodes = self._settings.release, self._lists.lost_nodes
         try:
-            observed = await asyncio.to_thread(observe, self._cluster, deployment, self._listing.lost_nodes)
-        except ApiError as error:
+            observation = await asyncio.to_thread(observe, self._cluster, release, deployment, lost_nodes)
+        except ApiServerError as error:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        larger_than = slots_that_some_exceed(deployment, observed)
-        observed = replace(observed, pool=await look(deployment, observed.pool_secret, larger_than))
+        larger_than = slots_that_some_exceed(observation)
+        pool = await poll_pool(deployment, observation.pool_secret, larger_than)
         before = body.get("status", {})
         is_moving = await asyncio.to_thread(
-            reconcile, self._cluster, self._settings.release, deployment, observed, before, self._refusals
+            reconcile, self._cluster, with_pool(observation, pool), before, self._refusals
         )
         return SOON_S if is_moving else None
 
     def _health(self) -> Page:
-        if self._heard_age_s() < max(DEAF_AFTER_S, 4 * self._listing.every_s):
+        if self._heard_age_s() < max(DEAF_AFTER_S, 4 * self._lists.every_s):
             return HEALTH
-        return Page(b'{"status":"the API server has not been heard for too long"}', status=503)
+        return Page(b'{"status":"the API server has not answered for too long"}', status=503)
 
     def _heard_age_s(self) -> float:
         if self._leadership is not None and not self._leadership.taken.is_set():

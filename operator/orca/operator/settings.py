@@ -15,16 +15,16 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.operator.plan.lease import Terms
-from orca.operator.plan.plan import Release
+from orca.operator.domain.observation import Release
+from orca.operator.plan.lease import LeaseTerms
 
 PREFIX = "ORCA_OPERATOR_"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything that an operator process is told at start."""
+class OperatorSettings:
+    """The settings of an operator process."""
 
     image_gateway: str = required("image of the gateways")
     image_scheduler: str = required("image of the schedulers")
@@ -32,45 +32,47 @@ class Settings:
     image_pool: str = required("image of the pool's Redis")
     image_fetch: str = required("image of the Jobs that fetch models")
     namespaces: tuple[str, ...] = setting(
-        (), "namespaces whose resources are served, parted by commas; unset serves the whole cluster"
+        (), "namespaces whose OrcaDeployments are served, comma-separated; unset serves the whole cluster"
     )
-    listen: str = setting("127.0.0.1:8080", "host:port of /health and /metrics; port 0 takes a free one")
+    listen: str = setting("127.0.0.1:8080", "host:port of /health and /metrics; port 0 takes a free port")
     network_policies: bool = setting(
-        False, "give each resource NetworkPolicies: its parts reach each other and no more"
+        False, "give each OrcaDeployment NetworkPolicies: its parts reach each other and nothing else"
     )
     lease: str | None = setting(
-        None, "name of the Lease by which one of several operators acts; unset acts at once and without one"
+        None, "name of the Lease by which only one of several operators acts; unset acts at once, without a Lease"
     )
-    lease_namespace: str | None = setting(None, "where that Lease is; the chart says the operator's own namespace")
+    lease_namespace: str | None = setting(None, "namespace of the Lease; the chart sets the operator's own namespace")
     lease_identity: str | None = setting(
-        None, "what stands in it while this operator acts, and in no other's; the chart says the pod's name"
+        None, "name of this operator in the Lease, which no other operator uses; the chart sets the pod's name"
     )
     lease_seconds: int = setting(
-        15, "another acts when it has not been renewed for so long; its holder stops at two thirds of that", least=3
+        15,
+        "seconds without a renewal after which another operator takes the Lease; its holder stops at two thirds",
+        least=3,
     )
     resync_seconds: float = setting(
-        30.0, "each resource is looked at again after so long, though nothing was heard of it", least=0.1
+        30.0, "seconds after which each OrcaDeployment is reconciled again, though no event named it", least=0.1
     )
-    workers: int = setting(4, "resources that are worked on at a time", least=1)
+    workers: int = setting(4, "OrcaDeployments that are reconciled at the same time", least=1)
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()
 
     def __post_init__(self) -> None:
         check_bounds(self)
         require(is_address(self.listen), self, "listen", "host:port")
-        require(self.lease is None or _NAME.fullmatch(self.lease) is not None, self, "lease", "a name of an object")
+        require(self.lease is None or _NAME.fullmatch(self.lease) is not None, self, "lease", "the name of an object")
         for name in ("lease_namespace", "lease_identity"):
             is_complete = bool(getattr(self, name)) or self.lease is None
             require(is_complete, self, name, "a name, which --lease needs")
 
     @property
-    def lease_terms(self) -> Terms | None:
-        """None when the operator acts without a Lease."""
+    def lease_terms(self) -> LeaseTerms | None:
+        """The terms of the Lease; None if the operator acts without one."""
         if self.lease is None:
             return None
         assert self.lease_namespace is not None
         assert self.lease_identity is not None
-        return Terms(
+        return LeaseTerms(
             namespace=self.lease_namespace,
             name=self.lease,
             identity=self.lease_identity,
@@ -89,10 +91,10 @@ class Settings:
         )
 
 
-def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> OperatorSettings:
     """Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
-        Settings,
+        OperatorSettings,
         argv,
         environment,
         prefix=PREFIX,

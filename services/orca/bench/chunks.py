@@ -7,7 +7,7 @@ the gaps between a request's tokens, and the share of requests whose tokens are 
 but for near-ties: sums are taken in another order).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.workload import Workload
 from orca.bench.report import percentile
@@ -111,3 +113,19 @@ def to_json(runs: Sequence[Chunked]) -> list[dict[str, Any]]:
         }
         for each in runs
     ]
+
+
+def figures(runs: Sequence[Chunked], settings: Mapping[str, Setting | None]) -> list[Measured]:
+    """Return the same as figures of a model and a trace with these settings."""
+    found = []
+    for each in runs:
+        chosen = {**settings, "max_batch_tokens": each.max_batch_tokens or "whole"}
+        speeds = [each.tokens / seconds for seconds in each.seconds]
+        gap_s = percentile(each.gaps_s, 0.99)
+        found.append(measured("Generated tokens per second", speeds, "tokens/s", chosen))
+        found.append(
+            measured(
+                "Gap between two tokens of a request, p99", gap_s, "ms", chosen, scale=1000, runs=len(each.seconds)
+            )
+        )
+    return found

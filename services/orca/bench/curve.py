@@ -1,11 +1,14 @@
 """Latency against throughput: the curves of the paper's Figures 10 and 11, one per policy and max batch size."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
 from orca.bench.report import Report, to_json
+from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +91,25 @@ def points_json(points: Sequence[Point]) -> list[dict[str, Any]]:
         }
         for point in points
     ]
+
+
+def figures(points: Sequence[Point], settings: Mapping[str, Setting], *, is_normalised: bool) -> list[Measured]:
+    """Return the points as figures of a sweep with these settings."""
+    usual = ("iteration", RequestLevelPolicy().describe())
+    found = []
+    for point in points:
+        report = point.report
+        chosen = {
+            **settings,
+            "policy": point.policy,
+            "baseline": None if point.scheduling in usual else point.scheduling,
+            "max_batch": point.max_batch_size,
+            "rate_per_s": point.rate,
+        }
+        latency = "Median time per token" if is_normalised else "Median latency"
+        found.append(measured("Requests per second", report.requests_per_s, "requests/s", chosen))
+        if report.ttft_s is not None:
+            latency_s = point.latency_s(is_normalised=is_normalised)
+            found.append(measured(latency, latency_s, "ms", chosen, scale=1000))
+            found.append(measured("Time to first token, p99", report.ttft_s.p99, "ms", chosen, scale=1000))
+    return found

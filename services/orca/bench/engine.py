@@ -5,12 +5,14 @@ together, so this is also what request-level batching would do at its best.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import median
 from typing import Any
 
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
 from orca.bench.trace import GREEDY
 from orca.cli.model_folder import find_model
 from orca.core.domain.engine import Engine, EngineShape
@@ -175,3 +177,19 @@ def to_json(times: Sequence[BatchTime]) -> list[dict[str, Any]]:
         }
         for each in times
     ]
+
+
+def figures(times: Sequence[BatchTime], settings: Mapping[str, Setting | None], *, rounds: int) -> list[Measured]:
+    """Return the same as figures of an engine with these settings, each the median of so many rounds."""
+    found = []
+    for each in times:
+        batch = each.batch
+        chosen = {
+            **settings,
+            "batch": batch.requests,
+            "prompt_tokens": batch.prompt_tokens,
+            "new_tokens": batch.new_tokens,
+        }
+        found.append(measured("Generated tokens per second", each.tokens_per_s, "tokens/s", chosen, runs=rounds))
+        found.append(measured("Time of all prompts", each.first_s, "ms", chosen, scale=1000, runs=rounds))
+    return found

@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from orca.bench import client, engine, overload, plot, report, simulate
 from orca.bench.gpu import command as gpu
 from orca.bench.options import (
+    add_figures_option,
     add_output_options,
     add_server_options,
     add_trace_options,
@@ -33,7 +34,9 @@ from orca.bench.options import (
     positive,
     process,
     program,
+    trace_settings,
     trace_spec,
+    write_figures,
     write_json,
 )
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
@@ -41,9 +44,9 @@ from orca.bench.trace import generate
 from orca.cli.model_folder import find_model
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.settings import POLICIES
-from orca.worker.processors import thread_variables
+from orca.worker.machine import thread_variables
 
 _FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
@@ -54,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one measurement. Returns: 0, 1 when it failed, 130 after Ctrl-C. Raises: SettingError for bad options."""
     ours, up_options = _split(argv)
     options = _parser().parse_args(ours)
+    options.words = ["orca", "bench", *argv]
     try:
         return ACTIONS[options.action](options, up_options) or 0
     except (SettingError, ModelError):
@@ -74,9 +78,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=CommandLineParser)
 
     serve = actions.add_parser("serve", help="one trace against a running server")
     add_server_options(serve)
@@ -96,6 +102,7 @@ def _parser() -> Parser:
     add("--retries", type=not_negative(int), default=2, metavar="N", help="of a refused call (%(default)s)")
     add("--gateway-process", type=process, metavar="PID", help="whose peak of memory is shown")
     add_trace_options(flood, preset="small", requests=100)
+    add_figures_option(flood)
 
     sweep = actions.add_parser("sweep", help="latency against throughput (Figure 10)")
     _add_sweep_options(sweep)
@@ -196,7 +203,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     trace = generate(trace_spec(options, options.rate))
     probe = client.Target(url=options.url, model="", vocab_size=options.vocab_size, api_key=options.api_key)
 
-    async def run() -> list[report.Outcome]:
+    async def run() -> tuple[str, list[report.Outcome]]:
         model = options.model or (await client.served_models(probe))[0]
         target = client.Target(
             url=options.url,
@@ -205,10 +212,10 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             api_key=options.api_key,
             timeout_s=options.timeout,
         )
-        return await client.run_trace(target, trace)
+        return model, await client.run_trace(target, trace)
 
     try:
-        outcomes = asyncio.run(run())
+        model, outcomes = asyncio.run(run())
     except (OSError, ValueError) as error:
         raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
     figures = report.summarise(outcomes)
@@ -216,6 +223,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     write_json(options.json, report.to_json(figures))
     if figures.errors:
         raise BenchFailed(f"{sum(figures.errors.values())} of {len(outcomes)} requests failed")
+    write_figures(options, report.figures(figures, {"model": model, **trace_settings(options, options.rate)}))
 
 
 def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
@@ -230,22 +238,24 @@ def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         seed=options.seed,
     )
 
-    async def run() -> overload.Figures:
+    async def run() -> tuple[str, overload.Figures]:
         [model, *_] = await client.served_models(probe)
-        return await overload.measure(replace(probe, model=model), trace, asked)
+        return model, await overload.measure(replace(probe, model=model), trace, asked)
 
     try:
-        figures = asyncio.run(run())
+        model, figures = asyncio.run(run())
     except (OSError, ValueError) as error:
         raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
     if not figures.capacity_per_s:
         raise BenchFailed("no request ended while the capacity was measured")
     print("\n".join(overload.lines(figures)))
+    peak = None
     if options.gateway_process is not None:
         peak = overload.peak_memory_mib(options.gateway_process)
         print(f"most memory of process {options.gateway_process}: {peak:.0f} MiB")
     if figures.broken:
         raise BenchFailed(f"{len(figures.broken)} accepted calls did not end whole, the first: {figures.broken[0]}")
+    write_figures(options, overload.measured_figures(figures, asked, {"model": model}, peak))
 
 
 class BenchFailed(OrcaError):
@@ -261,7 +271,7 @@ def _homogeneous(options: argparse.Namespace, up_options: Sequence[str]) -> None
 
 
 def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_normalised: bool) -> None:
-    baseline = simulate.baseline(options)
+    baseline, model = simulate.baseline(options), None
     if options.engine == "simulated":
         _refuse(up_options)
         measure: Measure = replace(simulate.simulation(options), baseline=baseline).measure
@@ -276,7 +286,8 @@ def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_nor
         max_batch_sizes=options.max_batch_sizes,
         rates=options.rates or (simulate.RATES if options.engine == "simulated" else (1.0, 2.0, 4.0, 8.0, 16.0)),
     )
-    simulate.show(run_sweep(sweep, measure, _progress), options, is_normalised=is_normalised)
+    points = run_sweep(sweep, measure, _progress)
+    simulate.show(points, options, is_normalised=is_normalised, model=None if model is None else _name(model))
 
 
 def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
@@ -286,7 +297,8 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         for length in options.prompt_tokens
         for size in options.batch_sizes
     ]
-    if options.engine == "simulated":
+    is_simulated = options.engine == "simulated"
+    if is_simulated:
         base = simulate.simulation(options)
         times = engine.time_simulated(base.shape, base.cost, batches)
     else:
@@ -303,8 +315,23 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         )
     print("\n".join(engine.lines(times)))
     write_json(options.json, engine.to_json(times))
+    settings = {
+        "engine": "simulated" if is_simulated else None,
+        "model": options.simulate or "175b" if is_simulated else _name(options.model or _small_model()),
+        "dtype": None if is_simulated else options.dtype,
+        "quantization": None if is_simulated else options.quantization or "none",
+        "stages": options.stages,
+        "threads": None if is_simulated else options.threads,
+    }
+    measured = engine.figures(times, settings, rounds=1 if is_simulated else options.rounds)
+    write_figures(options, measured, device="virtual time" if is_simulated else None)
     if options.plot is not None:
         plot.plot_batches(times, options.plot)
+
+
+def _name(model: str) -> str:
+    """Return what figures call a model: the last part of its folder's or its hub's name."""
+    return Path(model).name
 
 
 def _small_model() -> str:
@@ -329,10 +356,13 @@ def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     runs = chunks.measure(workload, options.max_batch_tokens, dtype=options.dtype, rounds=options.rounds, say=_progress)
     print("\n".join(chunks.lines(runs)))
     write_json(options.json, chunks.to_json(runs))
+    dtype = None if options.dtype == "float32" else options.dtype
+    lengths = trace_settings(options, None)["lengths"]
+    write_figures(options, chunks.figures(runs, {"model": folder.name, "dtype": dtype, "lengths": lengths}))
 
 
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    from orca.bench.peers import compare, table  # torch and safetensors: only here
+    from orca.bench.peers import compare, figures, table  # torch and safetensors: only here
 
     compare.check_environments(options.openvino, options.vllm)
     trace = generate(trace_spec(options, options.rate))
@@ -355,10 +385,12 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         standings = compare.compare(contest, _progress)
         print("\n".join(table.lines(contest, standings)))
         write_json(options.json, table.to_json(contest, standings))
+        write_figures(options, figures.figures(contest, standings, trace_settings(options, options.rate)))
 
 
 def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    from orca.bench.host import run  # Redis and tokenizers: only here
+    from orca.bench.host import figures as host  # Redis and tokenizers: only here
+    from orca.bench.host import run
 
     _refuse(up_options)
     plan = run.Plan(
@@ -376,6 +408,7 @@ def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         figures = run.measure(plan, Path(_small_model()), Path(folder), _progress)
     print("\n".join(run.lines(figures)))
     write_json(options.json, run.to_json(figures))
+    write_figures(options, host.figures(figures))
 
 
 def _refuse(up_options: Sequence[str]) -> None:

@@ -3,13 +3,15 @@
 import argparse
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 import orjson
 
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import append
 from orca.bench.trace import PRESETS, Range, TraceSpec
 from orca.core.domain.errors import SettingError
 
@@ -119,13 +121,32 @@ def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
         raise SettingError(str(error)) from error
 
 
+def trace_settings(options: argparse.Namespace, rate: float | None) -> dict[str, Setting]:
+    """Return what tells figures of different traces apart: their load and their lengths."""
+    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
+    lengths = f"{prompt_tokens} in, {new_tokens} out"
+    if "preset" in options:
+        preset = PRESETS[options.preset]
+        is_preset = prompt_tokens is None and new_tokens is None
+        lengths = options.preset if is_preset else f"{prompt_tokens or preset[0]} in, {new_tokens or preset[1]} out"
+    load = "all at once" if rate is None else f"{rate:g} request{'' if rate == 1 else 's'}/s"
+    return {"load": load, "lengths": lengths}
+
+
 def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
     """Where results go besides the terminal; what cannot be written is refused before a long run, not after."""
     add = parser.add_argument_group("output").add_argument
     add("--json", type=_output_file, metavar="FILE", help="write all figures to FILE")
+    add_figures_option(parser)
     if can_plot:
         shown = ", ".join(PICTURES)
         add("--plot", type=_picture_file, metavar="FILE", help=f"draw the curves into FILE ({shown}; needs matplotlib)")
+
+
+def add_figures_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that keeps figures for the benchmark pages."""
+    shown = "append figures to FILE, with processor, commit and command (services/orca/bench/results/NAME.jsonl)"
+    parser.add_argument("--figures", type=_output_file, metavar="FILE", help=shown)
 
 
 def _output_file(text: str) -> Path:
@@ -151,3 +172,11 @@ def write_json(file: Path | None, content: object) -> None:
     """Write figures where `--json` asks for them."""
     if file is not None:
         file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def write_figures(options: argparse.Namespace, found: Iterable[Measured], device: str | None = None) -> None:
+    """Append figures where `--figures` asks for them.
+
+    Args: device: what was measured, if it is not the processor of this machine.
+    """
+    append(options.figures, found, words=options.words, device=device)

@@ -14,12 +14,14 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 
 from orca.bench.client import EventStream, Target, request_bytes, wrong_count
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
 from orca.bench.trace import Trace
 
 RETRYABLE = frozenset((429, 500, 502, 503, 504))
@@ -85,6 +87,25 @@ def lines(figures: Figures) -> list[str]:
         f"accepted: {figures.accepted}, ended with all tokens {figures.accepted - len(figures.broken)}",
         f"clients: {figures.client_processors:.2f} processors busy, {lateness}",
     ]
+
+
+def measured_figures(
+    figures: Figures, overloading: Overloading, settings: Mapping[str, Setting], memory_mib: float | None
+) -> list[Measured]:
+    """Return the figures for the benchmark pages. Args: memory_mib: the gateway's peak, where it is known."""
+    chosen = {**settings, "factor": overloading.factor}
+    kept = figures.goodput_per_s / figures.capacity_per_s
+    found = [
+        measured("Goodput as a share of the capacity", kept, "%", chosen, scale=100),
+        measured("Refusals per second", len(figures.refusal_s) / overloading.seconds, "refusals/s", chosen),
+        measured("Accepted requests that did not end whole", len(figures.broken), "requests", chosen),
+    ]
+    if len(figures.refusal_s) > 1:
+        found.append(measured("Time of a refusal, median", quantile_ms(figures.refusal_s, 50), "ms", chosen))
+        found.append(measured("Time of a refusal, p99", quantile_ms(figures.refusal_s, 99), "ms", chosen))
+    if memory_mib is not None:
+        found.append(measured("Peak memory of the gateway", memory_mib, "MiB", chosen))
+    return found
 
 
 def peak_memory_mib(process: int) -> float:

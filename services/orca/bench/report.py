@@ -5,11 +5,14 @@ it generated, the median over all requests (ORCA, section 6.2, Figure 10).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
+
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,16 @@ def summarise(outcomes: Sequence[Outcome]) -> Report:
 def to_json(report: Report) -> dict[str, Any]:
     """The report as plain data; seconds and counts, as the fields say."""
     return asdict(report)
+
+
+def figures(report: Report, settings: Mapping[str, Setting]) -> list[Measured]:
+    """Return the report as figures of a run with these settings."""
+    found = [measured("Generated tokens per second", report.tokens_per_s, "tokens/s", settings)]
+    for what, values in (("time to first token", report.ttft_s), ("time per token", report.normalised_s)):
+        if values is not None:
+            found.append(measured(f"Mean {what}", values.mean, "ms", settings, scale=1000))
+            found.append(measured(f"{what.capitalize()}, p99", values.p99, "ms", settings, scale=1000))
+    return found
 
 
 def lines(report: Report) -> list[str]:

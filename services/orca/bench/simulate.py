@@ -12,16 +12,25 @@ from types import MappingProxyType
 
 from orca.bench import curve, report
 from orca.bench.curve import Point
-from orca.bench.options import add_output_options, add_trace_options, listed, trace_spec, write_json
+from orca.bench.figures.figure import Setting
+from orca.bench.options import (
+    add_output_options,
+    add_trace_options,
+    listed,
+    trace_settings,
+    trace_spec,
+    write_figures,
+    write_json,
+)
 from orca.bench.plot import plot_curves
 from orca.bench.simulated_run import Simulation
 from orca.bench.sweep import Sweep, run_sweep
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.engines.simulated_engine import CostModel
-from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 from orca.scheduler.settings import POLICIES
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -48,6 +57,7 @@ ENGINES = MappingProxyType(
 def main(argv: Sequence[str]) -> int:
     """Run one simulation or a sweep of them. Raises: SettingError for bad options."""
     options = _parser().parse_args(list(argv))
+    options.words = ["orca", "simulate", *argv]
     sweep = Sweep(
         spec=trace_spec(options, None),
         policies=known_policies(options.policies),
@@ -57,12 +67,14 @@ def main(argv: Sequence[str]) -> int:
     )
     simulated = replace(simulation(options), baseline=sweep.baseline)
     points = run_sweep(sweep, simulated.measure, lambda text: print(text, file=sys.stderr))
-    show(points, options, is_normalised=True)
+    show(points, options, is_normalised=True, model=None)
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
     add("--max-batch-sizes", type=listed(int), default=(8,), metavar="N,M", help="requests in a batch (8)")
@@ -102,13 +114,13 @@ def add_baseline_options(parser: argparse.ArgumentParser) -> None:
     add("--without-habits", type=listed(str), default=(), metavar="A,B", help=f"switch off, of {', '.join(HABITS)}")
 
 
-def baseline(options: argparse.Namespace) -> RequestLevel:
+def baseline(options: argparse.Namespace) -> RequestLevelPolicy:
     """The baseline that the options ask for. Raises: SettingError."""
     if unknown := sorted(set(options.without_habits) - set(HABITS)):
         raise SettingError(f"--without-habits knows {', '.join(HABITS)}, not {', '.join(unknown)}")
     if options.microbatch_size is not None and options.microbatch_size < 1:
         raise SettingError(f"--microbatch-size cannot be {options.microbatch_size}")
-    return RequestLevel(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
+    return RequestLevelPolicy(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
 
 
 def simulation(options: argparse.Namespace) -> Simulation:
@@ -148,8 +160,11 @@ def known_policies(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool) -> None:
-    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep."""
+def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool, model: str | None) -> None:
+    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep.
+
+    Args: model: the name of the one that a real engine served (None: the engine was simulated).
+    """
     for point in points if len(points) <= 2 else ():
         print(f"{point.curve} at {point.rate:g} requests/s")
         print("\n".join(report.lines(point.report)), end="\n\n")
@@ -158,5 +173,12 @@ def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised:
     print("\n".join(curve.lines(points, is_normalised=is_normalised)))
     print("\n".join(curve.comparison(points, is_normalised=is_normalised)))
     write_json(options.json, curve.points_json(points))
+    settings: dict[str, Setting] = {
+        "engine": "simulated" if model is None else "real",
+        "model": model or options.simulate or "175b",
+        "lengths": trace_settings(options, None)["lengths"],
+    }
+    measured = curve.figures(points, settings, is_normalised=is_normalised)
+    write_figures(options, measured, device="virtual time" if model is None else None)
     if options.plot is not None:
         plot_curves(points, options.plot, is_normalised=is_normalised)

@@ -14,16 +14,16 @@ from orca.bench.trace import GREEDY, Trace, TraceRequest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
-from orca.pool.api import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.memory.pool import MemoryPool
-from orca.scheduler.dependencies import Seams
+from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
+from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
-from orca.scheduler.loop import Choices, Scheduler
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
-from orca.scheduler.policy.request_level import RequestLevel
+from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
 
@@ -35,7 +35,7 @@ class Simulation:
     shape: EngineShape
     cost: CostModel
     prefetch: int = 0
-    baseline: RequestLevel = field(default_factory=RequestLevel)  # what `request_level` stands for
+    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # what `request_level` stands for
 
     def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[Report]:
         """A report of each trace (see `sweep.Measure`). Raises: SettingError when the policy cannot run here."""
@@ -50,20 +50,20 @@ class Simulation:
                 f"{self.shape.slots} slots and a length of {self.shape.max_model_len}"
             )
         chosen = self._policy(policy)
-        choices = Choices(max_batch_size=max_batch_size, prefetch=self.prefetch)
+        choices = SchedulingOptions(max_batch_size=max_batch_size, prefetch=self.prefetch)
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
         return virtual_time.run(self._run(chosen, choices, trace, observer or Observer()))
 
     def _policy(self, name: str) -> Policy:
         if name == "iteration":
-            return Iteration()
+            return IterationPolicy()
         assert name == "request_level", name
         return self.baseline
 
-    async def _run(self, policy: Policy, choices: Choices, trace: Trace, observer: Observer) -> list[Outcome]:
+    async def _run(self, policy: Policy, choices: SchedulingOptions, trace: Trace, observer: Observer) -> list[Outcome]:
         pool = WatchedPool(len(trace.requests))
-        seams = Seams(
+        dependencies = Dependencies(
             pool=pool,
             engine=SimulatedEngine(self.shape, cost=self.cost),
             policy=policy,
@@ -73,7 +73,7 @@ class Simulation:
             wall_ms=virtual_time.VirtualClock().wall_ms,
             observer=observer,
         )
-        scheduler = Scheduler(seams, choices)
+        scheduler = GroupScheduler(dependencies, choices)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(scheduler.run())
             await pool.is_served.wait()

@@ -15,7 +15,7 @@ from orca.bench.curve import Point
 from orca.bench.report import Report, summarise
 from orca.bench.system import running_system
 from orca.bench.trace import Range, Trace, TraceSpec, generate
-from orca.scheduler.policy.request_level import HABITS, RequestLevel
+from orca.scheduler.policy.request_level import HABITS, RequestLevelPolicy
 
 Measure = Callable[[str, int, Sequence[Trace]], Iterable[Report]]
 """(policy, max batch size, traces) -> a report of each trace, each from an idle system."""
@@ -30,7 +30,7 @@ class Sweep:
 
     spec: TraceSpec  # its rate is replaced by each of `rates`
     policies: Sequence[str]
-    baseline: RequestLevel = field(default_factory=RequestLevel)  # what `request_level` stands for
+    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # what `request_level` stands for
     max_batch_sizes: Sequence[int]
     rates: Sequence[float]  # requests/s
 
@@ -72,7 +72,7 @@ def _at_rate(spec: TraceSpec, rate: float) -> TraceSpec:
     )
 
 
-def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevel, *, vocab_size: int) -> Measure:
+def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevelPolicy, *, vocab_size: int) -> Measure:
     """Measures `orca up` on this machine: one system per policy and max batch size, one trace after the other."""
 
     async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[Report]:
@@ -89,7 +89,7 @@ def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevel, 
     return measure
 
 
-def baseline_flags(baseline: RequestLevel) -> list[str]:
+def baseline_flags(baseline: RequestLevelPolicy) -> list[str]:
     """The baseline as `orca up` is told."""
     flags = [] if baseline.microbatch_size is None else ["--microbatch-size", str(baseline.microbatch_size)]
     off = [name for name in HABITS if name not in baseline.habits.in_force()]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from orca.bench.client import Target, get_json, served_models
 from orca.core.domain.errors import OrcaError
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 
 READY_WITHIN_S = 300.0
@@ -92,7 +92,7 @@ async def running_server(server: Server, *, on_start: Callable[[int], None] | No
 def _start(server: Server) -> "subprocess.Popen[bytes]":
     with server.log.open("wb") as output:
         return subprocess.Popen(
-            leashed(server.command),
+            die_with_parent(server.command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

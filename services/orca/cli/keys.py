@@ -8,9 +8,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 
-from orca.core.api_keys import ApiKey, KeyFileError, Limits, digest, is_name, line, make_key, parse_keys
+from orca.core.api_keys import ApiKey, KeyFileError, KeyLimits, is_name, key_digest, key_line, make_key, parse_keys
 from orca.core.domain.errors import SettingError
-from orca.core.process.command_line import Parser
+from orca.core.process.command_line import CommandLineParser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
             f"NAME {options.name!r} is not valid: use up to 64 letters, digits, dots, dashes and underscores"
         )
     key = make_key()
-    limits = Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)})
-    written = line(ApiKey(options.name, digest(key), limits))
+    limits = KeyLimits(**{limit.name: getattr(options, limit.name) for limit in fields(KeyLimits)})
+    written = key_line(ApiKey(options.name, key_digest(key), limits))
     try:
         parse_keys(written)
     except KeyFileError as error:
@@ -31,9 +31,11 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="orca keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="orca keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=CommandLineParser)
     make = actions.add_parser("make", help="make a new key")
     make.add_argument("name", metavar="NAME", help="name of the owner; appears in logs and metrics")
     make.add_argument(

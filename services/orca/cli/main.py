@@ -11,10 +11,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
+from orca.cli.version import PrintVersion
 from orca.core.domain.errors import ModelError, SettingError
-from orca.core.process.gc_freeze import imported
+from orca.core.process.gc_freeze import import_frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options = parser.parse_args(words)
     try:
-        module = imported(COMMANDS[options.command].module)
+        module = import_frozen(COMMANDS[options.command].module)
         return module.main(options.arguments) or 0
     except (SettingError, ModelError) as error:
         print(f"orca {options.command}: {error}", file=sys.stderr)
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"orca {version('orca-serving')}")
+    parser.add_argument("--version", action=PrintVersion)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -1,11 +1,11 @@
-"""Keys of clients as they are kept: a name and a hash, a line each in a file.
+"""API keys of clients as a file holds them: one line for each key, with a name and a hash.
 
     # who may call, and how much
     alice: sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
     batch: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 requests_per_minute=60 calls=4
 
-`orca keys make NAME` makes a key and its line. A key has 256 random bits, so its plain SHA-256 tells nothing about it;
-a slow hash would only make calls slow. Names appear in logs and metrics, keys nowhere.
+`orca keys make NAME` makes a key and its line. A key has 256 random bits, so its plain SHA-256 does not reveal it; a
+slow hash would only make calls slow. Names appear in logs and metrics, keys nowhere.
 """
 
 import hashlib
@@ -27,45 +27,45 @@ _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class KeyFileError(OrcaError):
-    """A file of keys that cannot be used. Says which line, never what is in it: that may be a key."""
+    """A file of keys that cannot be used. The message names the line and never quotes it: the line may hold a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one key may do; None bounds nothing. Each is counted by each gateway for itself."""
+class KeyLimits:
+    """The limits of one key; None means no limit. Each gateway counts for itself."""
 
     requests_per_minute: int | None = None  # prompts x n of a call; a minute's worth may come at once
-    # Answers under way; unset takes the setting calls_per_key_max. In the background a call is answered at once.
+    # Calls that are being answered; unset means the setting calls_per_key_max. A background call is answered at once.
     calls: int | None = None
-    queue_percent: int | None = None  # priority: refused once the pool's queue is filled so far, [1, 100]
+    queue_percent: int | None = None  # priority: refuse calls once the pool's queue is filled this far, [1, 100]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     name: str
     digest: bytes  # SHA-256 of the key
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
 
 
-def digest(key: str) -> bytes:
-    """What is kept of a key, and compared."""
+def key_digest(key: str) -> bytes:
+    """Return the SHA-256 of a key: the gateway stores and compares this."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def make_key() -> str:
-    """A new key. Its first letters let scanners for leaked secrets know one."""
+    """Return a new key. Scanners for leaked secrets recognize it by its first letters."""
     return f"orca-{secrets.token_urlsafe(32)}"
 
 
-def line(key: ApiKey) -> str:
-    """The line of a file that holds this key."""
-    given = [(limit.name, getattr(key.limits, limit.name)) for limit in fields(Limits)]
+def key_line(key: ApiKey) -> str:
+    """Return the line that stands for this key in a file of keys."""
+    given = [(limit.name, getattr(key.limits, limit.name)) for limit in fields(KeyLimits)]
     words = [f"{name}={value}" for name, value in given if value is not None]
     return " ".join([f"{key.name}: sha256:{key.digest.hex()}", *words])
 
 
 def read_keys(file: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file; none when it has no lines but comments. Raises: KeyFileError."""
+    """Read the keys of a file; none if it holds only comments. Raises: KeyFileError."""
     try:
         with file.open("rb") as source:
             content = source.read(FILE_BYTES_MAX + 1)
@@ -82,7 +82,7 @@ def read_keys(file: Path) -> tuple[ApiKey, ...]:
 
 
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """Raises: KeyFileError naming the line."""
+    """Read keys from the text of a file. Raises: KeyFileError naming the line."""
     keys = []
     for number, content in enumerate(text.splitlines(), start=1):
         if words := content.partition("#")[0].split():
@@ -95,17 +95,17 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 
 
 def check_distinct(keys: Sequence[ApiKey]) -> None:
-    """Raises: KeyFileError when a name or a key is there twice, or there are too many."""
+    """Raise for a name or a key that occurs twice, and for too many keys. Raises: KeyFileError."""
     if len(keys) > KEYS_MAX:
         raise KeyFileError(f"more than {KEYS_MAX} keys")
-    if name := _twice(key.name for key in keys):
-        raise KeyFileError(f"the name {name} is there twice")
+    if name := _first_repeated(key.name for key in keys):
+        raise KeyFileError(f"the name {name} occurs twice")
     if len({key.digest for key in keys}) < len(keys):
-        raise KeyFileError("one key is there under two names")
+        raise KeyFileError("one key has two names")
 
 
 def is_name(text: str) -> bool:
-    """Whether a key may have this name: letters, digits, dots, dashes, underscores."""
+    """Return whether a key may have this name: letters, digits, dots, dashes, underscores."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -117,22 +117,22 @@ def _parse_line(words: Sequence[str]) -> ApiKey:
     return ApiKey(name, bytes.fromhex(hashed[1]), _parse_limits(words[2:]))
 
 
-def _parse_limits(words: Sequence[str]) -> Limits:
-    known = {limit.name for limit in fields(Limits)}
+def _parse_limits(words: Sequence[str]) -> KeyLimits:
+    known = {limit.name for limit in fields(KeyLimits)}
     limits: dict[str, int] = {}
     for word in words:
         name, _, number = word.partition("=")
         if name not in known:
-            raise KeyFileError(f"has a limit that is none of {', '.join(sorted(known))}")
+            raise KeyFileError(f"has an unknown limit; the limits are {', '.join(sorted(known))}")
         if name in limits or not number.isdecimal() or len(number) > 9 or int(number) < 1:
-            raise KeyFileError(f"{name} must be there once, as a whole number from 1 on")
+            raise KeyFileError(f"{name} must occur once and be a whole number of 1 or more")
         limits[name] = int(number)
     if limits.get("queue_percent", 0) > 100:
         raise KeyFileError("queue_percent must be 100 or less")
-    return Limits(**limits)
+    return KeyLimits(**limits)
 
 
-def _twice(names: Iterable[str]) -> str | None:
+def _first_repeated(names: Iterable[str]) -> str | None:
     seen: set[str] = set()
     for name in names:
         if name in seen:

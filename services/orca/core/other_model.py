@@ -1,9 +1,9 @@
-"""How a gateway is told of a model beside its own, as one word of `--other-models`; whoever starts gateways writes it.
+"""A model besides a gateway's own, as one entry of `--other-models`. Those who start gateways write such entries.
 
     /models/old?name=austen&dtype=bfloat16&max_model_len=512
 
-A folder, and behind a question mark, in the form of a URL's query, what the flags of those names are for the gateway's
-own model. Commas part such words, so one in a name or a folder is written %2C.
+An entry is a folder and, after a question mark, the same options that the gateway's own model has as flags, in the form
+of a URL's query. Entries are comma-separated, so a comma in a name or a folder is written %2C.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ DTYPE = "float32"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherModel:
     folder: str
-    name: str | None = None  # what clients call it; None takes the folder's name
+    name: str | None = None  # what clients call it; None means the folder's name
     dtype: str = DTYPE
     quantization: str | None = None  # None leaves weights in dtype
-    max_model_len: int | None = None  # in tokens; None takes what the model allows
+    max_model_len: int | None = None  # in tokens; None means what the model allows
 
-    def word(self) -> str:
-        """As `read` takes it."""
+    def to_text(self) -> str:
+        """Return the entry that `from_text` reads."""
         fields = {
             "name": self.name,
             "dtype": self.dtype,
@@ -34,14 +34,14 @@ class OtherModel:
         return f"{quote(self.folder)}?{urlencode(given)}"
 
     @classmethod
-    def read(cls, word: str) -> "OtherModel":
-        """Raises: ValueError when it is not of the form, names another field, or has a value that no model can have."""
-        folder, _, query = word.partition("?")
+    def from_text(cls, text: str) -> "OtherModel":
+        """Read an entry. Raises: ValueError for another form, an unknown option, or a value that no model can have."""
+        folder, _, query = text.partition("?")
         given = {name: values[-1] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
         names = ("name", "dtype", "quantization", "max_model_len")
         name, dtype, quantization, length = (given.pop(field, None) for field in names)
         if given or not folder or dtype not in (None, *DTYPES) or quantization not in (None, *QUANTIZATIONS):
-            raise ValueError(word)
+            raise ValueError(text)
         return cls(
             folder=unquote(folder),
             name=name,

@@ -1,9 +1,9 @@
-"""What a client sees when something is wrong, all of it decided here.
+"""Error answers to clients; every one is decided here.
 
-ApiError        an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
-`answer_to`     OrcaError -> ApiError
-`answer_to_end` the reason of an end that is none of the generation's own -> ApiError
-`response_to`   ApiError -> HTTP
+ApiError            an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
+`api_error`         OrcaError -> ApiError
+`end_error`         the reason of an end from outside the generation -> ApiError
+`error_response`    ApiError -> HTTP
 """
 
 import logging
@@ -35,7 +35,7 @@ MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1000, 100
 
 
 class ApiError(Exception):
-    """An error answer. `body()` is what goes out, in a response or as an event of a stream."""
+    """An error answer. `body()` is sent in a response or as an event of a stream."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class ApiError(Exception):
         """
         Args:
             kind: OpenAI's `type`.
-            param: the field at fault; None, never an empty word, where it is none or has no name.
-            code: a word for programs, of this kind of refusal only.
+            param: the field at fault; None, never empty, if there is none or it has no name.
+            code: a code for programs, of this kind of refusal only.
             closes: the rest of the request was not read, so the connection cannot be used again.
-            is_final: tell the official clients, which try 408, 409, 429 and 5xx again, not to.
+            is_final: tell the official clients, which retry 408, 409, 429 and 5xx, not to retry.
         """
         super().__init__(message)
         self.status = status
-        # Words of the client's that are quoted may have megabytes.
+        # A quotation from the client may have megabytes.
         self.message = _shortened(message, MESSAGE_CHARACTERS_MAX)
         self.kind = kind
         self.param = _shortened(param, PARAM_CHARACTERS_MAX) if param else None
@@ -75,7 +75,7 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         headers = {}
         if self.retry_after_s is not None:
-            # The official clients look at the finer one first; those that come in whole seconds come all at once.
+            # The official clients read the milliseconds first; in whole seconds they would all come back together.
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
             headers["retry-after-ms"] = str(math.ceil(self.retry_after_s * 1000))
         if self.closes:
@@ -87,8 +87,8 @@ class ApiError(Exception):
         return headers
 
 
-def answer_to(error: OrcaError) -> ApiError:
-    """The one mapping from our errors to HTTP."""
+def api_error(error: OrcaError) -> ApiError:
+    """Map our errors to HTTP; no other function does."""
     message = str(error)
     match error:
         case NeverFits():
@@ -98,31 +98,29 @@ def answer_to(error: OrcaError) -> ApiError:
         case QueueFull():
             return ApiError(429, message, kind="overloaded_error", code="queue_full", retry_after_s=error.retry_after_s)
         case NameTaken():
-            message = "this Idempotency-Key was used for another call: the same key means the same path and body"
+            message = "this Idempotency-Key was used for another call: the same key needs the same path and body"
             return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
         case PoolFull():
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_full", retry_after_s=error.retry_after_s)
         case PoolNotDurable():
-            message = "the request pool cannot keep what it would accept at the moment"
+            message = "the request pool cannot store requests durably at the moment"
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_not_durable", retry_after_s=1)
         case PoolUnavailable():
-            # Its own words name addresses of ours.
+            # Its own message names internal addresses.
             log.warning("a call was refused, the pool does not answer: %s", message)
             message = "the request pool does not answer"
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_unavailable", retry_after_s=1)
         case UnknownRequest():
-            return ApiError(
-                404, f"there is no request {message!r}, or its time to be read is over", code="unknown_request"
-            )
+            return ApiError(404, f"there is no request {message!r}, or it is no longer stored", code="unknown_request")
         case _:
             return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def answer_to_end(reason: FinishReason) -> ApiError | None:
-    """The error behind an end from outside; None for the ends that a generation comes to by itself.
+def end_error(reason: FinishReason) -> ApiError | None:
+    """Return the error for an end from outside; None for a generation's own ends.
 
-    A deadline and a cancellation were somebody's wish, and a failure went through every attempt that the pool grants: a
-    client that tried again would have it all computed anew. Only a replaced model serves the same call at once.
+    Somebody asked for a deadline or a cancellation, and a failure has used every attempt that the pool grants: if the
+    client tried again, all would be computed again. Only after a replaced model the same call is served at once.
     """
     match reason:
         case FinishReason.STOP | FinishReason.LENGTH:
@@ -136,13 +134,13 @@ def answer_to_end(reason: FinishReason) -> ApiError | None:
             message = "the model was replaced before the request could finish"
             return ApiError(503, message, kind=UNAVAILABLE, code="model_replaced", retry_after_s=1)
         case FinishReason.ERROR:
-            # Also alone (pool/poison.py), or the first group to form was too small for what was accepted before it.
-            message = "the request cannot be run: it broke every group that ran it, or none has memory for it"
+            # It failed alone too (pool/poison.py), or the first group was too small for a request accepted before it.
+            message = "the request cannot be run: every group that ran it failed, or none has memory for it"
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)
 
 
-def response_to(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    """Args: headers: of the answer besides the error's own."""
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """Args: headers: of the response, in addition to the error's own."""
     return Response(
         error.body(),
         status_code=error.status,
@@ -151,5 +149,5 @@ def response_to(error: ApiError, headers: Mapping[str, str] | None = None) -> Re
     )
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _shortened(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else f"{text[: characters_max - 3]}..."

@@ -1,4 +1,4 @@
-"""What all calls of a gateway process share."""
+"""The parts of a gateway process that all calls share."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,7 +8,7 @@ from typing import Any
 from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.http.receive import Intake
+from orca.gateway.http.receive import BodyBudget
 from orca.gateway.limits.drain import Drain
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.overload import Overload
@@ -20,7 +20,7 @@ from orca.pool.api import Pool
 
 @dataclass(slots=True, kw_only=True)
 class Gateway:
-    """Its parts; nothing of a call outlives its connection but what is in `finishing`."""
+    """The parts of a gateway process. Only tasks in `finishing` outlive the connection of their call."""
 
     pool: Pool
     models: Models
@@ -32,12 +32,12 @@ class Gateway:
     readers: Readers
     keys: KeyRing
     overload: Overload
-    intake: Intake
+    body_budget: BodyBudget
     drain: Drain = field(default_factory=Drain)
     finishing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what is left of a call behind its answer; an ending process waits for it a while."""
+        """Do the rest of a call's work after its answer. A process that ends waits for it a while."""
         task = asyncio.create_task(work)
         self.finishing.add(task)
         task.add_done_callback(self.finishing.discard)

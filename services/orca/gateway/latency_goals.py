@@ -1,22 +1,22 @@
 """Latency goals of a call: the headers `x-slo-ttft-ms` and `x-slo-tpot-ms`, as benchmark clients send them.
 
-ttft    from the submission of a request until its first token is committed
-tpot    mean time of the tokens behind the first: (last token - first token) / (tokens - 1)
+ttft    time to first token: from the submission of a request until its first token is committed
+tpot    time per output token: the mean after the first token, (last token - first token) / (tokens - 1)
 
-Both are told by the pool's clock, so that every gateway judges alike; a time as long as the goal meets it. The gap
-between two single tokens (ITL) is another goal, for which no client has a header and the pool keeps no times.
+Both are measured by the pool's clock, so that all gateways give the same judgement. A time that equals the goal meets
+it. The gap between two single tokens (ITL) is another goal: no client has a header for it, and the pool keeps no times.
 
-Goals are soft: a request is judged by them, which its state, the log, spans and metrics tell, and they end nothing.
-They never show in an answer's bytes, which any gateway must write alike.
+Goals are soft: a request is judged by them, and its state, the log, spans and metrics report the judgement. They end
+nothing. They never change an answer's bytes, which must be the same from any gateway.
 
 With the setting `slo_enforce` they become deadlines of the pool, which ends a request as `deadline_exceeded`:
 
-- one with a ttft goal, when it has no token by then;
-- one with both goals, when it has not ended after ttft + (max_new_tokens - 1) x tpot. Only then is a goal missed for
-  certain: until that moment the tokens that are left might still come fast enough. So what is ended has missed a goal,
-  and not all that misses one is ended: an answer may be slow and short.
+- with a ttft goal, if the request has no token by then;
+- with both goals, if it has not ended after ttft + (max_new_tokens - 1) x tpot. Only then a goal is certainly missed:
+  until that moment the remaining tokens might still come fast enough. So every request that is ended has missed a goal,
+  but not every request that misses one is ended: an answer may be slow and short.
 
-A tpot goal alone bounds nothing, since it does not say when the first token is to come.
+A tpot goal alone sets no deadline, since it does not say when the first token is due.
 """
 
 import math
@@ -30,16 +30,16 @@ from starlette.datastructures import Headers
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import FinishReason
-from orca.pool.api import RequestStatus
+from orca.pool.records import RequestStatus
 
 SCHEMA_LEAST = 2
-"""In a pool with an older schema in force goals are read and left out: parts of the release before would have to read
-them, and know no such field."""
+"""While an older schema is in force in the pool, goals are checked but not stored: processes of the release before
+would have to read them, and do not know the field."""
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 MS_MAX = 2**31
 _NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")
-_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Goal(StrEnum):
@@ -47,14 +47,14 @@ class Goal(StrEnum):
     TPOT = "tpot"
 
 
-class Outcome(StrEnum):
+class GoalOutcome(StrEnum):
     MET = "met"
     MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
-    """What a call asks of its requests, each by itself, in milliseconds; None asks nothing."""
+class LatencyGoals:
+    """The goals that a call has for each of its requests, in milliseconds; None for no goal."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -62,29 +62,29 @@ class Goals:
 
     @property
     def named(self) -> dict[Goal, float]:
-        """The goals that there are."""
+        """The goals that are set."""
         goals = {Goal.TTFT: self.ttft_ms, Goal.TPOT: self.tpot_ms}
         return {goal: ms for goal, ms in goals.items() if ms is not None}
 
     @property
     def first_token_deadline_ms(self) -> int | None:
-        """Of each request, from its submission."""
+        """The deadline for the first token of each request, from its submission."""
         return math.ceil(self.ttft_ms) if self.is_enforced and self.ttft_ms is not None else None
 
     def deadline_ms(self, asked_ms: int | None, max_new_tokens: int) -> int | None:
-        """The sooner of the deadline that the call asks for and the bound of both goals, from submission."""
+        """Return the sooner of the call's own deadline and the limit of both goals, from submission."""
         if not self.is_enforced or self.ttft_ms is None or self.tpot_ms is None:
             return asked_ms
         bound_ms = math.ceil(self.ttft_ms + (max_new_tokens - 1) * self.tpot_ms)
         return bound_ms if asked_ms is None else min(asked_ms, bound_ms)
 
 
-NO_GOALS = Goals()
+NO_GOALS = LatencyGoals()
 
 
-def read_goals(headers: Headers, *, is_enforced: bool) -> Goals:
-    """The goals that a call's headers ask for. Raises: InvalidRequest that names the header."""
-    return Goals(
+def read_goals(headers: Headers, *, is_enforced: bool) -> LatencyGoals:
+    """Read the goals from a call's headers. Raises: InvalidRequest that names the header."""
+    return LatencyGoals(
         ttft_ms=_milliseconds(headers, TTFT_HEADER),
         tpot_ms=_milliseconds(headers, TPOT_HEADER),
         is_enforced=is_enforced,
@@ -98,93 +98,95 @@ def _milliseconds(headers: Headers, name: str) -> float | None:
     text = ", ".join(values)
     number = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not 0 < number <= MS_MAX:
-        raise InvalidRequest(f"the {name} header must be milliseconds above 0, up to {MS_MAX}", param=name)
+        raise InvalidRequest(
+            f"the {name} header must be a number of milliseconds above 0 and up to {MS_MAX}", param=name
+        )
     return number
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What the pool's times say of a request, in milliseconds; None while it cannot be told, or never can."""
+    """The latencies of a request by the pool's times, in milliseconds; None while unknown, or if they never exist."""
 
     ttft_ms: int | None
     tpot_ms: float | None
 
 
 def latency_of(status: RequestStatus) -> Latency:
-    """A mean needs two tokens and an end that came with the last: one from outside comes later."""
+    """Compute the latencies. A mean needs two tokens, and an end that came with the last one and not from outside."""
     first, end = status.first_token_ms, status.end
     if first is None:
         return Latency(None, None)
     # The wall clock may have been set back.
     ttft_ms = max(0, first - status.request.submitted_ms)
-    if end is None or status.ended_ms is None or end.reason not in _BY_ITSELF or end.count < 2:
+    if end is None or status.ended_ms is None or end.reason not in _OWN_ENDS or end.count < 2:
         return Latency(ttft_ms, None)
     return Latency(ttft_ms, max(0, status.ended_ms - first) / (end.count - 1))
 
 
-def judge(goals: Goals, status: RequestStatus, waited_ms: float = 0) -> dict[Goal, Outcome]:
-    """The goals of a request that are decided.
+def judge(goals: LatencyGoals, status: RequestStatus, waited_ms: float = 0) -> dict[Goal, GoalOutcome]:
+    """Judge those goals of a request that are decided.
 
-    What was cut off is judged only where going on could not have changed it: a client that cancels before its goals are
-    missed leaves them undecided.
+    A request that was cut off is judged only if going on could not have changed the result: if a client cancels before
+    its goals are missed, they stay undecided.
 
-    Args: waited_ms: how long it is known to have waited, for one that is not waited for any more.
+    Args: waited_ms: for a request without a reader, how long it had waited when its reader left.
     """
-    found: dict[Goal, Outcome] = {}
+    found: dict[Goal, GoalOutcome] = {}
     latency = latency_of(status)
     if goals.ttft_ms is not None:
         if latency.ttft_ms is not None:
             found[Goal.TTFT] = _compare(latency.ttft_ms, goals.ttft_ms)
         elif _is_without_first_token(status, goals.ttft_ms, waited_ms):
-            found[Goal.TTFT] = Outcome.MISSED
+            found[Goal.TTFT] = GoalOutcome.MISSED
     if goals.tpot_ms is not None:
         if latency.tpot_ms is not None:
             found[Goal.TPOT] = _compare(latency.tpot_ms, goals.tpot_ms)
         elif _is_too_slow_for_all_tokens(status, goals.tpot_ms):
-            found[Goal.TPOT] = Outcome.MISSED
+            found[Goal.TPOT] = GoalOutcome.MISSED
     return found
 
 
-def _compare(ms: float, goal_ms: float) -> Outcome:
-    return Outcome.MET if ms <= goal_ms else Outcome.MISSED
+def _compare(ms: float, goal_ms: float) -> GoalOutcome:
+    return GoalOutcome.MET if ms <= goal_ms else GoalOutcome.MISSED
 
 
 def _is_without_first_token(status: RequestStatus, goal_ms: float, waited_ms: float) -> bool:
-    """Has it waited longer than the goal, or ended by a failure of the service before its first token?"""
+    """Return whether it waited longer than the goal, or ended by a failure of the service before its first token."""
     if status.end is None or status.ended_ms is None:
         return waited_ms > goal_ms
-    if status.end.reason in (FinishReason.CANCELLED, *_BY_ITSELF):
+    if status.end.reason in (FinishReason.CANCELLED, *_OWN_ENDS):
         return status.ended_ms - status.request.submitted_ms > goal_ms
     return True
 
 
 def _is_too_slow_for_all_tokens(status: RequestStatus, goal_ms: float) -> bool:
-    """Was it cut off after a time in which all tokens that it may have should have come?"""
+    """Return whether it was cut off after a time in which all its allowed tokens should have come."""
     first_token_ms, ended_ms, end = status.first_token_ms, status.ended_ms, status.end
-    if first_token_ms is None or ended_ms is None or end is None or end.reason in _BY_ITSELF:
+    if first_token_ms is None or ended_ms is None or end is None or end.reason in _OWN_ENDS:
         return False
     return ended_ms - first_token_ms >= (status.request.max_new_tokens - 1) * goal_ms
 
 
-def summary(goals: Goals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
-    """Of a call's requests, for a log line or a span: each goal, the slowest time, and how many missed it."""
-    said: dict[str, int | float] = {}
+def summary(goals: LatencyGoals, statuses: Mapping[str, RequestStatus]) -> dict[str, int | float]:
+    """Summarize a call for a log line or a span: each goal, the slowest time, and the number of misses."""
+    fields: dict[str, int | float] = {}
     for goal, goal_ms in goals.named.items():
         times = [getattr(latency_of(status), f"{goal}_ms") for status in statuses.values()]
-        told = [ms for ms in times if ms is not None]
+        known = [ms for ms in times if ms is not None]
         outcomes = [judge(goals, status).get(goal) for status in statuses.values()]
-        said |= {f"slo_{goal}_ms": goal_ms, f"slo_{goal}_missed": outcomes.count(Outcome.MISSED)}
-        said |= {f"{goal}_ms": round(max(told), 3)} if told else {}
-    return said
+        fields |= {f"slo_{goal}_ms": goal_ms, f"slo_{goal}_missed": outcomes.count(GoalOutcome.MISSED)}
+        fields |= {f"{goal}_ms": round(max(known), 3)} if known else {}
+    return fields
 
 
 def header_parameters() -> list[dict[str, Any]]:
-    """The headers as an OpenAPI document has them."""
+    """Return the headers in the form of an OpenAPI document."""
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
-    soft = "A soft goal: judged and counted, ends nothing unless the deployment enforces it."
+    soft = "A soft goal: it is judged and counted, and ends nothing unless the deployment enforces it."
     texts = {
         TTFT_HEADER: "Milliseconds until the first token of each choice.",
-        TPOT_HEADER: "Mean milliseconds of each token behind the first.",
+        TPOT_HEADER: "Mean milliseconds for each token after the first.",
     }
     return [
         {"name": name, "in": "header", "required": False, "schema": number, "description": f"{text} {soft}"}

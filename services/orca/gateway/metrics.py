@@ -4,8 +4,8 @@ import itertools
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from orca.gateway.latency_goals import Goal, Outcome
-from orca.pool.counts import PoolStats
+from orca.gateway.latency_goals import Goal, GoalOutcome
+from orca.pool.records import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -13,20 +13,20 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 
 _POOL_GAUGES = {
     "up": "1 when the pool answers.",
-    "requests_waiting": "Requests queued in the pool, by all gateways.",
-    "requests_waiting_max": "Most that may wait; more are refused at the door.",
+    "requests_waiting": "Requests queued in the pool, from all gateways.",
+    "requests_waiting_max": "Most requests that may wait; further ones are refused.",
     "requests_running": "Requests owned by a group.",
-    "requests_ended": "Ended records kept for their retention.",
-    "oldest_wait_seconds": "Age of the oldest request that waits.",
-    "reserved_bytes": "Bytes promised to accepted requests.",
-    "reserved_bytes_max": "Most that may be promised; calls beyond are refused at the door.",
-    "groups": "Groups with a living seat.",
-    "groups_formed": "Groups that serve: 0 is nobody.",
+    "requests_ended": "Records of ended requests that are kept for their retention time.",
+    "oldest_wait_seconds": "Age of the oldest waiting request.",
+    "reserved_bytes": "Bytes reserved for accepted requests.",
+    "reserved_bytes_max": "Most bytes that may be reserved; further requests are refused.",
+    "groups": "Groups whose scheduler holds a seat.",
+    "groups_formed": "Groups that serve; with 0 no request is computed.",
 }
 
 
 class Metrics:
-    """One registry per app, so that several can live in one process."""
+    """The metrics of one application. Each has its own registry, so that several can exist in one process."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -36,14 +36,14 @@ class Metrics:
             return metric.labels(model)
 
         self.time_to_first_token = histogram(
-            "orca_time_to_first_token_seconds", "From the call to its first token.", _SECONDS
+            "orca_time_to_first_token_seconds", "Time from a call to its first token.", _SECONDS
         )
         self.inter_token_latency = histogram(
-            "orca_inter_token_latency_seconds", "Between two tokens of a choice, as written.", _TOKEN_SECONDS
+            "orca_inter_token_latency_seconds", "Time between two tokens of a choice, as they are sent.", _TOKEN_SECONDS
         )
-        self.e2e_latency = histogram("orca_e2e_request_latency_seconds", "From the call to its end.", _SECONDS)
+        self.e2e_latency = histogram("orca_e2e_request_latency_seconds", "Time from a call to its end.", _SECONDS)
         self.prompt_tokens = histogram("orca_request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.generation_tokens = histogram("orca_request_generation_tokens", "Tokens generated for it.", _TOKENS)
+        self.generation_tokens = histogram("orca_request_generation_tokens", "Generated tokens of a request.", _TOKENS)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -53,7 +53,7 @@ class Metrics:
 
         self.prompt_tokens_total = counter(
             "orca_prompt_tokens",
-            "Prompt tokens of accepted calls, a call repeated under its key each time.",
+            "Prompt tokens of accepted calls; a repeated call counts each time.",
             "model_name",
         ).labels(model)
         self.generation_tokens_total = counter(
@@ -61,7 +61,7 @@ class Metrics:
         ).labels(model)
         self._success = counter(
             "orca_request_success",
-            "Requests ended, whatever the reason: deadline_exceeded and error are among them.",
+            "Requests that ended, for any reason, including deadline_exceeded and error.",
             "model_name",
             "finished_reason",
         )
@@ -70,31 +70,33 @@ class Metrics:
             "Requests that met or missed a latency goal of their call.",
             *("model_name", "goal", "outcome"),
         )
-        for goal, outcome in itertools.product(Goal, Outcome):
-            # There from the start, so that a rate of misses can be told from the first one on.
+        for goal, outcome in itertools.product(Goal, GoalOutcome):
+            # Created at the start, so that a rate shows the first miss.
             self._goals.labels(model, goal, outcome)
         self._http = counter(
             "orca_http_requests",
-            "HTTP requests answered; of the method and route `none` are those refused before any was known.",
+            "Answered HTTP requests. Those refused before method and route were known have `none` for both.",
             *("method", "route", "status"),
         )
-        self._by_key = counter("orca_api_key_requests", "HTTP requests answered, by the key's name.", "key", "status")
-        self.key_file_broken = gauge(
-            "orca_api_keys_file_broken", "1 while the file of keys cannot be used: old keys hold."
+        self._by_key = counter(
+            "orca_api_key_requests", "Answered HTTP requests by the name of their key.", "key", "status"
         )
-        self.open_connections = gauge("orca_open_generations", "Connections that wait for tokens.")
+        self.key_file_broken = gauge(
+            "orca_api_keys_file_broken", "1 while the file of API keys cannot be used; then the old keys stay valid."
+        )
+        self.open_connections = gauge("orca_open_generations", "Open connections that wait for tokens.")
         self.asyncio_tasks = gauge(
             "orca_asyncio_tasks",
-            "Tasks of this process's event loop that have not ended, that of the scrape among them.",
+            "Unfinished tasks of this process's event loop, including the scrape's own.",
         )
-        self.disconnects = counter("orca_client_disconnects", "Clients that left before their answer was whole.")
+        self.disconnects = counter("orca_client_disconnects", "Clients that left before the end of their answer.")
         self._pool = {name: gauge(f"orca_pool_{name}", text) for name, text in _POOL_GAUGES.items()}
         self._model = model
 
     def count_end(self, reason: str) -> None:
         self._success.labels(self._model, reason).inc()
 
-    def count_goal(self, goal: Goal, outcome: Outcome) -> None:
+    def count_goal(self, goal: Goal, outcome: GoalOutcome) -> None:
         self._goals.labels(self._model, goal, outcome).inc()
 
     def count_http(self, method: str, route: str, status: int) -> None:
@@ -107,7 +109,7 @@ class Metrics:
         self._by_key.labels(name, str(status)).inc()
 
     def set_pool(self, stats: PoolStats | None) -> None:
-        """None: the pool did not answer; its other values stay as they were."""
+        """Set the pool's gauges. Args: stats: None if the pool did not answer; then its other gauges stay."""
         self._pool["up"].set(stats is not None)
         if stats is None:
             return

@@ -1,10 +1,11 @@
-"""uvicorn between signals: which sockets it listens on, and in which order a gateway ends."""
+"""The gateway's uvicorn server: its sockets, its limit of open files, and the order in which a gateway ends."""
 
 import asyncio
 import contextlib
 import functools
 import logging
 import math
+import resource
 import socket
 from types import FrameType
 
@@ -12,24 +13,27 @@ import uvicorn
 from fastapi import FastAPI
 
 from orca.core.domain.errors import SettingError
+from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.bounds import Door
-from orca.gateway.http.connection import connections
-from orca.gateway.routes import about
+from orca.gateway.http.bounds import OpenConnections
+from orca.gateway.http.connection import connection_class
 from orca.gateway.settings import Settings
 
 log = logging.getLogger(__name__)
 
 LAST_BYTES_SECONDS = 1.0
-"""For the last events of cut answers to leave."""
+"""Longest time for the last events of answers that are cut."""
 
 POLL_SECONDS = 0.02
 
+OTHER_FILES = 128
+"""Files besides the clients' connections: pool (its setting, 32), refused ones (64), listening sockets, libraries."""
+
 
 def take_port(host: str, port: int) -> list[socket.socket]:
-    """Sockets that hold the port for the server and do not listen yet: one for each address of the host.
+    """Bind the port for the server, with one socket for each address of the host. The sockets do not listen yet.
 
-    Raises: SettingError when it cannot be had.
+    Raises: SettingError if the port is not available.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -39,33 +43,57 @@ def take_port(host: str, port: int) -> list[socket.socket]:
         sockets = []
         for family, kind, protocol, _, address in dict.fromkeys(found):
             taken = stack.enter_context(socket.socket(family, kind, protocol))
-            # A connection of an earlier server in TIME_WAIT does not count.
+            # Ignore connections of an earlier server in TIME_WAIT.
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 taken.bind(address)
             except OSError as error:
-                raise SettingError(f"setting port: {port} of host {host} cannot be had: {error.strerror}") from error
+                raise SettingError(f"setting port: {port} of host {host} is not available: {error.strerror}") from error
             sockets.append(taken)
         stack.pop_all()
         return sockets
 
 
+def allow_open_files(connections_max: int) -> None:
+    """Raise the soft limit of open files to the hard limit if `connections_max` needs it. Warn if that is too low.
+
+    The soft limit is 1,024 nearly everywhere, for programs that use select. Nothing here does.
+    """
+    needed = connections_max + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _holds(soft, needed):
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    log.info("limit of open files raised for connections_max", extra={"before": soft, "after": hard})
+    if not _holds(hard, needed):
+        log.warning(
+            "the process may open %d files, but connections_max %d needs %d: raise the limit or lower the setting",
+            hard,
+            connections_max,
+            needed,
+        )
+
+
+def _holds(limit: int, needed: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= needed
+
+
 def make_server(app: FastAPI, settings: Settings) -> "Server":
-    """A server that is not yet running; `await server.serve()` runs it until a signal."""
+    """Return a server that is not yet running; `await server.serve()` runs it until a signal."""
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=connections(Door(settings, gateway.metrics.count_refused_connection)),
+        http=connection_class(OpenConnections(settings, gateway.metrics.count_refused_connection)),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=settings.idle_seconds_max,  # type: ignore[arg-type]  # takes parts of a second, too
-        # Nothing here depends on where a call comes from.
+        timeout_keep_alive=settings.idle_seconds_max,  # type: ignore[arg-type]  # fractions of a second work too
+        # Nothing here depends on the origin of a call.
         proxy_headers=False,
         server_header=False,
     )
@@ -73,10 +101,10 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
 
 
 class Server(uvicorn.Server):
-    """The first signal takes no new calls and lets open answers end (see drain.py); the second ends them at once.
+    """uvicorn's server with a drain: the first signal lets open answers end (see drain.py), the second cuts them.
 
-    Either way the lifespan ends too and the process leaves with its own exit status: the pool and the traces look the
-    same behind both.
+    Either way the lifespan ends too, and the process ends with its own exit status: pool and traces are the same after
+    both.
     """
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
@@ -91,7 +119,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Raises: SettingError when the port for metrics cannot be had; the lifespan has ended then."""
+        """Raises: SettingError if the port for metrics is not available; then the lifespan has ended."""
         await super().startup(sockets)
         if self.started and self._settings.metrics_port is not None:
             try:
@@ -100,23 +128,23 @@ class Server(uvicorn.Server):
                 await self.shutdown()
                 raise SettingError(f"setting metrics_port: {error}") from error
         if self.started:
-            for door in (each for server in self.servers for each in server.sockets):
-                _bound_silence(door, self._settings.unread_seconds_max)
+            for listener in (listener for server in self.servers for listener in server.sockets):
+                _end_silent_connections(listener, self._settings.unread_seconds_max)
             log.info("gateway listens", extra={"host": self.config.host, "port": self.port})
 
     @property
     def port(self) -> int:
-        """Where it listens, once started."""
+        """The port of the API, once started."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
     @property
     def metrics_port(self) -> int:
-        """Where metrics are served if they have a port of their own."""
+        """The separate port for metrics, if there is one."""
         assert self._metrics_server is not None
         return int(self._metrics_server.sockets[0].getsockname()[1])
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second: whether to shut down."""
+        """Return whether to shut down; uvicorn calls this ten times a second."""
         if not await super().on_tick(counter):
             return False
         self._drain.begin(self._settings.drain_seconds)
@@ -125,9 +153,9 @@ class Server(uvicorn.Server):
         return self.force_exit or self._drain.is_cut or not self.server_state.tasks
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Close the doors, let last bytes leave, drop what is left; then the lifespan, whose end needs all that.
+        """Stop listening, let last bytes be sent, drop the remaining connections, then end the lifespan.
 
-        uvicorn's own skips the lifespan after a second signal, and from Python 3.12 on waits for connections then.
+        After a second signal uvicorn's own method skips the lifespan, and from Python 3.12 on waits for connections.
         """
         for server in self.servers:
             server.close()
@@ -143,35 +171,36 @@ class Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _until_nothing_is_open(self, seconds: float) -> None:
-        """For so long at most, and only until a second signal."""
+        """Wait until no connection is open, at most this long and only until a second signal."""
         for _ in range(round(seconds / POLL_SECONDS)):
             if not self.server_state.connections or self.force_exit:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
     async def _listen_for_metrics(self, port: int) -> None:
-        """One more door to the same application; calls tell by which they came.
+        """Listen on a second port for the same application. The state of a call tells by which port it came.
 
-        It counts its own connections: a probe of /health is answered however many clients fill the other door.
+        The port counts its own connections: a probe of /health is answered however many clients fill the other port.
         """
         factory = functools.partial(
-            connections(Door(self._settings, self._metrics.count_refused_connection)),
+            connection_class(OpenConnections(self._settings, self._metrics.count_refused_connection)),
             config=self.config,
             server_state=self.server_state,
-            app_state={**self.lifespan.state, about.FOR_METRICS: True},
+            app_state={**self.lifespan.state, METRICS_PORT: True},
         )
         loop = asyncio.get_running_loop()
         self._metrics_server = await loop.create_server(factory, self.config.host, port)
         self.servers.append(self._metrics_server)
 
 
-def _bound_silence(door: socket.socket, seconds: float) -> None:
-    """End connections, which inherit this, whose client takes nothing for so long, though its system still answers that
-    it has no room; and ask for the client of one that is quiet for so long.
+def _end_silent_connections(listener: socket.socket, seconds: float) -> None:
+    """End connections whose client takes nothing for this long, and probe clients that are quiet for this long.
+
+    Connections inherit these options. They work even if the client's system still answers that it has no room.
     """
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Linux has both; where a system has not, only what is closed is cut (connection.py).
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Linux has both options. On other systems only closed connections are cut (closing.py).
     if hasattr(socket, "TCP_KEEPIDLE"):
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(seconds))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, math.ceil(seconds))
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))

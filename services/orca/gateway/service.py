@@ -1,4 +1,4 @@
-"""Entry of a gateway: settings, logging, model, pool, and the server between signals."""
+"""Entry point of a gateway: settings, logging, model, pool and server."""
 
 import contextlib
 import logging
@@ -13,9 +13,8 @@ import uvloop
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.logs import Format, configure_logging
 from orca.gateway.app import create_app
-from orca.gateway.http.open_files import allow_open_files
 from orca.gateway.models.models import Models, load_newest, load_others
-from orca.gateway.server import make_server, take_port
+from orca.gateway.server import allow_open_files, make_server, take_port
 from orca.gateway.settings import Settings, parse_settings
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -26,25 +25,25 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT: the first lets open streams end, the second ends them.
 
-    Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 1 when pool or the port for metrics cannot be used,
+    Args: argv: flags without the program's name; None for those of the process.
+    Returns: exit status; 0 after a signal, 1 if the pool or the port for metrics cannot be used,
             2 for a bad setting, a port that is taken, or a model that can never be served.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
         pool_settings = parse_pool_settings(os.environ)
-        # Before anything is started, and held: nobody else gets it while the model is looked at.
+        # Before anything else, so that no other process takes the port while the model is loaded.
         sockets = take_port(settings.host, settings.port)
     except SettingError as error:
         print(error, file=sys.stderr)
         return 2
     configure_logging("gateway", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
-    # Our own lines say more.
+    # The gateway's own log lines say more.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     allow_open_files(settings.connections_max)
-    with contextlib.ExitStack() as held:
-        for each in sockets:
-            held.enter_context(each)
+    with contextlib.ExitStack() as stack:
+        for listener in sockets:
+            stack.enter_context(listener)
         return uvloop.run(_serve(settings, pool_settings, sockets))
 
 

@@ -22,124 +22,135 @@ PORT_MAX = 65_535
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that a gateway process is told at start."""
+    """The settings of a gateway process."""
 
-    model: str = required("folder of the model: config.json, tokenizer.json and weights, of which it reads no values")
+    model: str = required("folder of the model: config.json, tokenizer.json and weights (only their headers are read)")
     other_models: tuple[str, ...] = setting(
         (),
-        "further models that it reads answers of, and accepts calls for while the pool has them in force: "
-        "FOLDER?name=NAME&dtype=DTYPE&quantization=QUANTIZATION&max_model_len=N, parted by commas",
+        "more models: answers of all are rendered, calls are accepted for the one that is current in the pool; "
+        "comma-separated FOLDER?name=NAME&dtype=DTYPE&quantization=QUANTIZATION&max_model_len=N",
     )
-    name: str | None = setting(None, "what clients call the model; unset takes the folder's name")
-    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    name: str | None = setting(None, "name by which clients call the model; unset means the folder's name")
+    dtype: str = setting("float32", "number type in which the stages compute; part of the revision", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "what the stages round matrices to; part of the revision; unset leaves them in dtype",
+        "number type to which the stages round matrices; part of the revision; unset means none",
         choices=QUANTIZATIONS,
     )
-    max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset takes what the model allows")
-    # Loopback, because it encrypts nothing itself.
+    max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset means what the model allows")
+    # Loopback, because the gateway does not encrypt.
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 takes a free one", least=0)
+    port: int = setting(8000, "port to listen on; 0 means any free port", least=0)
     pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
-    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
-    api_keys: tuple[str, ...] = setting((), "keys that clients may show, parted by commas", is_secret=True)
-    # Beside flags and variables, because what those hold is seen in the process and cannot change while it runs.
+    deployment: str = setting("orca", "name of the deployment, which separates its keys from others in the same Redis")
+    api_keys: tuple[str, ...] = setting((), "comma-separated API keys of clients", is_secret=True)
+    # Besides flags and variables, which are visible in the process list and cannot change while the gateway runs.
     api_keys_file: str | None = setting(
-        None, "file of hashed keys with their limits, a line each (`orca keys make`), followed when it changes"
+        None, "file of hashed API keys with their limits, one per line (`orca keys make`); read again when changed"
     )
-    open_to_network: bool = setting(False, "serve without keys at a host that other machines reach")
+    open_to_network: bool = setting(False, "serve without API keys on a host that other machines can reach")
     default_max_new_tokens: int = setting(
-        512, "tokens of a chat answer without max_tokens, cut to the context; completions take OpenAI's 16", least=1
+        512,
+        "most tokens of a chat answer without max_tokens, cut to the context; completions have OpenAI's 16",
+        least=1,
     )
-    # For a cluster, where whoever reaches the API is not to read the metrics: `/metrics` has no key.
+    # For a cluster, where clients of the API must not read the metrics: `/metrics` needs no key.
     metrics_port: int | None = setting(
-        None, "port that serves /metrics instead of the API's; unset serves both from one; 0 takes a free one", least=0
+        None, "separate port for /metrics; unset serves it on the API's port; 0 means any free port", least=0
     )
-    # An open file each: a process is usually allowed 1,024 or, in containers, far more.
-    connections_max: int = setting(4096, "connections at a time; one more is answered 503", least=1)
-    # Unset, because behind a balancer all clients have its address.
+    # Each is an open file: the usual limit of a process is 1,024 or, in containers, far more.
+    connections_max: int = setting(4096, "most connections at a time; further ones are answered 503", least=1)
+    # Unset, because behind a load balancer all clients have its address.
     connections_per_address_max: int | None = setting(
-        None, "connections at a time of one client address; one more is answered 429; unset bounds nothing", least=1
+        None,
+        "most connections at a time from one client address; further ones are answered 429; unset: no limit",
+        least=1,
     )
     calls_per_key_max: int | None = setting(
         None,
-        "calls at a time that show one key, one in the background until its 202; one more is answered 429; unset bounds"
-        " nothing",
+        "most calls at a time with one API key; a background call counts until its 202; further ones are answered 429;"
+        " unset: no limit",
         least=1,
     )
-    url_bytes_max: int = setting(8 << 10, "bytes of a request's URL", least=1)
-    header_bytes_max: int = setting(32 << 10, "bytes of all names and values of a request's headers", least=1)
-    header_count_max: int = setting(100, "headers of a request", least=1)
-    # 4 MiB are some million tokens of prompt, more than any context.
-    body_bytes_max: int = setting(4 << 20, "largest body of a call", least=1)
+    url_bytes_max: int = setting(8 << 10, "most bytes of a request's URL", least=1)
+    header_bytes_max: int = setting(32 << 10, "most bytes of a request's headers, names and values", least=1)
+    header_count_max: int = setting(100, "most headers of a request", least=1)
+    # 4 MiB are about a million tokens of prompt, more than any context.
+    body_bytes_max: int = setting(4 << 20, "most bytes of a call's body", least=1)
     # Without it slow senders could hold the largest body on each of thousands of connections.
     bodies_bytes_max: int = setting(
         256 << 20,
-        "bytes of all bodies that are read, or wait to be encoded, at a time; beyond it calls get 503",
+        "most bytes of all bodies that are being received or encoded at a time; further calls are answered 503",
         least=1,
     )
-    header_seconds_max: float = setting(10.0, "seconds for a request's line and headers to arrive", least=0.001)
-    body_seconds_max: float = setting(30.0, "seconds for a body to arrive; one that drips in is cut then", least=0.001)
-    # A call that a proxy sends on a connection which is just being closed is lost. nginx and AWS keep theirs for 60 s,
-    # Traefik and whatever else is written in Go for 90, Google's for 600, Envoy for an hour, as AWS's here (operator).
+    header_seconds_max: float = setting(10.0, "seconds in which a request's line and headers must arrive", least=0.001)
+    body_seconds_max: float = setting(
+        30.0, "seconds in which a body must arrive, however slowly it is sent", least=0.001
+    )
+    # A call that a proxy sends on a connection which is just being closed is lost. nginx and AWS keep idle connections
+    # for 60 s, Traefik and other proxies written in Go for 90 s, Google for 600 s, Envoy (and AWS by our operator) for
+    # an hour.
     idle_seconds_max: float = setting(
         3900.0,
-        "a connection without a request for so long is closed, longer than proxies keep theirs; one beyond"
-        " connections_max takes the place of a connection that is idle for 5 s",
+        "seconds after which an idle connection is closed; proxies must close theirs earlier; a connection beyond"
+        " connections_max takes the place of one that is idle for 5 s",
         least=0.001,
     )
-    # A client that reads nothing holds a connection and its buffers. One behind a slow link always takes something.
+    # A client that reads nothing holds a connection and its buffers. A client on a slow link always takes something.
     unread_seconds_max: float = setting(
-        60.0, "seconds in which a client takes nothing of what is sent; its connection is cut then", least=0.001
+        60.0, "seconds after which a connection is cut whose client takes nothing of what is sent", least=0.001
     )
-    nesting_max: int = setting(32, "levels of JSON in a body", least=2)
-    # Checking 10,000 messages takes 35 ms, in one piece: no thread of this process runs meanwhile.
-    containers_max: int = setting(10_000, "objects and lists in a body, messages and their parts among them", least=2)
-    choices_max: int = setting(128, "prompts x n of one call", least=1)
-    stop_max: int = setting(16, "stop strings of a call", least=0)
-    # So much text may be held back.
-    stop_characters_max: int = setting(1024, "characters of one stop string", least=1)
-    stop_token_ids_max: int = setting(128, "stop token ids of a call", least=0)
-    logit_bias_max: int = setting(1024, "entries of a call's logit_bias", least=0)
+    nesting_max: int = setting(32, "most levels of JSON in a body", least=2)
+    # Checking 10,000 messages takes 35 ms, and no thread of this process runs meanwhile.
+    containers_max: int = setting(10_000, "most objects and lists in a body; messages and their parts count", least=2)
+    choices_max: int = setting(128, "most choices (prompts x n) of one call", least=1)
+    stop_max: int = setting(16, "most stop strings of a call", least=0)
+    # This much text may be held back.
+    stop_characters_max: int = setting(1024, "most characters of one stop string", least=1)
+    stop_token_ids_max: int = setting(128, "most stop token ids of a call", least=0)
+    logit_bias_max: int = setting(1024, "most entries of a call's logit_bias", least=0)
     # About 10 ms of encoding.
-    inline_characters_max: int = setting(10_000, "longer texts are encoded in a thread, so that streams go on", least=0)
-    # About 2 ms of parsing. Beside a thread that parses megabytes the loop still waits some 50 ms.
+    inline_characters_max: int = setting(
+        10_000, "longer texts are encoded in a thread, so that streams go on meanwhile", least=0
+    )
+    # About 2 ms of parsing. While a thread parses megabytes, the loop still waits some 50 ms.
     inline_body_bytes_max: int = setting(
-        64 << 10, "larger bodies are parsed in a thread, so that streams go on", least=0
+        64 << 10, "bodies with more bytes are parsed in a thread, so that streams go on meanwhile", least=0
     )
     # About 2 ms of a plain template.
     inline_messages_max: int = setting(
-        500, "chats of more messages are written out in a thread, so that streams go on", least=0
+        500, "chats with more messages are rendered in a thread, so that streams go on meanwhile", least=0
     )
     detokenize_tokens_max: int = setting(
-        1 << 16, "most tokens of /detokenize, where the model's context is not longer", least=1
+        1 << 16, "most tokens of /detokenize, unless the model's context is longer", least=1
     )
-    # English has 4 to 5; a longer token of the vocabulary raises it.
+    # English has 4 to 5. A longer token in the vocabulary raises the limit.
     bytes_per_token_max: int = setting(
-        64, "a prompt with more bytes of text for each token of the context is refused before it is encoded", least=1
+        64, "a prompt with more bytes of text per token of the context is refused before it is encoded", least=1
     )
     tokenize_bytes_max: int = setting(
-        256 << 10, "longest text of /tokenize, where the bound for prompts is not above it", least=1
+        256 << 10, "most bytes of text of /tokenize, unless the limit for prompts is higher", least=1
     )
-    # Counts for nothing while the schema of the release before is in force (goals.SCHEMA_LEAST).
+    # No effect while the schema of the release before is in force (latency_goals.SCHEMA_LEAST).
     slo_enforce: bool = setting(
-        False, "end a request that has missed the latency goals of its x-slo headers; else they are judged and counted"
+        False, "end requests that miss the latency goals of their x-slo headers; otherwise goals are only counted"
     )
-    round_seconds: float = setting(0.5, "between two rounds of renewing reader entries and sweeping", least=0.001)
-    # Proxies cut connections that are quiet for a minute, and clients do well to give up on those that are dead.
+    round_seconds: float = setting(
+        0.5, "seconds between two rounds of renewing reader entries and sweeping the pool", least=0.001
+    )
+    # Proxies cut connections that are quiet for a minute, and clients should give up on dead ones.
     keep_alive_seconds: float = setting(
-        15.0, "a stream quiet for so long gets a comment, which clients skip", least=0.001
+        15.0, "seconds after which a quiet stream gets a comment, which clients skip", least=0.001
     )
-    # A first token mostly takes longer, so it is not later for it.
+    # A first token mostly takes longer, so this does not delay it.
     proxy_pause_seconds: float = setting(
         0.05,
-        "from the end of a forwarded request to its answer, at least, for proxies written in Go (behind_proxy.py);"
-        " others need none: 0 also lets the headers of a stream go before its first event",
+        "least seconds from the end of a forwarded request to its answer, for proxies written in Go (behind_proxy.py);"
+        " other proxies need 0, which also sends the headers of a stream before its first event",
         least=0,
     )
     drain_seconds: float = setting(
-        300.0, "open answers may take so long to end after SIGTERM; a second signal cuts them at once", least=0
+        300.0, "seconds in which open answers may end after SIGTERM; a second signal cuts them at once", least=0
     )
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()
@@ -147,24 +158,24 @@ class Settings:
     def __post_init__(self) -> None:
         check_bounds(self)
         for name in ("port", "metrics_port"):
-            # The system would take its lower 16 bits.
+            # The system would silently take the lower 16 bits.
             require((getattr(self, name) or 0) <= PORT_MAX, self, name, f"{PORT_MAX} or less")
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
-        require(all(map(_is_model, self.other_models)), self, "other_models", "folders, as in its help")
-        require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, as Linux wants it")
+        require(all(map(_is_model, self.other_models)), self, "other_models", "a list of models as --help describes it")
+        require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, which is Linux's limit")
         require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
 
 
-def _is_model(word: str) -> bool:
+def _is_model(text: str) -> bool:
     try:
-        OtherModel.read(word)
+        OtherModel.from_text(text)
     except ValueError:
         return False
     return True
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Raises: SettingError that names the setting; SystemExit only for --help."""
+    """Read the settings. Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
         Settings,
         argv,

@@ -1,15 +1,15 @@
-"""The request pool as its users see it: the transitions of the protocol, one method each.
+"""The request pool as its users see it: one method for each transition of the protocol.
 
-Two implementations keep this contract, under one suite of tests: `redis_pool.RedisPool` and `memory_pool.MemoryPool`.
-Every method may be called again with the same arguments after a lost reply; what it answers then is in its docstring.
-Any method raises PoolUnavailable when the pool gave no answer: the call may have happened or not. A cancelled call ends
+Two implementations keep this contract, under one suite of tests: `redis.pool.RedisPool` and `memory.pool.MemoryPool`.
+Every method may be called again with the same arguments after a lost reply; its docstring says what it answers then.
+Any method raises PoolUnavailable if the pool gave no answer: the call may have happened or not. A cancelled call ends
 its task, also when the answer comes at the same moment.
 
-What an answer tells of survives a kill of the pool's server where it may be told on: submit, parent, read, read_many,
-status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise and larger_requests answer only
-when that is so, and raise PoolUnavailable when it is not in time. Of what else was answered such a kill may take back
-the latest, and nothing that came before it; a scheduler learns of that by its next heartbeat or commit, as of any claim
-that is over.
+Some answers may be passed on to others, so they must survive a kill of the pool's server: submit, parent, read,
+read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise and larger_requests.
+These calls answer only when their content survives such a kill, and raise PoolUnavailable if that is not so in time. Of
+all other calls a kill may undo the latest ones, and nothing before them. A scheduler notices that at its next heartbeat
+or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
@@ -23,79 +23,27 @@ that is over.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-from orca.core.domain.request import End, Request, Token
-from orca.core.domain.step import Claim, Epoch
-from orca.pool.counts import LargerRequests, PoolStats
+from orca.core.domain.request import Request
+from orca.core.domain.step import Claim
 from orca.pool.hints import LogNews
-from orca.pool.log_slice import LogSlice
-
-
-class OnDisconnect(StrEnum):
-    """What happens to a request that nobody reads any more."""
-
-    CANCEL = "cancel"  # ended by the sweep once no reader entry has lived for the grace
-    KEEP = "keep"
-
-
-NOBODY: Mapping[str, Claim] = {}
-"""Who is blamed for a death from outside."""
-
-
-class RequestState(StrEnum):
-    QUEUED = "queued"
-    OWNED = "owned"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A parent with all its requests, accepted or refused as one."""
-
-    parent: str
-    requests: tuple[Request, ...]  # choices 0..n-1 of `parent`, of one revision
-    reader: str  # the entry of the connection that submits
-    on_disconnect: OnDisconnect = OnDisconnect.CANCEL
-    render: str = "{}"  # JSON: all else that a gateway needs to write the answer's bytes; opaque to the pool
-    owner: str = ""  # a word for who submits: nobody else is shown the parent (gateway: auth.py)
-    digest: str = ""  # of what was asked for; the same parent with another one is refused
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parent:
-    """What a gateway reads back to render a parent it did not submit."""
-
-    parent: str
-    requests: tuple[Request, ...]
-    on_disconnect: OnDisconnect
-    render: str
-    owner: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """A scheduler process. `process` is a word drawn at its start; a restarted scheduler is another process."""
-
-    group: str
-    process: str
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    epoch: Epoch
-    failed: tuple[str, ...] = ()  # requests that the caller blamed and that were still on trial: queued again
-    poisoned: tuple[str, ...] = ()  # those of them that have failed too often: ended with reason `error`
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Another process holds the seat; its lease has at most `lease_ms` of awake time left."""
-
-    lease_ms: int
+from orca.pool.records import (
+    NOBODY_BLAMED,
+    Caller,
+    ClaimAnswer,
+    CommitAnswer,
+    CommitEntry,
+    Heartbeat,
+    LargerRequests,
+    LogSlice,
+    Parent,
+    PoolStats,
+    RequestStatus,
+    SeatEntered,
+    SeatHeld,
+    Submission,
+)
 
 
 class SeatLost(Exception):
@@ -107,137 +55,63 @@ class ProcessClosed(Exception):
 
 
 class StaleCall(Exception):
-    """A call number below the last one of this process: its sender has moved on, drop the answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
-    """A request now owned by the caller: it starts from `request.prompt + log`."""
-
-    request: Request
-    claim: Claim
-    log: tuple[Token, ...]
-    is_alone: bool = False  # it failed before: until its first commit nothing else may run in a step with it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimAnswer:
-    claimed: tuple[Claimed, ...]  # in arrival order; empty when nothing fits or waits
-    waiting: int  # requests of the revision still queued after this call
-    is_blocked: bool  # the head of the queue is marked for this group: admit nothing younger until it fits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitEntry:
-    """What one step gives to one request: tokens `index ..`, in one write with the end where it ends.
-
-    A step appends one token. The end goes with the last token or, where it is decided without one, alone.
-    """
-
-    request_id: str
-    claim: Claim
-    index: int  # of tokens[0] in the log
-    tokens: tuple[Token, ...] = ()
-    end: End | None = None  # end.count == index + len(tokens)
-
-
-class CommitAnswer(StrEnum):
-    APPLIED = "applied"
-    ALREADY_THERE = "already there"  # the same call came twice
-    ENDED = "ended"  # by cancel, deadline or an earlier end: drop it and free its slots
-    NOT_YOURS = "not yours"  # the claim is over: drop it and free its slots
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """What the pool believes the caller owns, and what happened to it since."""
-
-    owned: Mapping[str, Claim]  # request id -> claim: listed but not known to the caller -> give back
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStatus:
-    request: Request
-    state: RequestState
-    owner: str | None
-    claim: Claim | None
-    tokens: int  # length of the log
-    end: End | None
-    first_claimed_ms: int | None  # wall clock of its first claim, None while it never ran
-    first_token_ms: int | None  # wall clock at which token 0 was committed, None while there is none
-    # Wall clock of the end, None while there is none; that of the last token where both came in one.
-    ended_ms: int | None
-
-    @classmethod
-    def queued(cls, request: Request) -> "RequestStatus":
-        """Of one that nobody has claimed yet."""
-        return cls(
-            request=request,
-            state=RequestState.QUEUED,
-            owner=None,
-            claim=None,
-            tokens=0,
-            end=None,
-            first_claimed_ms=None,
-            first_token_ms=None,
-            ended_ms=None,
-        )
+    """The call number is below the last one of this process: its sender has moved on, so drop the answer."""
 
 
 class Pool(Protocol):
-    """All requests and their token logs."""
+    """All requests and their token logs. The class is long because the protocol has one method per transition."""
 
     @property
     def reader_lease_s(self) -> float:
-        """How long a reader entry lives that is not renewed."""
+        """Seconds that a reader entry lives without renewal."""
         ...
 
     # gateway
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         """Store all requests of a parent, queued in order of arrival, and its first reader entry.
 
-        A parent that is known gets the reader's entry and nothing else, whatever came of it meanwhile.
+        If the parent is known, only the reader's entry is added, whatever has happened to the parent since.
 
-        Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones when the parent is known.
-        Raises: QueueFull, PoolFull (nothing stored); NotInForce when the revision is not the current one;
-            NeverFits when a request needs more than the promised slots; NameTaken when the parent is known under
+        Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones if the parent is known.
+        Raises: QueueFull, PoolFull (nothing stored); NotInForce if the revision is not the current one;
+            NeverFits if a request needs more than the promised slots; NameTaken if the parent is known under
             another digest.
         """
         ...
 
     async def parent(self, parent: str) -> Parent:
-        """Raises: UnknownRequest."""
+        """Return what a gateway needs to render the parent. Raises: UnknownRequest."""
         ...
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
-        """Tokens from index `start`, at most `limit` and what one call reads. Raises: UnknownRequest."""
+        """Return tokens from index `start`, at most `limit` and at most one call's bound. Raises: UnknownRequest."""
         ...
 
     async def read_many(
         self, starts: Mapping[str, int], limit: int = 1024, *, for_all: bool = False
     ) -> dict[str, LogSlice | None]:
-        """`read` of many logs (request id -> start) in one round trip.
+        """`read` many logs (request id -> start) in one round trip.
 
-        All of them share what one call reads (`contract.ReadRoom`), those named first before the others. What there
-        was no room for is cut, down to a slice of nothing.
+        All of them share the bounds of one call (`contract.ReadBudget`), in the order in which they are named. A log
+        beyond the bounds is cut, possibly to an empty slice.
 
         Args:
             limit: of each log, in tokens.
-            for_all: the one watcher of a gateway reads for all its clients, and waits for none of them.
-        Returns: the logs that have anything from their start on; None for a request that the pool does not know.
+            for_all: true for the one watcher of a gateway, which reads for all its clients and waits for none of them.
+        Returns: the logs that have any entry from their start on; None for a request that the pool does not know.
         """
         ...
 
     def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
-        """What is told of logs from now on: one task waits there for all that it reads.
+        """Collect the hints about logs from now on: one task waits there for all logs that it reads.
 
-        Args: cursors: request id to the entries (tokens and end counted) that were read of its log; kept, and looked
-            at anew each time.
+        Args: cursors: request id to the number of entries (tokens and end) already read from its log. The mapping is
+            kept, and each wait consults it again.
         """
         ...
 
     async def status(self, request_id: str) -> RequestStatus:
-        """Raises: UnknownRequest."""
+        """Return the state of a request. Raises: UnknownRequest."""
         ...
 
     async def cancel(self, parent: str) -> None:
@@ -245,11 +119,11 @@ class Pool(Protocol):
         ...
 
     async def attach(self, parent: str, reader: str) -> None:
-        """A connection starts to read: its own entry, with a full lease. Raises: UnknownRequest."""
+        """Add the entry of a connection that starts to read, with a full lease. Raises: UnknownRequest."""
         ...
 
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
-        """Full lease again for (parent, reader) pairs; pairs that are gone are passed over."""
+        """Give (parent, reader) pairs a full lease again; skip pairs that are gone."""
         ...
 
     async def detach(self, parent: str, reader: str) -> None:
@@ -258,7 +132,7 @@ class Pool(Protocol):
 
     # scheduler
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
-        """Return when a request of `revision` was queued or given back, or in time. A hint, like `log_news`."""
+        """Return when a request of `revision` was queued or given back, or after `timeout_s`. A hint, as `log_news`."""
         ...
 
     async def enter(
@@ -268,8 +142,8 @@ class Pool(Protocol):
         *,
         reported_epoch: int,
         is_holder_dead: bool = False,
-        blamed: Mapping[str, Claim] = NOBODY,
-    ) -> Entered | Wait:
+        blamed: Mapping[str, Claim] = NOBODY_BLAMED,
+    ) -> SeatEntered | SeatHeld:
         """Take the group's seat and give all its requests back, under a new epoch above every earlier one.
 
         Args:
@@ -277,7 +151,7 @@ class Pool(Protocol):
             reported_epoch: the highest epoch that a stage of the group knows, 0 when none does.
             is_holder_dead: the present holder was seen to exit.
             blamed: requests that ran when the group's engine failed from inside (poison.py). Those without a
-                commit under this claim have failed once more; other claims of them are passed over.
+                commit under this claim have failed once more; other claims on them are skipped.
         Raises: ProcessClosed, StaleCall.
         """
         ...
@@ -286,8 +160,8 @@ class Pool(Protocol):
         """Renew the seat's lease.
 
         Args, for `stats` alone:
-            is_formed: whether the group serves. From `enter` to the first heartbeat it does not.
-            offered_slots: that one request may need in the group at most, now and whenever it forms again; None
+            is_formed: the group serves. From `enter` to the first heartbeat it counts as not formed.
+            offered_slots: the most that one request may need in the group, now and whenever it forms again; None
                 where its free memory decides that.
         Raises: SeatLost, ProcessClosed.
         """
@@ -306,11 +180,11 @@ class Pool(Protocol):
         ...
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
-        """Append the tokens of a step and the ends it brought: one round trip, one answer per entry, in order."""
+        """Append the tokens and ends of a step: one round trip, one answer per entry, in order."""
         ...
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:
-        """Return requests (id -> claim) to the queue at their old place; other claims of them are passed over."""
+        """Return requests (id -> claim) to the queue at their old place; skip a request under another claim."""
         ...
 
     async def leave(self, caller: Caller) -> None:
@@ -323,9 +197,9 @@ class Pool(Protocol):
         ...
 
     async def report(self, part: str) -> int:
-        """A part of the deployment lives, and reads and writes this release's schema numbers, for the seat's lease.
+        """Report that a part of the deployment lives and handles this release's schema numbers, for a seat's lease.
 
-        Every process that sweeps Redis does so by itself.
+        Every process that sweeps Redis reports by itself.
         Returns: the schema number in force.
         """
         ...
@@ -335,7 +209,7 @@ class Pool(Protocol):
 
         A newer one ends the rollout of a release. An older one begins its rollback: the older release may start once
         `stats().newer_records` is 0. A part that comes back and cannot write the number gets PoolUnavailable.
-        Returns: the number in force: still the old one when a part does not report the new one.
+        Returns: the number in force: still the old one if a part does not report the new one.
         """
         ...
 
@@ -343,39 +217,44 @@ class Pool(Protocol):
         """Make `revision` the current one if `generation` is newer than the stored one.
 
         The first revision may be set before any group of it exists; another one takes over only after a group of it
-        has formed (`promise_slots`), so that there is always somebody to run what submit accepts.
+        has formed (`promise_slots`), so that there is always a group to run what submit accepts.
         Returns: the revision in force.
         """
         ...
 
     async def promise_slots(self, revision: str, slots: int) -> int:
-        """State what a request of `revision` may need at most: what its groups hold, or the model's length where less.
+        """Promise the slots that a request of `revision` may need: those of its groups, or the model's length if less.
 
-        Returns: the promise in force: the first one made, or what `set_promise` stated since. While the revision is a
-            replaced one without requests, the promise binds nobody, and the least that a group states counts.
+        Requests that need more and were accepted before the first promise end with reason `error`: no group can run
+        them.
 
-        Requests accepted before the first promise that need more than it end with reason `error`: nobody can run them.
+        Returns: the promise in force: the first one made, or the latest of `set_promise`. While the revision is a
+            replaced one without requests, nobody relies on the promise, so a group with fewer slots lowers it.
         """
         ...
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        """State anew what a request of `revision` may need at most, where `expected` was promised and still is.
+        """Replace the promise for `revision` if it is still `expected`.
 
-        Nothing ends and nothing moves: the door refuses from now on what needs more, and groups with fewer slots do
-        not form. Who lowers it leaves the groups in place that can hold what was accepted before, until
-        `larger_requests` finds nothing any more. Who raises it has groups that hold so much (`stats().offered_slots`).
-        Returns: the promise in force: `slots`, or what somebody else has stated since; None where no group has formed,
-            which states the first one.
+        Nothing ends and nothing moves: from now on submit refuses what needs more, and groups with fewer slots do not
+        form. Whoever lowers the promise keeps the groups that can hold what was accepted before, until
+        `larger_requests` finds none any more. Whoever raises it has groups of that size (`stats().offered_slots`).
+        Returns: the promise in force: `slots`, or what another caller has set meanwhile; None if no group has formed,
+            as only a group makes the first promise.
         """
         ...
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
-        """Which requests of `revision` need more than so many slots. Its cost grows with the requests that there are.
+        """Count the requests of `revision` that need more than `slots`. The cost grows with the number of requests.
 
-        Where the promise that comes with the answer is at most `slots`, no more of them will be accepted.
+        If the promise in the answer is at most `slots`, no more of them will be accepted.
         """
         ...
 
-    async def stats(self) -> PoolStats: ...
+    async def stats(self) -> PoolStats:
+        """Return the pool's counts."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connections."""
+        ...

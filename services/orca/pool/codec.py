@@ -1,12 +1,12 @@
-"""Requests, tokens and ends as the bytes that lie in Redis, and what they weigh.
+"""Requests, tokens and ends as bytes in Redis, and the memory that they use.
 
 body:  u32 length of the header | header, JSON | prompt, u32 per token           (little-endian)
 token: the id in decimal, which Redis packs into one to four bytes; or, where log probabilities were asked for,
        "L" | u32 id | u32 n | n x logprob, the token's own first (present = 1 byte before it), then the prompt's
 logprob: u32 token | f64 logprob | u32 n | n x (u32 token, f64 logprob)
-end:   reason, count, and stop: as JSON where there is one, else empty
+end:   reason, count, and stop: JSON if there is one, otherwise empty
 
-entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on then `claim`, the number of the
+entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on also `claim`, the number of the
 claim that wrote it
 
 Scripts treat body and token as opaque; equal values have equal bytes, which is what commit compares.
@@ -23,16 +23,16 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 
-# Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/pool -k weigh`) and rounded up. They are what
-# admission reserves, so they bound from above; a waiting request in truth takes about two thirds of REQUEST_BYTES.
+# Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/pool -k weigh`) and rounded up. Admission
+# reserves them, so they are upper bounds; a waiting request really uses about two thirds of REQUEST_BYTES.
 PARENT_BYTES = 800
 REQUEST_BYTES = 1_400
 LOG_BYTES = 5_400  # a stream with its first node, which Redis allocates at 4 KiB
-TOKEN_BYTES = 24  # of a log without log probabilities; 19 measured
-_TOKEN_HEAD = 32  # of one with them: mark, id and count, and the stream's own 16 bytes around each entry
+TOKEN_BYTES = 24  # a token of a log without log probabilities; 19 measured
+_TOKEN_HEAD = 32  # a token with log probabilities: mark, id and count, and the stream's own 16 bytes around each entry
 REDIS_BYTES = 12 << 20
-"""Of a Redis without requests: 2 MiB of its own, and 10 MiB that 6.2 takes at once to write its append-only file anew,
-which it leaves out of its count only as far as they are used."""
+"""Memory of a Redis without requests: 2 MiB of its own, and 10 MiB that 6.2 allocates at once to rewrite its
+append-only file. Redis excludes those from its count only as far as they are used."""
 _LOGPROB_HEAD = struct.Struct("<IdI")
 _LOGPROB_TOP = struct.Struct("<Id")
 _U32 = struct.Struct("<I")
@@ -40,7 +40,7 @@ _DEFAULT_SAMPLING = SamplingParams()
 
 
 def pack_bodies(requests: Iterable[Request]) -> list[bytes]:
-    """As `pack_body` of each; the choices of a prompt that share its ids have them packed once."""
+    """Pack each request as `pack_body` does. Choices that share a prompt's ids have them packed once."""
     bodies, prompt, packed = [], None, b""
     for request in requests:
         if request.prompt is not prompt:
@@ -50,12 +50,12 @@ def pack_bodies(requests: Iterable[Request]) -> list[bytes]:
 
 
 def pack_body(request: Request) -> bytes:
-    """What never changes of a request; `arrival` and `submitted_ms` are the pool's and stay out."""
+    """Pack what never changes of a request. The pool's own `arrival` and `submitted_ms` are left out."""
     return _pack_head(request) + _pack_u32s(request.prompt)
 
 
 def _pack_head(request: Request) -> bytes:
-    """All of a body before its prompt."""
+    """Pack the part of a body before its prompt."""
     sampling = {
         field.name: value
         for field in fields(SamplingParams)
@@ -71,14 +71,14 @@ def _pack_head(request: Request) -> bytes:
         request.traceparent,
     ]
     if request.first_token_deadline_ms is not None:
-        # Last and only where there is one, so that bodies without it are what they were before there were any.
+        # It is last, and left out if there is none: a body without it equals one from before the field existed.
         fields_of_header.append(request.first_token_deadline_ms)
     header = orjson.dumps(fields_of_header)
     return _U32.pack(len(header)) + header
 
 
 def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
-    """The request that `pack_body` was given, with what the pool added."""
+    """Return the request that `pack_body` packed, with the two fields that the pool added."""
     header_end = 4 + _U32.unpack_from(body)[0]
     header = orjson.loads(body[4:header_end])
     parent, choice, revision, max_new_tokens, sampling, deadline_ms, traceparent, *first_token_deadline_ms = header
@@ -98,7 +98,7 @@ def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
 
 
 def is_plain(token: Token) -> bool:
-    """Is it its id and nothing else?"""
+    """Return true if the token is its id and nothing else."""
     return token.logprob is None and not token.prompt_logprobs
 
 
@@ -113,20 +113,20 @@ def pack_token(token: Token) -> bytes:
 def unpack_token(value: bytes) -> Token:
     if value[:1] != b"L":
         return Token(int(value))
-    token_id, at, own = _U32.unpack_from(value, 1)[0], 6, None
+    token_id, offset, own = _U32.unpack_from(value, 1)[0], 6, None
     if value[5]:
-        own, at = _unpack_logprob(value, at)
+        own, offset = _unpack_logprob(value, offset)
     prompt = []
-    count = _U32.unpack_from(value, at)[0]
-    at += 4
+    count = _U32.unpack_from(value, offset)[0]
+    offset += 4
     for _ in range(count):
-        logprob, at = _unpack_logprob(value, at)
+        logprob, offset = _unpack_logprob(value, offset)
         prompt.append(logprob)
     return Token(token_id, own, tuple(prompt))
 
 
 def pack_stop(end: End) -> bytes:
-    """The `stop` field of an end; empty when there is none."""
+    """Return the `stop` field of an end; empty if nothing stopped it."""
     return b"" if end.stop is None else orjson.dumps(end.stop)
 
 
@@ -135,30 +135,33 @@ def unpack_end(reason: bytes, count: bytes, stop: bytes = b"") -> End:
 
 
 def token_bytes(sampling: SamplingParams) -> int:
-    """Bytes that one token of the log may take."""
+    """Return the bytes that one token of the log may use."""
     return TOKEN_BYTES if sampling.logprobs is None else _in_nodes(_TOKEN_HEAD + _logprob_bytes(sampling.logprobs))
 
 
 def fixed_bytes(request: Request, body: bytes) -> int:
-    """Bytes that a request takes however many tokens it writes: record, queue place, body, empty log with its end."""
+    """Return the bytes that do not depend on the tokens: record, queue place, body, empty log with its end."""
     asked = request.sampling.prompt_logprobs
     prompt = 0 if asked is None else _in_nodes(_TOKEN_HEAD + len(request.prompt) * _logprob_bytes(asked))
     return REQUEST_BYTES + LOG_BYTES + len(body) + prompt
 
 
 def parent_bytes(render: str) -> int:
-    """Bytes that a parent takes beside its requests; the first of them carries them."""
+    """Return the bytes that a parent uses beside its requests; its first request reserves them."""
     return PARENT_BYTES + len(render.encode())
 
 
 def _in_nodes(size: int) -> int:
-    """Bytes of memory for large entries: few fit into a node of the stream, its rest is lost, each has its own place
-    in the tree above, and the allocator rounds up by a fifth at most."""
+    """Return the bytes of memory for large entries.
+
+    Few of them fit into a node of the stream, whose rest is wasted. Each node has its own place in the tree above, and
+    the allocator rounds up by a fifth at most.
+    """
     return size * 5 // 4 + 16
 
 
 def room_for_requests(maxmemory: int) -> int:
-    """Bytes that requests may be promised in a Redis of so many: the rest is Redis' own, and what its tables waste."""
+    """Return the bytes that requests may reserve; the rest is for Redis itself and for what its tables waste."""
     return max(0, maxmemory * 4 // 5 - REDIS_BYTES)
 
 
@@ -171,15 +174,16 @@ def _pack_logprob(logprob: Logprob) -> bytes:
     return head + b"".join(_LOGPROB_TOP.pack(token, value) for token, value in logprob.top)
 
 
-def _unpack_logprob(value: bytes, at: int) -> tuple[Logprob, int]:
-    token, own, count = _LOGPROB_HEAD.unpack_from(value, at)
-    at += _LOGPROB_HEAD.size
-    end = at + count * _LOGPROB_TOP.size
-    return Logprob(token, own, tuple(_LOGPROB_TOP.iter_unpack(value[at:end]))), end
+def _unpack_logprob(value: bytes, offset: int) -> tuple[Logprob, int]:
+    """Return the log probability at the offset, and the offset after it."""
+    token, own, count = _LOGPROB_HEAD.unpack_from(value, offset)
+    offset += _LOGPROB_HEAD.size
+    end = offset + count * _LOGPROB_TOP.size
+    return Logprob(token, own, tuple(_LOGPROB_TOP.iter_unpack(value[offset:end]))), end
 
 
 def _unpack_sampling(values: dict[str, Any]) -> SamplingParams:
-    # JSON has lists only: these three are tuples.
+    # JSON has only lists: these three fields are tuples.
     if "logit_bias" in values:
         values["logit_bias"] = tuple((token, bias) for token, bias in values["logit_bias"])
     for name in ("stop_token_ids", "stop"):

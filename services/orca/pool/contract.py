@@ -1,4 +1,4 @@
-"""What both implementations check and say in the same words: the caller's part of the contract."""
+"""The caller's part of the contract: what both implementations check in the same way and refuse in the same words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,29 +6,31 @@ from dataclasses import dataclass, replace
 from orca.core.domain.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
 from orca.core.domain.request import Request, Token
 from orca.pool import codec
-from orca.pool.api import Caller, CommitEntry, ProcessClosed, SeatLost, StaleCall, Submission
+from orca.pool.api import ProcessClosed, SeatLost, StaleCall
+from orca.pool.records import Caller, CommitEntry, Submission
 
 WANTED_FOR_MS = 5_000
-"""How long, awake, a submission that found no room keeps ended requests under pressure: its client is told to come back
-after a second."""
+"""Awake time for which a submission refused with PoolFull keeps ended requests under pressure. Its client is asked to
+come back after a second."""
 
-PASSED_FOR_MS = 60_000
-"""How long a sweep leaves alone what this release cannot read: a newer release's, after a rollback. Once a minute costs
-nothing, and when the newer one is back, it comes to it at most so much later."""
+SKIPPED_FOR_MS = 60_000
+"""Awake time for which a sweep skips a record that this release cannot read: one of a newer release, after a rollback.
+Once a minute costs nothing, and a newer release that is back handles the record at most so much later."""
 
 READ_TOKENS_MAX = 2048
 READ_BYTES_MAX = 1 << 20
-"""What one call reads, of all its logs together: some milliseconds of a Redis that answers nobody else meanwhile. The
-token that passes the bytes is still read, since one with the log probabilities of a whole prompt may have more."""
+"""Bounds of one read call, over all its logs: some milliseconds during which Redis answers nobody else. The token that
+exceeds the bytes is still read, since one token with the log probabilities of a whole prompt may be larger."""
 
 CLOSED_FOR_MS = 24 * 3_600_000
-"""How long, awake, the pool remembers a process that has left. Only calls that it sent before its `leave`, and that
-come in behind it, ask for that. A network may hold them back until TCP gives up on their connection, a quarter of an
-hour; awake time never runs faster than the wall's, so a day covers that many times, and bounds what drains leave."""
+"""Awake time for which the pool remembers a process that has left. The pool needs it only for calls that were sent
+before `leave` and arrive after it. A network may delay them until TCP gives up on their connection, a quarter of an
+hour. Awake time never runs faster than the wall clock, so a day is long enough, and it bounds what drains leave
+behind."""
 
 
 @dataclass(slots=True)
-class ReadRoom:
+class ReadBudget:
     """What one call may still read. The script `read` counts in the same way."""
 
     tokens: int = READ_TOKENS_MAX
@@ -39,22 +41,22 @@ class ReadRoom:
         return self.tokens <= 0 or self.size <= 0
 
     def take(self, tokens: Sequence[Token]) -> tuple[Token, ...]:
-        """As many of these, from the first on, as there is room for; they use it up."""
-        taken = []
+        """Return as many of the tokens as the budget allows, from the first on, and subtract them from it."""
+        allowed = []
         for token in tokens:
             if self.is_spent:
                 break
-            taken.append(token)
+            allowed.append(token)
             self.tokens -= 1
             self.size -= len(codec.pack_token(token))
-        return tuple(taken)
+        return tuple(allowed)
 
 
 def check_submission(submission: Submission) -> None:
-    """A gateway's own mistakes, which no request body can cause."""
+    """Assert what a gateway must ensure by itself: no request body can break it."""
     requests = submission.requests
     assert requests, "a parent has at least one request"
-    assert submission.parent.split() == [submission.parent], "a parent's name is one word: scripts join names by spaces"
+    assert submission.parent.split() == [submission.parent], "a parent's name has no spaces: scripts join names by them"
     assert len({request.revision for request in requests}) == 1, "choices of a parent share a revision"
     for choice, request in enumerate(requests):
         assert (request.parent, request.choice) == (submission.parent, choice), "choices are numbered from 0"
@@ -63,14 +65,14 @@ def check_submission(submission: Submission) -> None:
 
 
 def check_entry(entry: CommitEntry) -> None:
-    """A scheduler's own mistakes: an entry says something, and its end counts the tokens before it."""
+    """Assert what a scheduler must ensure by itself: an entry has content, and its end counts the tokens before it."""
     assert entry.tokens or entry.end is not None, "an entry has tokens or an end"
     assert entry.index >= 0, "tokens count from 0"
     assert entry.end is None or entry.end.count == entry.index + len(entry.tokens), "an end counts all tokens"
 
 
 def reserved_bytes(submission: Submission, choice: int, body: bytes) -> int:
-    """Bytes of Redis memory that a request may take until it is forgotten; choice 0 carries its parent's."""
+    """Return the bytes of Redis memory that a request may use until it is forgotten; choice 0 carries its parent's."""
     request = submission.requests[choice]
     tokens = request.max_new_tokens * codec.token_bytes(request.sampling)
     parent = codec.parent_bytes(submission.render) if choice == 0 else 0
@@ -78,27 +80,27 @@ def reserved_bytes(submission: Submission, choice: int, body: bytes) -> int:
 
 
 def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
-    """The request as the pool keeps it."""
+    """Return the request as the pool keeps it."""
     return replace(request, arrival=arrival, submitted_ms=submitted_ms)
 
 
 def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> OrcaError:
-    """Why a submission was refused; nothing was stored."""
+    """Return the error for a refused submission, of which nothing was stored."""
     if verdict == "revision":
         return NotInForce(requests[0].revision, str(bound) or None)
     if verdict == "promise":
         return NeverFits(max(request.max_total_tokens for request in requests), int(bound))
     if verdict == "taken":
-        return NameTaken(f"{requests[0].parent} was submitted with other contents")
+        return NameTaken(f"{requests[0].parent} was submitted before with other content")
     if verdict == "queue":
-        return QueueFull(f"{bound} requests may wait and no more")
+        return QueueFull(f"the queue is full: at most {bound} requests may wait")
     if verdict == "tokens":
-        return QueueFull(f"requests with {bound} prompt tokens may wait and no more")
+        return QueueFull(f"the queue is full: requests with {bound} prompt tokens may wait at most")
     assert verdict == "bytes", verdict
-    return PoolFull(f"the pool's {bound} bytes are reserved by requests accepted earlier")
+    return PoolFull(f"the pool is full: requests accepted earlier reserve its {bound} bytes")
 
 
 def verdict_error(verdict: str, caller: Caller) -> Exception:
-    """Why a scheduler's call was refused."""
+    """Return the error for a refused call of a scheduler."""
     errors: dict[str, type[Exception]] = {"lost": SeatLost, "closed": ProcessClosed, "stale": StaleCall}
     return errors[verdict](f"process {caller.process} of group {caller.group}")

@@ -1,10 +1,11 @@
-"""Who waits for news of the pool, and what woke them.
+"""Hints: notifications of the pool, and the tasks of this process that wait for them.
 
-Notifications are hints: the log is the truth. A connection that breaks is told of (`wake_all`), and everybody looks.
-For a message that is lost without that, every wait returns by the poll interval, and the caller looks as it sees fit.
+Hints are not the truth: the log is. When a connection breaks, `wake_all` makes every waiter poll. A message that is
+lost without a broken connection costs at most the poll interval: every wait returns by then, and its caller polls as it
+sees fit.
 
-What a message costs does not depend on how many logs are read. One may bring the entries themselves: then they need not
-be read, as they are what the log has.
+The cost of a message does not depend on the number of logs that are read. A message may contain the entries themselves:
+then nobody needs to read them, because they equal those of the log.
 """
 
 import asyncio
@@ -15,46 +16,46 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from orca.core.domain.request import End, FinishReason, Token
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 _OTHERS_MAX = 20_000
-"""Logs of others that are remembered: who begins to read one must not miss what was told of it just before."""
+"""Logs without a reader here whose lengths are kept: a new reader must not miss what was published just before."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """The last entries of a log, as commit.lua tells them. None where only its length is known."""
+class _LogTail:
+    """The last entries of a log as commit.lua publishes them: token ids, then perhaps the reason of the end."""
 
     start: int
-    words: list[str]
+    entries: list[str]  # empty if only the length is known
 
     @property
-    def entries(self) -> int:
-        """Of the whole log."""
-        return self.start + len(self.words)
+    def length(self) -> int:
+        """The number of entries of the whole log."""
+        return self.start + len(self.entries)
 
 
 class LogNews:
-    """What is told of the logs that one task reads, kept until it has read them.
+    """Hints about the logs that one task reads, kept until the task has read them.
 
     Args:
-        cursors: request id to the entries (tokens and end) that were read of its log; looked at anew each time.
+        cursors: request id to the number of entries (tokens and end) already read from its log; consulted at each wait.
     """
 
     def __init__(self, cursors: Mapping[str, int], poll_s: float) -> None:
         self._cursors = cursors
         self._poll_s = poll_s
-        self._told: dict[str, _Told] = {}  # of the logs that are longer than what was read of them
-        self._others: OrderedDict[str, int] = OrderedDict()  # entries of logs that nobody reads here, the latest last
+        self._tails: dict[str, _LogTail] = {}  # of the logs that are longer than their cursor
+        self._others: OrderedDict[str, int] = OrderedDict()  # lengths of logs without a cursor, the latest last
         self._is_missing = True  # messages may have been missed
         self._is_wait_over = False
         self._woken: asyncio.Future[None] | None = None
 
     async def wait(self, timeout_s: float) -> frozenset[str] | None:
-        """Return when a log is known to be longer than its cursor, when `end_wait` says so, or in time.
+        """Return when a log is known to be longer than its cursor, when `end_wait` was called, or after `timeout_s`.
 
-        Returns: the logs known to be longer; None when messages may have been missed and each log may be longer. A
-            hint, not truth: it may return early and leave some out. Asking again is always right.
+        Returns: the logs known to be longer; None if messages may have been missed, so that any log may be longer. It
+            is a hint and not the truth: it may come early and leave some out. Polling again is always right.
         """
         if not (self._is_missing or self._is_wait_over or self._longer()):
             with _alarm(min(timeout_s, self._poll_s)) as self._woken:
@@ -66,62 +67,66 @@ class LogNews:
         return self._longer()
 
     def end_wait(self) -> None:
-        """Let the wait return that is under way, or the next one."""
+        """End the wait in progress, or the next one."""
         self._is_wait_over = True
         _wake(self._woken)
 
     def slice(self, request_id: str) -> LogSlice | None:
-        """All that a log which `wait` returned has behind its cursor, and perhaps before it; None: it is to be read."""
-        told = self._told[request_id]
-        if self._cursors[request_id] < told.start:
-            return None
-        *tokens, last = told.words
-        if last.isdecimal():
-            return LogSlice(told.start, tuple(Token(int(word)) for word in told.words), None)
-        end = End(FinishReason(last), told.start + len(tokens))
-        return LogSlice(told.start, tuple(Token(int(word)) for word in tokens), end)
+        """Return the known entries of a log that `wait` returned, at least all after its cursor.
 
-    def tell(self, request_id: str, entries: int, content: str = "") -> None:
-        """A log has this many entries now, and these are the last ones, if any are told."""
+        Returns: None if the entries after the cursor are not known: read the log.
+        """
+        tail = self._tails[request_id]
+        if self._cursors[request_id] < tail.start:
+            return None
+        *tokens, last = tail.entries
+        if last.isdecimal():
+            return LogSlice(tail.start, tuple(Token(int(entry)) for entry in tail.entries), None)
+        end = End(FinishReason(last), tail.start + len(tokens))
+        return LogSlice(tail.start, tuple(Token(int(entry)) for entry in tokens), end)
+
+    def publish(self, request_id: str, length: int, content: str = "") -> None:
+        """Record that a log has `length` entries now. Args: content: the last of them, if the message has any."""
         cursor = self._cursors.get(request_id)
         if cursor is None:
-            self._others[request_id] = entries
+            self._others[request_id] = length
             self._others.move_to_end(request_id)
             if len(self._others) > _OTHERS_MAX:
                 self._others.popitem(last=False)
-        elif cursor < entries:
-            words = content.split(",") if content else []
-            told, start = self._told.get(request_id), entries - len(words)
-            if told is not None and told.entries == start:
-                told.words += words
+        elif cursor < length:
+            entries = content.split(",") if content else []
+            tail, start = self._tails.get(request_id), length - len(entries)
+            if tail is not None and tail.length == start:
+                tail.entries += entries
             else:
-                self._told[request_id] = _Told(start, words)
+                self._tails[request_id] = _LogTail(start, entries)
             _wake(self._woken)
 
-    def told_before(self, request_id: str) -> int:
-        """The entries that a log has that is read from now on, as far as is known."""
+    def length_before(self, request_id: str) -> int:
+        """Return the length of a log that gets a cursor now, as far as it is known, and forget it."""
         return self._others.pop(request_id, 0)
 
-    def miss(self) -> None:
-        """Messages may have been missed, and after a fail-over lengths may be less."""
-        self._told.clear()
+    def mark_missing(self) -> None:
+        """Note that messages may have been missed, and that logs may be shorter, as they may be after a fail-over."""
+        self._tails.clear()
         self._others.clear()
         self._is_missing = True
         _wake(self._woken)
 
     def _longer(self) -> frozenset[str]:
+        """Return the logs that are longer than their cursor, and forget the tails of the others."""
         longer = frozenset(
-            each for each, told in self._told.items() if self._cursors.get(each, math.inf) < told.entries
+            name for name, tail in self._tails.items() if self._cursors.get(name, math.inf) < tail.length
         )
-        if len(longer) < len(self._told):
-            self._told = {each: self._told[each] for each in longer}
+        if len(longer) < len(self._tails):
+            self._tails = {name: self._tails[name] for name in longer}
         return longer
 
 
 class Hints:
-    """Takes what is told, for all who wait in this process.
+    """Passes each notification on to the tasks of this process that wait for it.
 
-    Args: poll_s: what a lost message may cost.
+    Args: poll_s: bound on every wait, and so on the cost of a lost message.
     """
 
     def __init__(self, poll_s: float) -> None:
@@ -131,7 +136,7 @@ class Hints:
 
     @contextlib.contextmanager
     def log_news(self, cursors: Mapping[str, int]) -> Iterator[LogNews]:
-        """As Pool.log_news."""
+        """See Pool.log_news."""
         news = LogNews(cursors, self._poll_s)
         self._news.append(news)
         try:
@@ -139,8 +144,8 @@ class Hints:
         finally:
             self._news.remove(news)
 
-    async def work(self, revision: str, timeout_s: float) -> None:
-        """Return when `tell_work` says that there is some, in time, or after the poll interval."""
+    async def wait_for_work(self, revision: str, timeout_s: float) -> None:
+        """Return when `publish_work` was called for the revision, after `timeout_s`, or after the poll interval."""
         waiters = self._for_work.setdefault(revision, [])
         with _alarm(min(timeout_s, self._poll_s)) as woken:
             waiters.append(woken)
@@ -151,20 +156,20 @@ class Hints:
                 if not waiters:
                     del self._for_work[revision]
 
-    def tell_log(self, request_id: str, entries: int, content: str = "") -> None:
-        """A log has this many entries (tokens and end) now, and these are the last ones, if any are told."""
+    def publish_log(self, request_id: str, length: int, content: str = "") -> None:
+        """Publish that a log has `length` entries now. Args: content: the last of them, if the message has any."""
         for news in self._news:
-            news.tell(request_id, entries, content)
+            news.publish(request_id, length, content)
 
-    def tell_work(self, revision: str) -> None:
-        """A request of this revision was queued or given back."""
+    def publish_work(self, revision: str) -> None:
+        """Publish that a request of this revision was queued or given back."""
         for woken in self._for_work.get(revision, ()):
             _wake(woken)
 
     def wake_all(self) -> None:
-        """Messages may have been missed: everybody looks for themselves."""
+        """Wake every waiter to poll: messages may have been missed."""
         for news in self._news:
-            news.miss()
+            news.mark_missing()
         for waiters in self._for_work.values():
             for woken in waiters:
                 _wake(woken)
@@ -172,7 +177,7 @@ class Hints:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator["asyncio.Future[None]"]:
-    """A wait for `_wake`, which comes by itself after some seconds."""
+    """Make a future that `_wake` completes, or a timer after some seconds."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
     timer = loop.call_later(seconds, _wake, woken)

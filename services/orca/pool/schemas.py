@@ -1,4 +1,4 @@
-"""Schema numbers: the layouts of records, and which of them a release reads and writes (protocol: schema number).
+"""Schema numbers: the layouts of records, and the numbers that a release reads and writes (protocol: schema number).
 
 1: the first.
 2: each entry of a log holds the number of the claim that wrote it (codec.py), and a request may have a deadline of its
@@ -21,9 +21,10 @@ class Schemas:
         return self.oldest <= number <= self.newest
 
     def lua(self) -> str:
-        """For the head of each script."""
+        """Return the constants for the head of each script."""
         return f"local SCHEMA_OLDEST, SCHEMA_NEWEST = {self.oldest}, {self.newest}\n"
 
 
 SCHEMAS = Schemas(oldest=max(1, SCHEMA - 1), newest=SCHEMA)
-"""Of this release: it goes beside the one before it until the newer number is in force, or again when rolled back."""
+"""The range of this release. It runs beside the release before it until the newer number is in force, and again during
+a rollback."""

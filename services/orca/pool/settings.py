@@ -1,4 +1,4 @@
-"""What can be chosen about the pool. Every part of a deployment uses the same values."""
+"""The settings of the pool. Every part of a deployment uses the same values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.process.settings import read_variables
 
 LEASE_LEAST_MS = 1_000
-"""Two renewals. With less a group forms anew again and again, or never, though every part is well."""
+"""Two renewals. With a shorter lease a group forms again and again, or never, although every part is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,65 +15,66 @@ class PoolSettings:
     """Bounds and times of the pool. Times ending in `_ms` run in the pool's awake time unless they say otherwise."""
 
     seat_lease_ms: int = 3_000
-    """How long a silent scheduler keeps its group. Six missed heartbeats; longer only delays the take-over."""
+    """Time that a silent scheduler keeps its group: six missed heartbeats. A longer lease only delays the take-over."""
 
     reader_lease_ms: int = 5_000
-    """How long a reader entry lives without renewal, so a gateway that died stops counting as a reader."""
+    """Time that a reader entry lives without renewal, so that a gateway that died stops counting as a reader."""
 
     resume_grace_ms: int = 5_000
-    """How long a request goes on without a living reader: the time a client has to come back to another gateway."""
+    """Time that a request goes on without a living reader, so that its client can come back to another gateway."""
 
     retention_ms: int = 600_000
-    """How long an ended request stays readable: ten minutes, for clients that come back late."""
+    """Time that an ended request stays readable: ten minutes, for clients that come back late."""
 
     retention_least_ms: int = 60_000
-    """The same when reserved bytes pass nine tenths of `bytes_max`. A minute still covers a client's retry."""
+    """Time that an ended request stays readable while reserved bytes exceed nine tenths of `bytes_max`. A minute still
+    covers a client's retry."""
 
     retire_ms: int = 600_000
-    """How long requests of a replaced revision may still run before they end with `model_replaced`."""
+    """Time that requests of a replaced revision may still run before they end with `model_replaced`."""
 
     max_queued: int = 1_000
-    """Requests that may wait, over all revisions; more are refused with QueueFull. Longer helps nobody: a group that
-    serves 20 requests a second takes 50 seconds for so many."""
+    """Requests that may wait, over all revisions; more are refused with QueueFull. A longer queue helps nobody: a group
+    that serves 20 requests a second needs 50 seconds for 1,000."""
 
     max_queued_prompt_tokens: int = 10_000_000
-    """Tokens of the prompts that may wait: what they will cost, as `max_queued` is how many. One alone may pass it."""
+    """Prompt tokens that may wait: they bound the cost, as `max_queued` bounds the number. One request alone may exceed
+    it."""
 
     bytes_max: int = 1 << 30
-    """Redis memory, in bytes, that requests may be promised; more are refused with PoolFull. Where Redis has a
-    maxmemory, at most `codec.room_for_requests` of it."""
+    """Redis memory, in bytes, that requests may reserve; more are refused with PoolFull. If Redis has a maxmemory, this
+    may be at most `codec.room_for_requests` of it."""
 
     call_timeout_ms: int = 2_000
-    """Wall clock bound of one call to Redis. Below the seat's lease, so that a lost reply does not cost the seat."""
+    """Bound of one call to Redis, wall clock. It is below the seat's lease, so a lost reply does not cost the seat."""
 
     hint_poll_ms: int = 1_000
-    """Wall clock bound of one wait for notifications."""
+    """Bound of one wait for notifications, wall clock."""
 
     replicas: int = 0
-    """Replicas that must hold what a gateway accepts or shows (WAIT); 0 asks for none. All that may be promoted."""
+    """Replicas that must hold what a gateway accepts or shows (WAIT): all that may be promoted. 0 waits for none."""
 
     connections_max: int = 32
-    """Connections of one process for the calls of its clients: calls are short, so few are enough. Not counted are
-    the few for reading long answers, those for what it does for all its clients at once, and the one for
-    notifications."""
+    """Connections of one process for the calls of its clients: calls are short, so few are enough. A few more serve
+    long reads and the calls for all clients at once, and one serves notifications."""
 
     user: str = "default"
-    """Redis user of all parts; what it must be allowed says access.py."""
+    """Redis user of all parts; access.py lists the rights that it needs."""
 
     password_file: str | None = None
-    """File that holds the user's password; read at each connect. None logs in nowhere."""
+    """File that holds the user's password, read at each connect. None does not log in."""
 
     tls_ca_file: str | None = None
-    """For `rediss://`: certificates (PEM) that may have signed the server's; None takes those of the system."""
+    """For `rediss://`: certificates (PEM) that may have signed the server's; None uses those of the system."""
 
     tls_certificate_file: str | None = None
-    """For `rediss://`: our own certificate (PEM), where the server asks for one; read at each connect, as its key."""
+    """For `rediss://`: our own certificate (PEM), if the server asks for one; read at each connect, as its key is."""
 
     tls_key_file: str | None = None
     """Private key (PEM) of `tls_certificate_file`."""
 
     accepts_loss: bool = False
-    """Serve on a Redis without an append-only file too, which forgets all requests when it restarts."""
+    """Accept a Redis without an append-only file, which forgets all requests when it restarts."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -87,14 +88,14 @@ class PoolSettings:
 
     @property
     def pressure_bytes(self) -> int:
-        """Reserved bytes from which on ended requests are kept for `retention_least_ms` only."""
+        """Reserved bytes above which ended requests are kept for `retention_least_ms` only."""
         return self.bytes_max * 9 // 10
 
 
 def parse_pool_settings(environment: Mapping[str, str]) -> PoolSettings:
-    """`ORCA_POOL_MAX_QUEUED=100` and the like; every part of a deployment is given the same.
+    """Read variables such as `ORCA_POOL_MAX_QUEUED=100`; every part of a deployment gets the same.
 
-    Raises: SettingError that names the setting, also for times under which no seat and no reader lasts.
+    Raises: SettingError that names the setting, also for leases so short that no seat and no reader lasts.
     """
     settings = read_variables(PoolSettings, environment, prefix="ORCA_POOL_")
     for name in ("seat_lease_ms", "reader_lease_ms"):

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from orca.core.domain.errors import BadValue, SettingError
-from orca.scheduler.loop import Scheduler
-from orca.scheduler.settings import ScheduleSettings
+from orca.scheduler.loop import GroupScheduler
+from orca.scheduler.settings import BatchingSettings
 
 log = logging.getLogger("orca.scheduler")
 
@@ -25,7 +25,7 @@ FIELDS = frozenset({"max_batch_size", "max_batch_tokens"})
 class BoundsFile:
     """`run` is one task of the process."""
 
-    def __init__(self, path: Path, settings: ScheduleSettings) -> None:
+    def __init__(self, path: Path, settings: BatchingSettings) -> None:
         """Args: settings: what the file says nothing about.
 
         Raises: SettingError when the file cannot be used: at the start there are no other bounds to keep.
@@ -35,13 +35,13 @@ class BoundsFile:
         self._seen = self._content()
         self.bounds = self._read(self._seen)
 
-    async def run(self, scheduler: Scheduler) -> None:
+    async def run(self, scheduler: GroupScheduler) -> None:
         """Until cancelled: the scheduler gets what changes."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look(scheduler)
 
-    def look(self, scheduler: Scheduler) -> None:
+    def look(self, scheduler: GroupScheduler) -> None:
         """Take over the file's bounds if it has changed."""
         try:
             content = self._content()
@@ -49,7 +49,7 @@ class BoundsFile:
                 return
             self._seen = content
             bounds = self._read(content)
-            scheduler.rebound(bounds.max_batch_size, bounds.max_batch_tokens)
+            scheduler.set_batch_bounds(bounds.max_batch_size, bounds.max_batch_tokens)
         except SettingError as error:
             log.error("the changed file of bounds cannot be used, the old bounds stay in force: %s", error)
             return
@@ -65,7 +65,7 @@ class BoundsFile:
         except OSError as error:
             raise SettingError(f"setting bounds_file: {self._path}: {error.strerror}") from error
 
-    def _read(self, content: bytes) -> ScheduleSettings:
+    def _read(self, content: bytes) -> BatchingSettings:
         """Under the rules of the settings of the same names."""
         try:
             found = orjson.loads(content)
@@ -77,8 +77,8 @@ class BoundsFile:
             if not _is_number(value) and not (value is None and name == "max_batch_tokens"):
                 raise SettingError(f"setting bounds_file: {self._path}: {name} is {value!r}, not a whole number")
         try:
-            chosen = {field.name: getattr(self._settings, field.name) for field in dataclasses.fields(ScheduleSettings)}
-            return ScheduleSettings(**chosen | {"max_batch_tokens": None} | found)
+            chosen = {field.name: getattr(self._settings, field.name) for field in dataclasses.fields(BatchingSettings)}
+            return BatchingSettings(**chosen | {"max_batch_tokens": None} | found)
         except BadValue as error:
             raise SettingError(f"setting bounds_file: {self._path}: {error.name} {error.complaint}") from error
 

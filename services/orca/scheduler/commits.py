@@ -1,25 +1,25 @@
-"""Brings what the outbox holds to the pool, one call at a time, never waited for by the steps."""
+"""Brings what the commit queue holds to the pool, one call at a time, never waited for by the steps."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
 
-from orca.pool.api import CommitAnswer, CommitEntry
-from orca.scheduler.dependencies import Seams, patiently
-from orca.scheduler.outbox import Outbox
+from orca.pool.records import CommitAnswer, CommitEntry
+from orca.scheduler.commit_queue import CommitQueue
+from orca.scheduler.dependencies import Dependencies, call_until_answered
 from orca.scheduler.policy.state import GroupRequest
 
 log = logging.getLogger("orca.scheduler")
 
 
-class Commits:
+class Committer:
     """The commits of one epoch: `run` is a task of it."""
 
     def __init__(
         self,
-        seams: Seams,
-        outbox: Outbox,
+        dependencies: Dependencies,
+        commit_queue: CommitQueue,
         *,
         settle: Callable[[GroupRequest, CommitEntry, CommitAnswer], None],
         interval_s: Callable[[], float],
@@ -31,20 +31,20 @@ class Commits:
             interval_s: asked at each commit for the time to the next one of what is not urgent.
             epoch: for the log.
         """
-        self._seams = seams
-        self._outbox = outbox
+        self._dependencies = dependencies
+        self._commit_queue = commit_queue
         self._settle = settle
         self._interval_s = interval_s
         self._epoch = epoch
-        self._has_news = asyncio.Event()  # something came into the outbox, or it is to be flushed
+        self._has_news = asyncio.Event()  # something came into the commit queue, or it is to be flushed
         self._due_s = 0.0  # of the loop's clock: what is not urgent goes out then
         self._is_flushing = False  # everything goes out now
-        self._is_flushed = asyncio.Event()  # the outbox is empty and no commit is under way
+        self._is_flushed = asyncio.Event()  # the commit queue is empty and no commit is under way
         self._is_flushed.set()
 
     def announce(self) -> None:
-        """Something may have come into the outbox."""
-        if self._outbox:
+        """Something may have come into the commit queue."""
+        if self._commit_queue:
             self._is_flushed.clear()
             self._has_news.set()
 
@@ -52,15 +52,15 @@ class Commits:
         """Until cancelled."""
         has_committed = False
         while True:
-            if not self._outbox:
+            if not self._commit_queue:
                 await self._until_news()
             is_due = await self._until_due()
-            if entries := self._outbox.take(is_all=is_due):
+            if entries := self._commit_queue.take(is_all=is_due):
                 answers = await self._commit(entries)
                 if not has_committed and CommitAnswer.APPLIED in answers:
                     has_committed = True
                     log.info("first commit", extra={"epoch": self._epoch})
-            if not self._outbox:
+            if not self._commit_queue:
                 self._is_flushed.set()
 
     async def _until_news(self) -> None:
@@ -74,7 +74,7 @@ class Commits:
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while not (self._is_flushing or self._outbox.is_urgent):
+                    while not (self._is_flushing or self._commit_queue.is_urgent):
                         await self._until_news()
                 return self._is_flushing
         self._due_s = clock() + self._interval_s()
@@ -85,16 +85,16 @@ class Commits:
         self._is_flushing = True
         self._has_news.set()
         try:
-            async with asyncio.timeout(self._seams.times.flush_s):
+            async with asyncio.timeout(self._dependencies.timings.flush_s):
                 await self._is_flushed.wait()
         except TimeoutError:
             log.warning("the pool did not take the last tokens in time", extra={"epoch": self._epoch})
 
     async def _commit(self, entries: dict[GroupRequest, CommitEntry]) -> list[CommitAnswer]:
-        answers = await patiently(
-            lambda: self._seams.pool.commit(list(entries.values())), self._seams.times.pool_retry_s
+        answers = await call_until_answered(
+            lambda: self._dependencies.pool.commit(list(entries.values())), self._dependencies.timings.pool_retry_s
         )
-        self._seams.observer.answered(answers)
+        self._dependencies.observer.answered(answers)
         for (entry, written), answer in zip(entries.items(), answers, strict=True):
             self._settle(entry, written, answer)
         return answers

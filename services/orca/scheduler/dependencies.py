@@ -9,9 +9,10 @@ from typing import TypeVar
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.pool.api import Caller, Pool
+from orca.pool.api import Pool
+from orca.pool.records import Caller
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy.finish import MakeOutputText
+from orca.scheduler.policy.finish import MakeStopStringMatcher
 from orca.scheduler.policy.policy import Policy
 
 log = logging.getLogger("orca.scheduler")
@@ -22,7 +23,7 @@ SAY_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class LoopTimings:
     """How long the loop waits for what, in seconds. The defaults suit a pool that answers in a millisecond."""
 
     heartbeat_s: float = 0.5  # between heartbeats, and between sweeps (protocol: twice a second)
@@ -38,7 +39,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seams:
+class Dependencies:
     """What the loop stands between, and all that it takes from outside."""
 
     pool: Pool
@@ -49,12 +50,12 @@ class Seams:
     clock_ns: Callable[[], int]  # monotonic
     observer: Observer
     eos_token_ids: tuple[int, ...] = ()
-    make_output_text: MakeOutputText | None = None
-    times: Times = Times()
+    make_stop_string_matcher: MakeStopStringMatcher | None = None
+    timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
 
 
-async def patiently(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
+async def call_until_answered(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
     """Call the pool until it answers, and say now and then that it does not; every transition may be repeated."""
     clock, silent_until = asyncio.get_running_loop().time, 0.0
     while True:

@@ -2,7 +2,7 @@
 
     claims   -> add requests                       while the policy has room for more
     steps    -> next_batch -> schedule -> submit   as soon as a result or a request changes what can run
-    results  -> tokens, ends -> outbox             in step order
+    results  -> tokens, ends -> commit queue             in step order
     commits  -> one call at a time -> answers      never waited for by the others
 
 Claims and commits are classes of their own; steps and results are here, with what the group owns.
@@ -19,16 +19,16 @@ from dataclasses import replace
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.request import End
 from orca.core.domain.step import Claim, Epoch, Sampled, StepResult
-from orca.pool.api import Claimed, CommitAnswer, CommitEntry, Heartbeat
-from orca.scheduler.claims import Claims
-from orca.scheduler.commits import Commits
-from orca.scheduler.dependencies import Seams
-from orca.scheduler.observer import IterationRecord, Load
-from orca.scheduler.outbox import Outbox
-from orca.scheduler.policy.finish import Ending
-from orca.scheduler.policy.policy import Limits, next_batch
+from orca.pool.records import Claimed, CommitAnswer, CommitEntry, Heartbeat
+from orca.scheduler.claims import RequestClaimer
+from orca.scheduler.commit_queue import CommitQueue
+from orca.scheduler.commits import Committer
+from orca.scheduler.dependencies import Dependencies
+from orca.scheduler.observer import IterationRecord, SchedulerLoad
+from orca.scheduler.policy.finish import FinishDetector
+from orca.scheduler.policy.policy import BatchLimits, next_batch
 from orca.scheduler.policy.state import NOTHING, Batch, GroupRequest, GroupState
-from orca.scheduler.prefetch_timer import Pace
+from orca.scheduler.prefetch_timer import PrefetchTimer
 
 log = logging.getLogger("orca.scheduler")
 
@@ -42,19 +42,19 @@ _PATIENCE = 16
 class EpochRun:
     """A formed epoch, from its first claim to its end. Made once for each epoch."""
 
-    def __init__(self, seams: Seams, epoch: Epoch, limits: Limits) -> None:
-        self._seams = seams
+    def __init__(self, dependencies: Dependencies, epoch: Epoch, limits: BatchLimits) -> None:
+        self._dependencies = dependencies
         self._epoch = epoch
         self._limits = limits
         self.state = GroupState()
-        self._outbox = Outbox(holds_results=seams.policy.holds_results, can_wait=self._can_wait)
-        self._claims = Claims(seams, limits, self.state, adopt=self._adopt)
-        self._commits = Commits(
-            seams, self._outbox, settle=self._settle, interval_s=self._interval_s, epoch=epoch.number
+        self._commit_queue = CommitQueue(holds_results=dependencies.policy.holds_results, can_wait=self._can_wait)
+        self._claims = RequestClaimer(dependencies, limits, self.state, adopt=self._adopt)
+        self._commits = Committer(
+            dependencies, self._commit_queue, settle=self._settle, interval_s=self._interval_s, epoch=epoch.number
         )
-        self._endings: dict[GroupRequest, Ending] = {}
+        self._endings: dict[GroupRequest, FinishDetector] = {}
         self._owned: dict[str, GroupRequest] = {}  # what the pool should say is ours, until an answer tells otherwise
-        self._pace = Pace()
+        self._pace = PrefetchTimer()
         self._handed_over = 0  # number of the last step that the engine took
         self._is_draining = False
         self._can_step = asyncio.Event()  # something changed what can run
@@ -84,30 +84,30 @@ class EpochRun:
                     await self._commits.flush()
                 commits.cancel()
 
-    def rebound(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+    def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
         """Bound batches by other sizes. Raises: SettingError when the policy cannot work under them."""
         limits = replace(self._limits, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
-        if (refusal := self._seams.policy.refuse(limits)) is not None:
+        if (refusal := self._dependencies.policy.refuse(limits)) is not None:
             raise SettingError(refusal)
         self._limits = limits
-        self._claims.rebound(limits)
+        self._claims.set_batch_bounds(limits)
         self._can_step.set()
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         running = sum(entry.is_admitted and not entry.is_over for entry in self.state.requests)
-        return Load(
+        return SchedulerLoad(
             running=running,
             claimed=sum(not entry.is_admitted for entry in self.state.requests),
             waiting=self._claims.waiting,
             slots_reserved=self.state.reserved,
             slots=self._limits.slots,
-            uncommitted=len(self._outbox),
+            uncommitted=len(self._commit_queue),
         )
 
     def in_flight(self) -> dict[str, Claim]:
         """Requests, by their claims, of the steps that the engine took and did not bring back."""
         taken = (step for step in self.state.steps if step.number <= self._handed_over)
-        return {pick.request.request.id: pick.request.claim for step in taken for pick in step.picks}
+        return {row.request.request.id: row.request.claim for step in taken for row in step.rows}
 
     async def heartbeat(self) -> None:
         """Renew the seat and compare what the pool says is ours with what we hold (protocol: what each side does).
@@ -116,7 +116,9 @@ class EpochRun:
         Raises: SeatLost, ProcessClosed, PoolUnavailable.
         """
         before = dict(self._owned)
-        beat = await self._seams.pool.heartbeat(self._seams.caller, offered_slots=self._limits.lasting_offer)
+        beat = await self._dependencies.pool.heartbeat(
+            self._dependencies.caller, offered_slots=self._limits.lasting_offer
+        )
         for request_id, entry in before.items():
             if self._owned.get(request_id) is entry and beat.owned.get(request_id) != entry.claim:
                 self._drop(entry, "the pool does not list it")
@@ -131,7 +133,7 @@ class EpochRun:
         }
         if unknown:
             log.warning("giving back requests that nobody here knows", extra={"requests": sorted(unknown)})
-            await self._seams.pool.give_back(unknown)
+            await self._dependencies.pool.give_back(unknown)
 
     # steps
 
@@ -144,28 +146,28 @@ class EpochRun:
                     await self._until_news(spare_s)
                     continue
                 self._is_quiet.clear()
-                step = self.state.schedule(batch, self._epoch, now_ns=self._seams.clock_ns())
+                step = self.state.schedule(batch, self._epoch, now_ns=self._dependencies.clock_ns())
                 for admission in batch.admitted:
-                    self._outbox.admit(admission.request)
+                    self._commit_queue.admit(admission.request)
                 # Requests whose last token this step draws make room for others now.
                 self._claims.look_again()
-                await self._seams.engine.submit(step)
+                await self._dependencies.engine.submit(step)
                 self._handed_over = step.number
 
     async def _next_batch(self) -> Batch:
-        batch = next_batch(self._seams.policy, self.state, self._limits)
-        if self._limits.prefetch or not 0 < len(batch.picks) < self._limits.max_batch_size:
+        batch = next_batch(self._dependencies.policy, self.state, self._limits)
+        if self._limits.prefetch or not 0 < len(batch.rows) < self._limits.max_batch_size:
             return batch
         # With prefetch another step hides the time in which a place stands empty; Algorithm 1 itself leaves none empty.
         await self._claims.catch_up()
-        return NOTHING if self._is_draining else next_batch(self._seams.policy, self.state, self._limits)
+        return NOTHING if self._is_draining else next_batch(self._dependencies.policy, self.state, self._limits)
 
     def _spare_s(self, batch: Batch) -> float:
         """How long a prefetched batch can wait for a request that may still arrive, where it has room for one."""
-        is_open = len(batch.picks) < self._limits.max_batch_size and not self._claims.waiting
+        is_open = len(batch.rows) < self._limits.max_batch_size and not self._claims.waiting
         if not self.state.steps or not is_open or self._limits.stages > 1:
             return 0.0
-        return (self._pace.due_ns(self.state.steps[0]) - self._seams.clock_ns()) / 1e9
+        return (self._pace.due_ns(self.state.steps[0]) - self._dependencies.clock_ns()) / 1e9
 
     async def _until_news(self, most_s: float) -> None:
         """Until something changes what can run, or so long."""
@@ -176,26 +178,26 @@ class EpochRun:
 
     def _is_due(self, batch: Batch) -> bool:
         """Frees wait for a step with rows while one can be expected: alone they would only cost a step."""
-        return bool(batch.picks) or (bool(batch.freed) and not self.state.steps)
+        return bool(batch.rows) or (bool(batch.freed) and not self.state.steps)
 
     async def _results(self) -> None:
-        async for result in self._seams.engine.results():
+        async for result in self._dependencies.engine.results():
             self._read(result)
         raise EngineError("the results of the epoch ended")
 
     def _read(self, result: StepResult) -> None:
         if not self.state.steps or result.number != self.state.steps[0].number or result.epoch != self._epoch:
             raise EngineError(f"result {result.number} of epoch {result.epoch.number} came out of order")
-        now_ns = self._seams.clock_ns()
+        now_ns = self._dependencies.clock_ns()
         self._pace.read(self.state.steps[0], now_ns)
         step = self.state.read()
-        drawn = [pick.request for pick in step.picks if pick.sample]
+        drawn = [row.request for row in step.rows if row.sample]
         if [entry.handle for entry in drawn] != [sampled.handle for sampled in result.sampled]:
             raise EngineError(f"result {result.number} does not have a token for each row that draws one")
         for entry, sampled in zip(drawn, result.sampled, strict=True):
             if not entry.is_ended:
                 self._receive(entry, sampled)
-        self._seams.observer.iterated(
+        self._dependencies.observer.iterated(
             IterationRecord(
                 epoch=self._epoch,
                 step=step.number,
@@ -219,7 +221,7 @@ class EpochRun:
         end = self._endings[entry].push(sampled.token.id)
         if end is not None:
             self._end(entry, end)
-        self._outbox.put(entry, sampled.index, sampled.token, end)
+        self._commit_queue.put(entry, sampled.index, sampled.token, end)
 
     def _can_wait(self, entry: GroupRequest) -> bool:
         """Has its client waited so long that an interval of commits is not noticed, while others wait for a place, and
@@ -227,17 +229,17 @@ class EpochRun:
         request = entry.request
         if request.deadline_ms is not None or request.first_token_deadline_ms is not None:
             return False
-        waited_s = (self._seams.wall_ms() - request.submitted_ms) / 1000
+        waited_s = (self._dependencies.wall_ms() - request.submitted_ms) / 1000
         return self._claims.waiting > 0 and waited_s > _PATIENCE * self._interval_s()
 
     def _interval_s(self) -> float:
         """From one commit of what nobody waits for to the next."""
-        return self._seams.times.commit_s * (_QUEUED if self._claims.waiting else 1)
+        return self._dependencies.timings.commit_s * (_QUEUED if self._claims.waiting else 1)
 
     def _end(self, entry: GroupRequest, end: End) -> None:
         self.state.end(entry)
         del self._endings[entry]
-        self._seams.observer.ended(entry.request, end.reason, end.count)
+        self._dependencies.observer.ended(entry.request, end.reason, end.count)
         fields = self._fields(entry) | {"reason": end.reason, "tokens": end.count}
         log.info("request ended", extra=fields)
 
@@ -246,17 +248,17 @@ class EpochRun:
         if (older := self._owned.get(request.id)) is not None:
             self._drop(older, "claimed again")
         entry = self.state.add(request, claimed.claim, claimed.log, is_alone=claimed.is_alone)
-        ending = Ending(request, self._seams.eos_token_ids, self._seams.make_output_text)
+        ending = FinishDetector(request, self._dependencies.eos_token_ids, self._dependencies.make_stop_string_matcher)
         self._owned[request.id] = entry
         self._endings[entry] = ending
-        self._seams.observer.claimed(request, len(claimed.log))
+        self._dependencies.observer.claimed(request, len(claimed.log))
         if claimed.is_alone:
-            self._seams.observer.isolated(request)
+            self._dependencies.observer.isolated(request)
         log.info("request claimed", extra=self._fields(entry) | {"logged": len(claimed.log)})
         if claimed.log and (end := ending.replay(claimed.log)) is not None:
             # Its tokens were all there, only its end was not.
             self._end(entry, end)
-            self._outbox.put(entry, end.count, None, end)
+            self._commit_queue.put(entry, end.count, None, end)
             self._commits.announce()
         self._can_step.set()
 
@@ -278,7 +280,7 @@ class EpochRun:
             del self._endings[entry]
         self._disown(entry)
         self.state.end(entry)
-        self._outbox.forget(entry)
+        self._commit_queue.forget(entry)
         self._look_again()
         self._commits.announce()
 

@@ -15,7 +15,7 @@ log = logging.getLogger("orca.scheduler")
 LOOK_S = 0.5
 
 
-class Formation(Observer):
+class FormationWatch(Observer):
     """Since when this process, as the holder of the seat, has no formed group, and why."""
 
     def __init__(self, said_after_s: float, clock_s: Callable[[], float]) -> None:

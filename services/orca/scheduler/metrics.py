@@ -12,15 +12,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.core.process.internal_port import Page
-from orca.pool.api import CommitAnswer
-from orca.scheduler.observer import IterationRecord, Load, Observer
+from orca.pool.records import CommitAnswer
+from orca.scheduler.observer import IterationRecord, Observer, SchedulerLoad
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
 
-class Metrics(Observer):
+class SchedulerMetrics(Observer):
     """One registry per scheduler, so that several can live in one process.
 
     Args:
@@ -66,7 +66,7 @@ class Metrics(Observer):
 
     def watch(
         self,
-        load: Callable[[], Load],
+        load: Callable[[], SchedulerLoad],
         *,
         unformed_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop | None = None,
@@ -111,14 +111,14 @@ class Metrics(Observer):
         self._poisoned.inc(len(poisoned))
 
     def iterated(self, record: IterationRecord) -> None:
-        picks = record.batch.picks
-        if not picks:
+        rows = record.batch.rows
+        if not rows:
             return
         self._tokens.observe(record.tokens)
-        self._size.observe(len(picks))
+        self._size.observe(len(rows))
         self._time.observe((record.returned_ns - record.submitted_ns) / 1e9)
-        self._prompt.inc(sum(pick.count for pick in picks if pick.is_of_prompt))
-        self._generated.inc(sum(pick.sample for pick in picks))
+        self._prompt.inc(sum(row.count for row in rows if row.is_of_prompt))
+        self._generated.inc(sum(row.sample for row in rows))
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
         self._success.labels(self._group, reason.value).inc()
@@ -128,5 +128,5 @@ class Metrics(Observer):
             self._answers[answer].inc(answers.count(answer))
 
 
-def _usage(load: Load) -> float:
+def _usage(load: SchedulerLoad) -> float:
     return load.slots_reserved / load.slots if load.slots else 0.0

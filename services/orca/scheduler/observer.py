@@ -10,8 +10,8 @@ import orjson
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.core.process.line_file import LineFile
-from orca.pool.api import CommitAnswer
-from orca.scheduler.policy.state import Batch, Phase, Pick
+from orca.pool.records import CommitAnswer
+from orca.scheduler.policy.state import Batch, BatchRow, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class IterationRecord:
 
     @property
     def rows(self) -> tuple[RowRecord, ...]:
-        return tuple(_row(pick) for pick in self.batch.picks)
+        return tuple(_row(row) for row in self.batch.rows)
 
     @property
     def freed(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class IterationRecord:
 
     @property
     def tokens(self) -> int:
-        return sum(pick.count for pick in self.batch.picks)
+        return sum(row.count for row in self.batch.rows)
 
     def as_json(self) -> bytes:
         """One line: epoch, step, rows as [request, phase, start, count], freed, and the two times."""
@@ -66,7 +66,7 @@ class IterationRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class SchedulerLoad:
     """Where the group stands."""
 
     running: int = 0  # requests admitted and not over
@@ -108,7 +108,7 @@ class Observer:
         """The pool answered a commit, one answer for each request in it."""
 
 
-class IterationLog(Observer):
+class IterationHistory(Observer):
     """Keeps every iteration in memory: for tests and simulations."""
 
     def __init__(self) -> None:
@@ -182,6 +182,6 @@ class Observers(Observer):
             observer.answered(answers)
 
 
-def _row(pick: Pick) -> RowRecord:
-    phase = Phase.INITIATION if pick.is_of_prompt else Phase.INCREMENT
-    return RowRecord(pick.request.request.id, phase, pick.start, pick.count)
+def _row(row: BatchRow) -> RowRecord:
+    phase = Phase.INITIATION if row.is_of_prompt else Phase.INCREMENT
+    return RowRecord(row.request.request.id, phase, row.start, row.count)

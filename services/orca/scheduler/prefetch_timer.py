@@ -14,7 +14,7 @@ _CLOSE, _FAR = 1 / 2, 1 / 16
 somebody may have to wait; too late, and the stage does."""
 
 
-class Pace:
+class PrefetchTimer:
     """How long the steps of a group of one stage take, which runs one after the other."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Pace:
         """A step has come back."""
         taken_ns, more = now_ns - self._began_ns(step), _more_tokens(step)
         self._read_ns = now_ns
-        if not step.picks:
+        if not step.rows:
             self._way_ns = _followed(self._way_ns, taken_ns, is_earlier=taken_ns > self._way_ns)
         elif not more:
             self._step_ns = _lowered(self._step_ns, taken_ns)
@@ -40,7 +40,7 @@ class Pace:
         In the past where this one computes nothing, and where nothing is known yet.
         """
         more = _more_tokens(step)
-        if not step.picks or self._step_ns is None or (more and self._token_ns is None):
+        if not step.rows or self._step_ns is None or (more and self._token_ns is None):
             return 0
         taken_ns = self._step_ns + more * (self._token_ns or 0.0)
         return self._began_ns(step) + int(taken_ns - self._way_ns)
@@ -51,7 +51,7 @@ class Pace:
 
 def _more_tokens(step: StepInFlight) -> int:
     """Than one of each request."""
-    return sum(pick.count for pick in step.picks) - len(step.picks)
+    return sum(row.count for row in step.rows) - len(step.rows)
 
 
 def _lowered(before: float | None, now: float) -> float:

@@ -24,27 +24,28 @@ from orca.core.domain.text import OutputText, Tokenizer
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.core.transport.certificates import Certificates
-from orca.pool.api import Caller, Pool, ProcessClosed
+from orca.core.transport.tls_files import TlsFiles
+from orca.pool.api import Pool, ProcessClosed
+from orca.pool.records import Caller
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 from orca.scheduler.bounds_file import BoundsFile
-from orca.scheduler.dependencies import Seams, Times
+from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from orca.scheduler.formation_watch import Formation
-from orca.scheduler.loop import Scheduler, single
-from orca.scheduler.metrics import Metrics
+from orca.scheduler.formation_watch import FormationWatch
+from orca.scheduler.loop import GroupScheduler, flat_errors
+from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
-from orca.scheduler.policy.finish import MakeOutputText
-from orca.scheduler.settings import Settings, parse_settings
+from orca.scheduler.policy.finish import MakeStopStringMatcher
+from orca.scheduler.settings import SchedulerSettings, parse_settings
 
 log = logging.getLogger("orca.scheduler")
 
 
-MakeEngine = Callable[[ModelInfo, Settings], Engine]
+MakeEngine = Callable[[ModelInfo, SchedulerSettings], Engine]
 
 
-def real_stages(model: ModelInfo, settings: Settings) -> Engine:
+def real_stages(model: ModelInfo, settings: SchedulerSettings) -> Engine:
     return StagesOfRevision(model.revision, settings)
 
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = real_stage
     return uvloop.run(_serve(settings, pool_settings, make_engine))
 
 
-async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: MakeEngine) -> int:
+async def _serve(settings: SchedulerSettings, pool_settings: PoolSettings, make_engine: MakeEngine) -> int:
     try:
         model = load_model_info(settings.model, dtype=settings.dtype, quantization=settings.quantization)
         tokenizer = Tokenizer.from_folder(settings.model)
@@ -84,10 +85,10 @@ async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: M
         await _schedule(settings, model, tokenizer, pool, engine)
         status = 0
     except* SettingError as errors:
-        log.error("the scheduler cannot go on: %s", single(errors)[0])
+        log.error("the scheduler cannot go on: %s", flat_errors(errors)[0])
         status = 2
     except* (ProcessClosed, OSError) as errors:
-        log.error("the scheduler cannot go on: %s", single(errors)[0])
+        log.error("the scheduler cannot go on: %s", flat_errors(errors)[0])
     except* asyncio.CancelledError:
         log.warning("ended at once, by a second signal")
     finally:
@@ -96,16 +97,18 @@ async def _serve(settings: Settings, pool_settings: PoolSettings, make_engine: M
     return status
 
 
-async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine) -> None:
+async def _schedule(
+    settings: SchedulerSettings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine
+) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
-    metrics = Metrics(settings.group, wall_ms=wall_clock_ms)
-    formation = Formation(settings.unformed_s, time.monotonic)
+    metrics = SchedulerMetrics(settings.group, wall_ms=wall_clock_ms)
+    formation = FormationWatch(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, formation]
     with contextlib.ExitStack() as stack:
         if settings.iteration_log is not None:
             observers.append(stack.enter_context(IterationLogFile(Path(settings.iteration_log))))
-        seams = Seams(
+        dependencies = Dependencies(
             pool=pool,
             engine=engine,
             policy=settings.make_policy(),
@@ -114,11 +117,13 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
             clock_ns=time.monotonic_ns,
             observer=Observers(observers),
             eos_token_ids=model.eos_token_ids,
-            make_output_text=output_texts(tokenizer),
-            times=Times(commit_s=settings.commit_interval_ms / 1000),
+            make_stop_string_matcher=stop_string_matchers(tokenizer),
+            timings=LoopTimings(commit_s=settings.commit_interval_ms / 1000),
         )
         bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
-        scheduler = Scheduler(seams, settings.make_choices(None if bounds_file is None else bounds_file.bounds))
+        scheduler = GroupScheduler(
+            dependencies, settings.make_options(None if bounds_file is None else bounds_file.bounds)
+        )
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
         metrics.watch(scheduler.load, unformed_s=formation.unformed_s, loop=asyncio.get_running_loop())
@@ -132,12 +137,12 @@ async def _schedule(settings: Settings, model: ModelInfo, tokenizer: Tokenizer, 
         log.info(
             "scheduler of a group",
             extra={"group": settings.group, "scheduler": process, "revision": model.revision, "model": model.name}
-            | {"policy": seams.policy.describe(), "prefetch": settings.prefetch, "stages": settings.stages},
+            | {"policy": dependencies.policy.describe(), "prefetch": settings.prefetch, "stages": settings.stages},
         )
         await _run_until_signalled(scheduler)
 
 
-async def _run_until_signalled(scheduler: Scheduler) -> None:
+async def _run_until_signalled(scheduler: GroupScheduler) -> None:
     running = asyncio.current_task()
     assert running is not None
     signals = 0
@@ -156,7 +161,7 @@ async def _run_until_signalled(scheduler: Scheduler) -> None:
     await scheduler.run()
 
 
-def output_texts(tokenizer: Tokenizer) -> MakeOutputText:
+def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:
     """How stop strings are seen: with the same code as the gateway's text, so that both see them at the same token."""
 
     def make(request: Request) -> OutputText:
@@ -168,7 +173,7 @@ def output_texts(tokenizer: Tokenizer) -> MakeOutputText:
 class StagesOfRevision(GrpcEngine):
     """Real stages that hold the model whose requests this scheduler claims."""
 
-    def __init__(self, revision: str, settings: Settings) -> None:
+    def __init__(self, revision: str, settings: SchedulerSettings) -> None:
         super().__init__(
             settings.stages,
             listen=settings.listen,
@@ -178,7 +183,7 @@ class StagesOfRevision(GrpcEngine):
             step_timeout_s=settings.step_timeout_s,
             join_timeout_s=settings.join_timeout_s,
             advertise=settings.advertise,
-            certificates=Certificates.of(settings),
+            certificates=TlsFiles.of(settings),
         )
         self._revision = revision
 

@@ -15,24 +15,24 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.core.transport.certificates import (
-    Certificates,
+from orca.core.transport.tls_files import (
+    TlsFiles,
     tls_ca_setting,
     tls_certificate_setting,
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.scheduler.loop import Choices
-from orca.scheduler.policy.iteration import Iteration
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
-from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevel
+from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"
 POLICIES = ("iteration", "request_level")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleSettings:
+class BatchingSettings:
     """How requests are batched: of one scheduler, and of whoever starts some."""
 
     policy: str = setting(
@@ -65,12 +65,12 @@ class ScheduleSettings:
 
     def make_policy(self) -> Policy:
         if self.policy == "iteration":
-            return Iteration()
-        return RequestLevel(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
+            return IterationPolicy()
+        return RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ScheduleSettings):
+class SchedulerSettings(BatchingSettings):
     """Everything that a scheduler process is told at start."""
 
     model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
@@ -133,19 +133,19 @@ class Settings(ScheduleSettings):
 
     def __post_init__(self) -> None:
         # super() does not find the class of a record with slots.
-        ScheduleSettings.__post_init__(self)
+        BatchingSettings.__post_init__(self)
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         for address in self.stages:
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
-        Certificates.of(self)
+        TlsFiles.of(self)
         require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
 
-    def make_choices(self, bounds: ScheduleSettings | None = None) -> Choices:
+    def make_options(self, bounds: BatchingSettings | None = None) -> SchedulingOptions:
         """Args: bounds: whose bounds of a batch win over these."""
         bounds = bounds or self
-        return Choices(
+        return SchedulingOptions(
             max_batch_size=bounds.max_batch_size,
             prefetch=self.prefetch,
             max_batch_tokens=bounds.max_batch_tokens,
@@ -155,8 +155,13 @@ class Settings(ScheduleSettings):
         )
 
 
-def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> SchedulerSettings:
     """Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
-        Settings, argv, environment, prefix=PREFIX, prog="orca scheduler", description="Run one group's scheduler."
+        SchedulerSettings,
+        argv,
+        environment,
+        prefix=PREFIX,
+        prog="orca scheduler",
+        description="Run one group's scheduler.",
     )

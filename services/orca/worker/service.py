@@ -46,7 +46,7 @@ async def _serve(settings: WorkerSettings) -> int:
         if stop.is_set():
             log.warning("ends at once, by a second signal")
             logging.shutdown()
-            # The ranks are leashed to this process: the kernel ends them with it.
+            # The ranks are children by die_with_parent: the kernel ends them with this process.
             os._exit(1)
         log.info("leaves, by a signal")
         stop.set()

@@ -18,14 +18,14 @@ from orca.core.process.settings import (
     required,
     setting,
 )
-from orca.core.transport.certificates import (
-    Certificates,
+from orca.core.transport.tls_files import (
+    TlsFiles,
     tls_ca_setting,
     tls_certificate_setting,
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.worker.processors import available_processors
+from orca.worker.machine import available_processors
 
 DEVICES = ("cpu", "cuda")
 LINKS = ("auto", "gloo", "nccl")
@@ -111,7 +111,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        Certificates.of(self)
+        TlsFiles.of(self)
         require(self.stage < self.stages, self, "stage", f"from 0 to stages - 1 = {self.stages - 1}")
         require(0.0 < self.memory_share <= 1.0, self, "memory_share", "over 0, at most 1")
         require(is_address(self.listen), self, "listen", "host:port")

@@ -1,4 +1,4 @@
-"""Which resources have to be looked at: each once, however often it was named, and never by two at a time."""
+"""A queue of resources to reconcile: each is in it once, however often it was added, and only one worker has it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ K = TypeVar("K")
 
 
 class WorkQueue(Generic[K]):
-    """Keys are worked on in the order in which they were added; one that is added while it is worked on comes again."""
+    """Workers get keys in the order in which they were added. A key that is added while a worker has it comes again."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, None] = {}
@@ -30,19 +30,19 @@ class WorkQueue(Generic[K]):
             self._arrived.notify()
 
     def add_later(self, key: K, seconds: float) -> None:
-        """Add it after so long; only the latest such wish counts."""
+        """Add a key after a delay. Only the last such call for a key counts."""
         if known := self._later.pop(key, None):
             known.cancel()
         loop = asyncio.get_running_loop()
-        self._later[key] = loop.call_later(seconds, lambda: self._due(key))
+        self._later[key] = loop.call_later(seconds, lambda: self._add_now(key))
 
     def forget(self, key: K) -> None:
-        """It is gone: nobody looks at it later."""
+        """Cancel the delayed add of a key that is gone."""
         if known := self._later.pop(key, None):
             known.cancel()
 
     async def work(self, handle: Callable[[K], Awaitable[None]]) -> None:
-        """Handle one key after the other until cancelled. `handle` lets no exception out but its cancellation."""
+        """Handle one key after another until cancelled. Args: handle: must raise nothing but its cancellation."""
         while True:
             async with self._arrived:
                 await self._arrived.wait_for(lambda: bool(self._waiting))
@@ -57,9 +57,9 @@ class WorkQueue(Generic[K]):
                 self._again.discard(key)
                 await self.add(key)
 
-    def _due(self, key: K) -> None:
+    def _add_now(self, key: K) -> None:
         self._later.pop(key, None)
         task = asyncio.create_task(self.add(key))
-        # Held until it is done: a loop keeps only weak references to its tasks.
+        # Held until it is done, since a loop keeps only weak references to its tasks.
         self._adding.add(task)
         task.add_done_callback(self._adding.discard)

@@ -1,4 +1,4 @@
-"""What a plan may ask for: each action with its reason, as plain data."""
+"""Actions that a plan may ask for, each with its reason, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,17 @@ from orca.operator.domain.resource import Json
 
 @dataclass(frozen=True, slots=True)
 class Apply:
+    """Write an object by server-side apply."""
+
     manifest: Json
     reason: str
     is_new: bool = False
-    is_mending: bool = False  # what we had written already, and somebody has changed
+    is_mending: bool = False  # the operator wrote the same before, and somebody has changed it
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Of the very object that was seen: another one that has taken its name meanwhile is left alone."""
+    """Delete the very object that was seen. Another one that has taken its name meanwhile stays."""
 
     kind: str
     name: str
@@ -29,7 +31,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """Make the kubelet bring a changed ConfigMap to a pod at once."""
+    """Annotate a pod, so that its kubelet brings it a changed ConfigMap at once."""
 
     pod: str
     uid: str
@@ -38,11 +40,11 @@ class Nudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
+class IssueCertificate:
     """Draw the certificate of schedulers and stages, and write its Secret."""
 
     reason: str
-    # Key of the CA that stays; None draws one. Read anew for each plan, so it is equal to none of another.
+    # Key of the CA that stays; None draws a new one. Each plan reads it from the Secret, so no two plans' are equal.
     signer: EllipticCurvePrivateKey | None = field(repr=False, compare=False)
     is_new: bool = False  # there is no Secret yet
     trusted: str = ""  # CA (PEM) that stays in ca.crt beside the signer's
@@ -50,13 +52,13 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """Tell the pool what its door promises to any one request of a model."""
+class PromiseSlots:
+    """Set how many slots the pool's door promises to any one request of a model."""
 
-    revision: str  # as the pool calls it
+    revision: str  # as the pool names it
     slots: int
-    expected: int  # that was promised when the pool was looked at: nothing is told where it is another by now
+    expected: int  # the promise that the plan saw; if it is another by now, the pool changes nothing
     reason: str
 
 
-Action = Apply | Delete | Nudge | Issue | Promise
+Action = Apply | Delete | Nudge | IssueCertificate | PromiseSlots

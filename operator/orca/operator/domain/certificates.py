@@ -1,9 +1,10 @@
-"""The certificate that scheduler and stages of a deployment show each other: whether it is as it should be, pure.
+"""The certificate that scheduler and stages of a deployment show each other, and whether it is as it should be: pure.
 
-It is in a Secret: one that the resource names, which is only read, or one of the operator's own, which authority.py
-fills. Of both it is asked what parts ask of each other in a handshake; that each certificate of a path is allowed to
-sign the next is left to the handshake. The operator's own is issued anew when a third of its life is left, when it is
-missing, and when somebody has spoiled what pods get of it. The key of its CA stays in the Secret, where no pod gets it.
+It is in a Secret: one that the resource names, which the operator only reads, or the operator's own, which
+credentials.py fills. Both must pass what parts check in a handshake, except that each certificate of a path may sign
+the next: the handshake itself checks that. The operator issues its own again when a third of its life is left, when it
+is missing, and when somebody has damaged the files that pods get. The key of its CA stays in the Secret, where no pod
+gets it.
 """
 
 import base64
@@ -19,111 +20,119 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from orca.operator.domain import names
-from orca.operator.domain.actions import Issue
-from orca.operator.domain.observed import Observed, is_going
+from orca.operator.domain.actions import IssueCertificate
+from orca.operator.domain.objects import Children, is_going
+from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import (
     CERTIFICATE_EXPIRED,
     CERTIFICATE_EXPIRING,
     CERTIFICATE_UNFIT,
-    Trouble,
+    Problem,
     of_secret,
 )
-from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.resource import Json, OrcaDeployment
 
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 FILES = (CA, CERTIFICATE, KEY)
-"""Keys of the Secret that pods get as files; named as cert-manager names them."""
+"""Keys of the Secret that pods get as files, with the names that cert-manager uses."""
 CA_KEY = "ca.key"
 
 RENEWED_AT_SHARE_LEFT = 1 / 3
 SKEW_S = 3600.0
-"""By which other machines' clocks may be behind: so long before it is made, a certificate begins."""
+"""Seconds by which the validity of a certificate begins earlier, since clocks of other machines may be behind."""
 KNOWN_AFTER_S = 600.0
-"""After which all pods have a changed Secret: kubelets bring one within two minutes."""
+"""Seconds after which all pods have a changed Secret: kubelets bring it within two minutes."""
 EXPIRING_S, EXPIRING_AT_SHARE_LEFT = 14 * 86_400.0, 1 / 6
-"""A certificate that nobody has renewed is told when so much is left, of a short life a share: cert-manager renews when
-a third is left, unless told otherwise."""
+"""Report a certificate that nobody has renewed when this much of its life is left; the smaller of the two counts.
+cert-manager renews when a third is left, unless it is configured otherwise."""
 
 R = TypeVar("R")
 
 
 class _Unfit(Exception):
-    """What is wrong with the content of a Secret; the message is for people."""
+    """The content of a Secret is of no use. The message says why, for people."""
 
 
-def server_name(deployment: Deployment) -> str:
-    """Which all parts of a deployment look for in each other's certificate."""
+def server_name(deployment: OrcaDeployment) -> str:
+    """Return the name that all parts of a deployment expect in each other's certificate."""
     return f"{deployment.name}.{deployment.namespace}.svc"
 
 
-def due(deployment: Deployment, observed: Observed, now_s: float) -> Issue | None:
-    """None while the operator's own certificate is as it should be, and where nobody needs it: the resource names
-    another, which may be called as our own would be, and no group of before is left."""
-    name, named = names.certificates(deployment.name), deployment.spec.certificates.secret_name
-    if named == name or (named is not None and not _is_mounted(observed, name)):
+def due(observation: Observation) -> IssueCertificate | None:
+    """Return what to issue; None if the operator's own certificate is as it should be, or if nobody needs it.
+
+    Nobody needs it if the resource names another Secret and no older group uses the operator's. The Secret that the
+    resource names may have the name that the operator's would have.
+    """
+    name, named = names.certificates(observation.name), observation.spec.certificates.secret_name
+    if named == name or (named is not None and not _is_mounted(observation.children, name)):
         return None
-    secret = observed.get("Secret", name)
-    return Issue("it is missing", None, is_new=True) if secret is None else due_of(deployment, secret, now_s)
+    secret = observation.children.get("Secret", name)
+    if secret is None:
+        return IssueCertificate("it is missing", None, is_new=True)
+    return due_of(observation.deployment, secret, observation.now_s)
 
 
-def _is_mounted(observed: Observed, name: str) -> bool:
-    templates = [each["spec"]["template"] for each in observed.of_kind("StatefulSet") if not is_going(each)]
+def _is_mounted(children: Children, name: str) -> bool:
+    templates = [each["spec"]["template"] for each in children.of_kind("StatefulSet") if not is_going(each)]
     volumes = [volume for each in templates for volume in each["spec"].get("volumes") or []]
     return any(volume.get("secret", {}).get("secretName") == name for volume in volumes)
 
 
-def due_of(deployment: Deployment, secret: Json, now_s: float) -> Issue | None:
-    """Of the operator's own Secret as it is, or as it came back from a write.
+def due_of(deployment: OrcaDeployment, secret: Json, now_s: float) -> IssueCertificate | None:
+    """Return what to issue for the operator's own Secret, as it is or as it came back from a write.
 
-    What still holds is not replaced for a CA whose key is lost: parts with the files of before and of after would
-    refuse each other. In time for its end, another CA comes into ca.crt first, and signs when all parts trust it.
+    If the key of the CA is lost, a certificate that is still valid stays: parts with the old files and parts with the
+    new ones would refuse each other. Before it ends, a new CA comes into ca.crt. It signs once all parts trust it.
     """
     data = secret.get("data") or {}
     signer = _signer(data)
     try:
         leaf, *_, authority = path = _path(data, server_name(deployment), now_s)
-    except _Unfit as problem:
-        return Issue(str(problem), signer)
+    except _Unfit as error:
+        return IssueCertificate(str(error), signer)
     soonest = min(path, key=_end_s)
     if now_s < _end_s(soonest) - _life_s(leaf) * RENEWED_AT_SHARE_LEFT:
         return None
-    reason = f"it ends on {_end(soonest)}"
-    if now_s >= _end_s(soonest) or _is_of(authority, signer):
-        return Issue(reason, signer)
+    reason = f"it expires on {_end(soonest)}"
+    if now_s >= _end_s(soonest) or _belongs_to(authority, signer):
+        return IssueCertificate(reason, signer)
     before = authority.public_bytes(Encoding.PEM).decode()
-    known = next((each for each in _certificates(data, CA) if _is_of(each, signer)), None)
+    known = next((each for each in _certificates(data, CA) if _belongs_to(each, signer)), None)
     if known is None:
-        # PEM is ASCII; around it, tools write names in any encoding.
+        # PEM is ASCII. Tools write names around it in any encoding.
         kept = {key: base64.b64decode(data[key]).decode("ascii", "ignore") for key in (CERTIFICATE, KEY)}
-        reason += ", and the key of its CA is lost: another CA is made known"
-        return Issue(reason, signer, trusted=before, kept=kept)
+        reason += ", and the key of its CA is lost: a new CA is added to ca.crt"
+        return IssueCertificate(reason, signer, trusted=before, kept=kept)
     if now_s < known.not_valid_before_utc.timestamp() + SKEW_S + KNOWN_AFTER_S:
         return None
-    return Issue(reason, signer, trusted=before)
+    return IssueCertificate(reason, signer, trusted=before)
 
 
-def trouble(deployment: Deployment, observed: Observed, now_s: float) -> Trouble | None:
-    """What keeps the certificate from being used, now or soon. Of the operator's own only that it ends: all else is
-    mended with the next look."""
-    named = deployment.spec.certificates.secret_name
+def find_problem(observation: Observation) -> Problem | None:
+    """Return what keeps the certificate from being used, now or soon.
+
+    For the operator's own that is only its end: the next reconcile mends everything else.
+    """
+    named, now_s = observation.spec.certificates.secret_name, observation.now_s
     if named is None:
-        secret = observed.get("Secret", names.certificates(deployment.name))
+        secret = observation.children.get("Secret", names.certificates(observation.name))
     else:
-        secret = observed.named_certificates
+        secret = observation.named_certificates
         if missing := of_secret(named, secret, FILES, field="certificates.secretName", names_keys=False):
             return missing
-    name = names.certificates(deployment.name) if named is None else named
+    name = names.certificates(observation.name) if named is None else named
     try:
-        path = _path((secret or {}).get("data") or {}, server_name(deployment), now_s)
-    except _Unfit as problem:
-        return None if named is None else Trouble(CERTIFICATE_UNFIT, f"the Secret {named}: {problem}")
+        path = _path((secret or {}).get("data") or {}, server_name(observation.deployment), now_s)
+    except _Unfit as error:
+        return None if named is None else Problem(CERTIFICATE_UNFIT, f"the Secret {named}: {error}")
     soonest = min((each for each in path if _is_expiring(each, now_s)), key=_end_s, default=None)
     if soonest is None:
         return None
     what = f"{CA if soonest is path[-1] else CERTIFICATE} in the Secret {name}"
     if now_s >= _end_s(soonest):
-        return Trouble(CERTIFICATE_EXPIRED, f"{what} ended on {_end(soonest)}: groups cannot form any more")
-    return Trouble(CERTIFICATE_EXPIRING, f"{what} ends on {_end(soonest)} and nobody has renewed it")
+        return Problem(CERTIFICATE_EXPIRED, f"{what} expired on {_end(soonest)}: groups can no longer form")
+    return Problem(CERTIFICATE_EXPIRING, f"{what} expires on {_end(soonest)} and nobody has renewed it")
 
 
 def _is_expiring(certificate: x509.Certificate, now_s: float) -> bool:
@@ -131,15 +140,15 @@ def _is_expiring(certificate: x509.Certificate, now_s: float) -> bool:
 
 
 def _path(data: Mapping[str, str], name: str, now_s: float) -> list[x509.Certificate]:
-    """What others get to see, and what makes them believe it: the certificate, those between, and its CA.
+    """Return the certificate, those between, and its CA: what parts present, and what makes others trust it.
 
-    Raises: _Unfit with what is wrong, whatever else than that one of them has ended.
+    Raises: _Unfit with what is wrong. A certificate that has ended is not wrong here.
     """
     authorities, (leaf, *between) = _certificates(data, CA), _certificates(data, CERTIFICATE)
     if leaf.public_key() != _key(data, KEY).public_key():
-        raise _Unfit(f"{CERTIFICATE} is not of {KEY}")
+        raise _Unfit(f"{CERTIFICATE} does not belong to {KEY}")
     path = [leaf]
-    # Of several certificates of the same CA, the libraries take the first too.
+    # Take the first of several certificates of the same CA, as the TLS libraries do.
     while (authority := _issuer(path[-1], authorities)) is None:
         above = _issuer(path[-1], [each for each in between if each not in path])
         if above is None:
@@ -155,12 +164,12 @@ def _path(data: Mapping[str, str], name: str, now_s: float) -> list[x509.Certifi
     return path
 
 
-def _issuer(certificate: x509.Certificate, among: Iterable[x509.Certificate]) -> x509.Certificate | None:
-    return next((each for each in among if _vouches(each, certificate)), None)
+def _issuer(certificate: x509.Certificate, candidates: Iterable[x509.Certificate]) -> x509.Certificate | None:
+    return next((each for each in candidates if _vouches(each, certificate)), None)
 
 
 def _vouches(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
-    """Whether whoever trusts the one believes the other: also where they are the same."""
+    """Return whether a part that trusts the issuer trusts the certificate. The two may be the same."""
     if issuer == certificate:
         return True
     try:
@@ -181,7 +190,7 @@ def _check_name(certificate: x509.Certificate, name: str) -> None:
 
 
 def _check_usage(certificate: x509.Certificate) -> None:
-    """All parts show the same one, as servers and as clients."""
+    """Check both usages: each part shows the same certificate as a server and as a client."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -190,15 +199,17 @@ def _check_usage(certificate: x509.Certificate) -> None:
         raise _Unfit(f"{CERTIFICATE} cannot be read") from error
     for usage, word in ((ExtendedKeyUsageOID.SERVER_AUTH, "servers"), (ExtendedKeyUsageOID.CLIENT_AUTH, "clients")):
         if usage not in found:
-            raise _Unfit(f"{CERTIFICATE} is not for {word} by its extended key usage, and each part shows it as both")
+            raise _Unfit(
+                f"{CERTIFICATE} is not for {word} by its extended key usage, but each part is server and client"
+            )
 
 
 def _certificates(data: Mapping[str, str], key: str) -> list[x509.Certificate]:
-    """All in a file: one or more."""
+    """Return all certificates in a file: one or more."""
 
     def load(content: bytes) -> list[x509.Certificate]:
         found = x509.load_pem_x509_certificates(content)
-        found[0].public_key()  # which may be of a kind that nobody knows
+        found[0].public_key()  # raises for an unknown kind of key
         return found
 
     return _read(data, key, load)
@@ -209,7 +220,7 @@ def _key(data: Mapping[str, str], key: str) -> PrivateKeyTypes:
 
 
 def _signer(data: Mapping[str, str]) -> EllipticCurvePrivateKey | None:
-    """The key of the CA; None where there is none, or none that signs."""
+    """Return the key of the CA; None if there is none, or if it cannot sign."""
     try:
         key = _key(data, CA_KEY)
     except _Unfit:
@@ -217,7 +228,7 @@ def _signer(data: Mapping[str, str]) -> EllipticCurvePrivateKey | None:
     return key if isinstance(key, EllipticCurvePrivateKey) else None
 
 
-def _is_of(authority: x509.Certificate, signer: EllipticCurvePrivateKey | None) -> bool:
+def _belongs_to(authority: x509.Certificate, signer: EllipticCurvePrivateKey | None) -> bool:
     return signer is not None and authority.public_key() == signer.public_key()
 
 
@@ -242,5 +253,5 @@ def _end(certificate: x509.Certificate) -> str:
     return _minute(certificate.not_valid_after_utc)
 
 
-def _minute(at: datetime) -> str:
-    return f"{at:%Y-%m-%d at %H:%M} UTC"
+def _minute(time: datetime) -> str:
+    return f"{time:%Y-%m-%d at %H:%M} UTC"

@@ -1,11 +1,11 @@
-"""When a group gives way and when it comes back: pure.
+"""Pauses of groups: rules for when a group gives way and when it comes back. Pure.
 
-A group is all or nothing. One whose pods have not all found a node in their time holds what others may need, and one
-whose containers end again and again may stand on a bad node. Either is taken down whole, stages and scheduler, and
-comes back after a wait that doubles each time. Waits differ from group to group, so that two that were in each other's
-way do not come back together.
+A group is all or nothing. If not all of its pods find a node in time, the others hold what other groups may need. If
+its containers end again and again, it may be on a bad node. In both cases the whole group is taken down, stages and
+scheduler, and comes back after a wait that doubles each time. Waits differ from group to group, so that two groups that
+were in each other's way do not come back together.
 
-What is to be known of it stands in an annotation of the stages' StatefulSet, and goes when the group serves.
+The state of this is in an annotation of the stages' StatefulSet until the group serves.
 """
 
 import hashlib
@@ -15,23 +15,28 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from orca.operator.domain import names
+from orca.operator.domain.objects import annotations
 from orca.operator.domain.problems import CRASHING, NO_CAPACITY
 
 WAIT_FIRST_S, WAIT_MAX_S = 30, 900
-"""Each is lengthened by up to its own length."""
+"""Each wait is lengthened by up to its own length."""
 
 RESTARTS_MAX = 10
-"""Of one container. A kubelet waits up to five minutes between them, so that is most of an hour."""
+"""Restarts of one container. A kubelet waits up to five minutes between them, so this is most of an hour."""
+
+
+NUMBER_MAX = 2**53
+"""Greatest number in a pause that the operator has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """The default is that of a group which has not given way, or has served since."""
+    """The default is the pause of a group that never gave way, or has served since."""
 
     times: int = 0  # that it has given way, in a row
-    begun_s: int | None = None  # seconds since 1970; None when the group is back
-    reason: str | None = None  # of the last time: a word of problems.py
-    room_s: int | None = None  # seconds since 1970: when room was last being made for it
+    begun_s: int | None = None  # seconds since 1970; None while the group is there
+    reason: str | None = None  # of the last time: a reason of problems.py
+    room_s: int | None = None  # seconds since 1970: when others last made room for it
 
     @property
     def is_on(self) -> bool:
@@ -46,50 +51,55 @@ class Pause:
         return Pause(times=self.times, reason=self.reason)
 
     def ends_s(self, group: str) -> int:
-        """Of one that is on: seconds since 1970."""
+        """Return when a pause that is on ends, in seconds since 1970."""
         assert self.begun_s is not None
-        wait_s = min(WAIT_MAX_S, WAIT_FIRST_S * 2 ** min(self.times - 1, 10))
+        wait_s = int(min(WAIT_MAX_S, WAIT_FIRST_S * 2 ** min(self.times - 1, 10)))
         digest = hashlib.sha256(f"{group} {self.begun_s}".encode()).digest()
         return self.begun_s + wait_s + wait_s * digest[0] // 256
 
     def is_over(self, group: str, now_s: float) -> bool:
-        """Of one that is on. A clock that went back since ends it: how long it has been is not known any more."""
+        """Return whether the time of a pause that is on is over.
+
+        A clock that went back meanwhile ends the pause, since nobody knows any more how long it has lasted.
+        """
         assert self.begun_s is not None
         return not self.begun_s <= now_s < self.ends_s(group)
 
 
 def read(stages: Mapping[str, Any]) -> Pause:
-    """From the StatefulSet of a group's stages. What another release or a person wrote there counts as nothing."""
-    written = (stages["metadata"].get("annotations") or {}).get(names.PAUSE_ANNOTATION)
+    """Read the pause on the StatefulSet of a group's stages. An annotation that is not ours counts as none."""
+    written = annotations(stages["metadata"]).get(names.PAUSE_ANNOTATION)
     try:
         found = Pause(**json.loads(written or "{}"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return Pause()
-    counts = (found.times, found.begun_s or 0, found.room_s or 0)
-    is_sound = all(isinstance(each, int) for each in counts) and found.reason in (None, NO_CAPACITY, CRASHING)
-    return found if is_sound else Pause()
+    counts = [each for each in (found.times, found.begun_s, found.room_s) if each is not None]
+    is_sound = all(isinstance(each, int) and 0 <= each <= NUMBER_MAX for each in counts) and found.times is not None
+    return found if is_sound and found.reason in (None, NO_CAPACITY, CRASHING) else Pause()
 
 
-def following(pause: Pause, group: str, *, is_ready: bool, trouble: str | None, now_s: float) -> Pause:
-    """What to write of a group.
+def next_pause(pause: Pause, group: str, *, is_ready: bool, problem: str | None, now_s: float) -> Pause:
+    """Return the pause to write on a group.
 
-    Args: trouble: why it has to give way; None when it has not to.
+    Args: problem: reason why it must give way; None if it need not.
     """
     if pause.is_on:
         return pause.ended if pause.is_over(group, now_s) else pause
-    # A scheduler may be called ready for a moment longer than its stages are there.
-    if trouble is not None:
-        return Pause(times=pause.times + 1, begun_s=int(now_s), reason=trouble)
+    # A scheduler may stay ready for a moment after its stages are gone, so readiness keeps no group.
+    if problem is not None:
+        return Pause(times=pause.times + 1, begun_s=int(now_s), reason=problem)
     return Pause() if is_ready else pause
 
 
 def with_room(pause: Pause, startup_s: float, now_s: float) -> Pause:
-    """Of a group for which room is being made at this moment: it gets its startup time once more, from the end of that.
-    Half of it may pass between two writes."""
-    is_noted = pause.room_s is not None and now_s - pause.room_s < startup_s / 2
-    return pause if is_noted or pause.is_on else replace(pause, room_s=int(now_s))
+    """Return the pause of a group for which others make room right now.
+
+    The group gets its startup time once more, counted from the end of that. Writes are startup_s / 2 apart or more.
+    """
+    is_recent = pause.room_s is not None and now_s - pause.room_s < startup_s / 2
+    return pause if is_recent or pause.is_on else replace(pause, room_s=int(now_s))
 
 
 def has_had_its_time(pause: Pause, startup_s: float, now_s: float) -> bool:
-    """Whether a group that is overdue has also used what it got since room was made."""
+    """Return whether an overdue group has also used up the time that it got when others made room for it."""
     return pause.room_s is None or now_s - pause.room_s > startup_s

@@ -1,17 +1,20 @@
-"""Names and labels of everything that belongs to an OrcaDeployment: they follow from its own name, and are built here.
+"""Names, labels, annotations and roles of everything that belongs to an OrcaDeployment.
+
+Every name follows from the name of the OrcaDeployment, and this module alone builds it. Of a resource named `shop`:
 
 shop                       Service, Ingress or HTTPRoute of the API; ServiceAccount of all pods
 shop-gateway               Deployment, PodDisruptionBudget
 shop-<role>                NetworkPolicy of the pods of a role
-shop-schedule              ConfigMap of what schedulers follow while they run
-shop-api-key               Secret of the key that was made, where none was given
-shop-certificates          Secret of what schedulers and stages show each other
-shop-pool                  StatefulSet, Service, PersistentVolumeClaim, Secret of the managed Redis
+shop-schedule              ConfigMap with the batch bounds, which schedulers follow while they run
+shop-api-key               Secret of the API key that the operator makes if the spec names none
+shop-certificates          Secret of the certificate that schedulers and stages show each other
+shop-pool                  StatefulSet, Service, PersistentVolumeClaim and Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
 shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
 shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,28 +23,38 @@ from orca.operator.domain.resource import GROUP
 MANAGER = "orca-operator"
 """Field manager of every server-side apply."""
 
+GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
+"""Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
+
 DEPLOYMENT_LABEL = f"{GROUP}/deployment"
 ROLE_LABEL = f"{GROUP}/role"
 GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 HASH_LABEL = f"{GROUP}/hash"
 MODEL_LABEL = f"{GROUP}/model"
-"""Of schedulers: digest of what the spec says about the model. Of fetches: of where it comes from."""
+"""Digest of what the spec says about the model, on schedulers; of where the model comes from, on fetch Jobs."""
 GENERATION_LABEL = f"{GROUP}/generation"
-"""Of schedulers: number of the model's revision."""
+"""Generation of the model, on schedulers (observation.ModelVersion)."""
 
 SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
-"""Of scheduler pods: hash of the ConfigMap that they should have by now. A kubelet brings a changed ConfigMap to a pod
-when it next looks at the pod, which may take a minute; a changed annotation makes it look at once."""
+"""Hash of the ConfigMap that a scheduler pod should have by now, on the pod. A kubelet brings a changed ConfigMap at
+its next sync of the pod, which may take a minute. A changed annotation makes it sync at once."""
 
 PAUSE_ANNOTATION = f"{GROUP}/pause"
-"""Of the StatefulSets of stages: JSON of pauses.Pause, while the group has given way or has not served since."""
+"""JSON of group_pauses.Pause, on StatefulSets of stages, from when the group gives way until it serves again."""
 
 USERS_ANNOTATION = f"{GROUP}/users"
-"""Of the pool's pod: digest of the file of users that Redis has read at its start."""
+"""Digest of the users file that Redis has read at its start, on the pool's pod."""
+
+STAGES_ANNOTATION = f"{GROUP}/stages"
+SLOTS_ANNOTATION = f"{GROUP}/slots"
+MODELS_ANNOTATION = f"{GROUP}/models"
+"""Facts about what runs: facts.py writes and reads these three."""
+
+_GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 
 API_KEYS_FILE = "keys"
-"""Key of a made Secret that holds the file of hashed keys; `key` beside it holds the key itself, for people."""
+"""Key of a made Secret that holds the file of hashed API keys. `key` beside it holds the API key itself, for people."""
 
 
 def gateway(name: str) -> str:
@@ -69,9 +82,27 @@ def api_key(name: str) -> str:
 
 
 def group(name: str, revision: str, ordinal: int) -> str:
-    """Args: revision: 8 hex digits. At most 28 + 1 + 8 + 1 + 4 characters: with `-scheduler`
-    behind it that is 52, beyond which a StatefulSet cannot label its pods."""
+    """Name a group. Args: revision: 8 hex digits.
+
+    The name has at most 28 + 1 + 8 + 1 + 4 characters. With `-scheduler` after it that makes 52, and a StatefulSet with
+    a longer name cannot label its pods.
+    """
     return f"{name}-{revision}-{ordinal}"
+
+
+def is_group(name: str) -> bool:
+    """Return whether `group` built a name."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def revision(group_name: str) -> str:
+    """Return the revision in a name that `group` built. Unlike the label, nobody can edit a name."""
+    return group_name.rsplit("-", 2)[1]
+
+
+def ordinal(group_name: str) -> int:
+    """Return the ordinal in a name that `group` built."""
+    return int(group_name.rpartition("-")[2])
 
 
 def scheduler(group_name: str) -> str:
@@ -82,13 +113,8 @@ def model(name: str, digest: str) -> str:
     return f"{name}-model-{digest}"
 
 
-def ordinal(group_name: str) -> int:
-    """Of a name that `group` built."""
-    return int(group_name.rpartition("-")[2])
-
-
 def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Of an object and of the pods that it makes."""
+    """Return the labels of an object, which are also those of the pods that it makes."""
     return {
         "app.kubernetes.io/name": "orca",
         "app.kubernetes.io/instance": name,
@@ -101,5 +127,5 @@ def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[
 
 
 def selector(name: str) -> str:
-    """Label selector of everything that belongs to an OrcaDeployment."""
+    """Return the label selector of everything that belongs to an OrcaDeployment."""
     return f"{DEPLOYMENT_LABEL}={name}"

@@ -12,15 +12,15 @@ _FACTORS = {
 }
 
 
-def is_same_quantity(one: object, other: object) -> bool:
-    """Whether both are amounts, and equal."""
-    amount = _amount(one)
-    return amount is not None and amount == _amount(other)
+def is_same_quantity(first: object, second: object) -> bool:
+    """Return whether both are amounts, and equal."""
+    amount = _amount(first)
+    return amount is not None and amount == _amount(second)
 
 
-def is_less(one: object, other: object) -> bool:
-    """Whether both are amounts, and the first is the smaller one."""
-    amounts = _amount(one), _amount(other)
+def is_less(first: object, second: object) -> bool:
+    """Return whether both are amounts, and the first is the smaller one."""
+    amounts = _amount(first), _amount(second)
     return amounts[0] is not None and amounts[1] is not None and amounts[0] < amounts[1]
 
 

@@ -1,8 +1,8 @@
 """An OrcaDeployment as the operator reads it: frozen records in the shape of the CRD's schema.
 
-The API server has checked types, ranges and rules and has filled in defaults before the operator sees a resource, so
-the records say neither again. What only a whole look can tell is checked here: `read` refuses it with BadSpec, which
-becomes the condition Accepted=False. charts/orca/crd/orcadeployments.yaml says what each field means.
+The API server checks types, ranges and rules and fills in defaults before the operator sees a resource, so the records
+repeat neither. `read` checks what no rule of the schema can express, and refuses it with BadSpec, which becomes the
+condition Accepted=False. charts/orca/crd/orcadeployments.yaml says what each field means.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class BadSpec(Exception):
-    """A spec that cannot be served as written; the message is for its author."""
+    """The spec cannot be served as written. The message is for the author of the spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class SecretKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class CacheSpec:
     size_gib: int
     storage_class_name: str | None = None
     access_mode: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelSpec:
     uri: str
     revision: str | None = None
     endpoint: str | None = None
@@ -50,11 +50,11 @@ class Model:
     quantization: str | None = None
     max_model_len: int | None = None
     token_secret: SecretKey | None = None
-    cache: Cache
+    cache: CacheSpec
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """The name that clients use."""
         return self.served_name or (self.uri.partition("://")[2] if self.is_on_hub else self.uri.rpartition("/")[2])
 
     @property
@@ -67,37 +67,37 @@ class Model:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether a Job brings it into a volume of ours."""
+        """True if a Job fetches the model into a volume of ours."""
         return self.scheme in ("hf", "s3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
+class ParallelismSpec:
     stages: int
     tensor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class ResourcesSpec:
     requests: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RdmaResource:
+class RdmaResourceSpec:
     name: str
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class WorkerSpec:
     device: str
     threads: int
     memory_share_percent: int
-    resources: Resources
+    resources: ResourcesSpec
     network_interface: str | None = None
     host_network: bool
-    rdma_resource: RdmaResource | None = None
+    rdma_resource: RdmaResourceSpec | None = None
     node_selector: Mapping[str, Any] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     runtime_class_name: str | None = None
@@ -106,18 +106,18 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
+class SchedulerSpec:
     policy: str
     max_batch_size: int
     kv_slots: int | None = None
     max_batch_tokens: int | None = None
     prefetch: int
-    resources: Resources
+    resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingress:
+class IngressSpec:
     class_name: str | None = None
     host: str | None = None
     tls_secret_name: str | None = None
@@ -125,37 +125,37 @@ class Ingress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRoute:
+class HttpRouteSpec:
     parent_refs: tuple[Mapping[str, Any], ...]
     hostnames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LimitsSpec:
     connections: int
     calls_per_key: int | None = None
     body_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewaySpec:
     replicas: int
     drain_seconds: int
     api_keys_secret: SecretKey | None = None
     open_to_all: bool
-    ingress: Ingress | None = None
-    http_route: HttpRoute | None = None
-    limits: Limits
+    ingress: IngressSpec | None = None
+    http_route: HttpRouteSpec | None = None
+    limits: LimitsSpec
     slo_enforce: bool
-    resources: Resources
+    resources: ResourcesSpec
     node_selector: Mapping[str, Any] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedPool:
-    """The one record that may be left out whole; its defaults are the CRD's (a test compares them)."""
+class ManagedPoolSpec:
+    """The only record that may be left out as a whole. Its defaults are those of the CRD; a test compares them."""
 
     storage_gib: int = 8
     storage_class_name: str | None = None
@@ -164,37 +164,37 @@ class ManagedPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalPool:
+class ExternalPoolSpec:
     url_secret: SecretKey
     min_replicas: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    managed: ManagedPool = ManagedPool()
-    external: ExternalPool | None = None
+class PoolSpec:
+    managed: ManagedPoolSpec = ManagedPoolSpec()
+    external: ExternalPoolSpec | None = None
     max_queued: int
     retention_seconds: int
-    resources: Resources
+    resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificates:
-    """Between scheduler and stages; None has them made and renewed."""
+class CertificatesSpec:
+    """The certificate of the links between scheduler and stages."""
 
-    secret_name: str | None = None
+    secret_name: str | None = None  # None: the operator makes and renews it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class RolloutSpec:
     max_surge: int
     max_unavailable: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """None takes the operator's own release."""
+class ImagesSpec:
+    """Images that replace those of the operator's release; None takes the release's."""
 
     gateway: str | None = None
     scheduler: str | None = None
@@ -206,21 +206,21 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    model: Model
-    parallelism: Parallelism
+class DeploymentSpec:
+    model: ModelSpec
+    parallelism: ParallelismSpec
     replicas: int
-    worker: Worker
-    scheduler: Scheduler
-    gateway: Gateway
-    pool: Pool
-    certificates: Certificates
-    rollout: Rollout
+    worker: WorkerSpec
+    scheduler: SchedulerSpec
+    gateway: GatewaySpec
+    pool: PoolSpec
+    certificates: CertificatesSpec
+    rollout: RolloutSpec
     drain_seconds: int
     startup_seconds: int
     suspend: bool
     deletion_policy: str
-    images: Images
+    images: ImagesSpec
 
     @property
     def wanted_groups(self) -> int:
@@ -228,18 +228,18 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class OrcaDeployment:
     """One OrcaDeployment."""
 
     name: str
     namespace: str
     uid: str
     generation: int
-    spec: Spec
+    spec: DeploymentSpec
 
     @property
     def owner_reference(self) -> Json:
-        """What makes the cluster delete a child when this resource is gone."""
+        """The owner reference by which the cluster deletes a child when this resource is gone."""
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
@@ -249,15 +249,15 @@ class Deployment:
         }
 
 
-def read(body: Mapping[str, Any]) -> Deployment:
-    """From the API server's JSON.
+def read(body: Mapping[str, Any]) -> OrcaDeployment:
+    """Read an OrcaDeployment from the API server's JSON.
 
-    Raises: BadSpec when it cannot be served as written.
+    Raises: BadSpec if it cannot be served as written.
     """
     metadata = body["metadata"]
-    spec = _record(Spec, body["spec"], "spec")
+    spec = _record(DeploymentSpec, body["spec"], "spec")
     _check(spec)
-    return Deployment(
+    return OrcaDeployment(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
@@ -267,77 +267,90 @@ def read(body: Mapping[str, Any]) -> Deployment:
 
 
 GATEWAY_LEAVE_S = 5
-"""A gateway that ends serves on for so long, until nobody sends it new calls any more: endpoints, kube-proxy and
+"""A gateway that was told to end still serves for this long, until nobody sends it new calls: endpoints, kube-proxy and
 ingress controllers learn of its end one after another. Then its drainSeconds begin."""
 
 _CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "pool"}
-"""Role in the spec -> name of its container."""
+"""Field of the spec -> name of the container."""
 
 
-def _check(spec: Spec) -> None:
-    """What the rules of the CRD do not see."""
+def _check(spec: DeploymentSpec) -> None:
+    """Check what the rules of the CRD cannot."""
     for role in ("worker", "scheduler", "gateway", "pool"):
         patch = getattr(spec, role).pod_patch
         if unknown := set(patch) - {"metadata", "spec"}:
-            raise BadSpec(f"{role}.podPatch: {sorted(unknown)[0]} is no field of a pod template (metadata, spec)")
+            name = sorted(unknown)[0]
+            raise BadSpec(f"{role}.podPatch: {name} is not a field of a pod template; give metadata or spec")
         if bad := [name for name, value in patch.items() if not isinstance(value, Mapping)]:
             raise BadSpec(f"{role}.podPatch.{bad[0]} is not an object")
-        _check_words(role, patch)
+        _check_arguments(role, patch)
+        _check_marks(role, patch)
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
 
 
-def _check_words(role: str, patch: Mapping[str, Any]) -> None:
-    """The operator reads back from its pods what they were told."""
+def _check_arguments(role: str, patch: Mapping[str, Any]) -> None:
+    """Refuse other arguments than the operator's: its annotations and the pool record what those say."""
     containers = patch.get("spec", {}).get("containers")
     for container in containers if isinstance(containers, list) else ():
-        own = isinstance(container, Mapping) and container.get("name") == _CONTAINERS[role]
-        if own and (words := container.keys() & {"args", "command"}):
+        is_own = isinstance(container, Mapping) and container.get("name") == _CONTAINERS[role]
+        if is_own and (fields := container.keys() & {"args", "command"}):
             raise BadSpec(
-                f"{role}.podPatch: {min(words)} of the container {_CONTAINERS[role]} are the operator's;"
-                f" settings that the resource has no field for go into its env, as ORCA_{role.upper()}_NAME"
+                f"{role}.podPatch: only the operator sets {min(fields)} of the container {_CONTAINERS[role]};"
+                f" put settings without a field in this resource into the container's env, as ORCA_{role.upper()}_NAME"
             )
 
 
-def _check_parents(route: HttpRoute) -> None:
-    """The Gateway API wants those of one Gateway to name its listeners, each once. As a rule of the CRD this would cost
-    more than an API server lets a rule cost."""
+def _check_marks(role: str, patch: Mapping[str, Any]) -> None:
+    """Refuse labels and annotations with our prefix: the operator finds its pods by them, and reads facts from them."""
+    for kind in ("labels", "annotations"):
+        marks = patch.get("metadata", {}).get(kind)
+        ours = sorted(key for key in marks if key.startswith(f"{GROUP}/")) if isinstance(marks, Mapping) else []
+        if ours:
+            raise BadSpec(f"{role}.podPatch.metadata.{kind}: only the operator sets {ours[0]}")
+
+
+def _check_parents(route: HttpRouteSpec) -> None:
+    """Refuse parents that the Gateway API refuses: those of one Gateway must each name another listener.
+
+    As a rule of the CRD this would exceed the cost that an API server allows for a rule.
+    """
     parents = Counter((each["name"], each.get("namespace")) for each in route.parent_refs)
     listeners = Counter((each["name"], each.get("namespace"), each.get("sectionName")) for each in route.parent_refs)
     for name, namespace, section in listeners:
         if parents[name, namespace] > 1 and (section is None or listeners[name, namespace, section] > 1):
-            raise BadSpec(f"gateway.httpRoute.parentRefs: {name} is there twice without a sectionName of its own each")
+            raise BadSpec(f"gateway.httpRoute.parentRefs: {name} appears twice; give each its own sectionName")
 
 
-def _check_grace(gateway: Gateway) -> None:
-    """A gateway that is ended before its time cuts the answers that it still sends."""
+def _check_grace(gateway: GatewaySpec) -> None:
+    """Refuse a grace period in which a gateway could not finish the answers that it is still sending."""
     patched, least = gateway.pod_patch.get("spec", {}), GATEWAY_LEAVE_S + gateway.drain_seconds
     grace = patched.get("terminationGracePeriodSeconds", least)
     field = f"gateway.podPatch: terminationGracePeriodSeconds {'null' if grace is None else repr(grace)}"
     if grace is None:
-        raise BadSpec(f"{field} leaves Kubernetes' own 30 s, and a gateway may take {least} s to end")
+        raise BadSpec(f"{field} means Kubernetes' default of 30 s, but a gateway may take {least} s to end")
     if not isinstance(grace, int):
         raise BadSpec(f"{field} is not a whole number")
     if grace < least:
         raise BadSpec(
-            f"{field} is less than the {least} s that a gateway may take to end, gateway.drainSeconds and"
-            f" {GATEWAY_LEAVE_S} s before them: open answers would be cut"
+            f"{field} is less than the {least} s that a gateway may take to end (gateway.drainSeconds and"
+            f" {GATEWAY_LEAVE_S} s before them): open answers would be cut off"
         )
 
 
-def json_name(of: "dataclasses.Field[Any]") -> str:
-    """`storage_class_name` as the schema writes it: storageClassName, and GiB where a unit is meant."""
-    if "name" in of.metadata:
-        return str(of.metadata["name"])
-    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), of.name)
+def json_name(record_field: "dataclasses.Field[Any]") -> str:
+    """Return the schema's name of a field: `storage_class_name` is storageClassName, `size_gib` is sizeGiB."""
+    if "name" in record_field.metadata:
+        return str(record_field.metadata["name"])
+    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), record_field.name)
     return re.sub(r"Gib$", "GiB", re.sub(r"Mib$", "MiB", camel))
 
 
 def _record(kind: type[R], value: Mapping[str, Any], path: str) -> R:
-    """A record of `kind` from its JSON. A field that is absent takes the record's default.
+    """Read a record of `kind` from its JSON. An absent field takes the record's default.
 
-    Raises: BadSpec where the schema in force is older or newer than this operator and a field is missing.
+    Raises: BadSpec if a field is missing, since the CRD in force is older or newer than this operator.
     """
     hints = typing.get_type_hints(kind)
     found = {}
@@ -346,7 +359,9 @@ def _record(kind: type[R], value: Mapping[str, Any], path: str) -> R:
         if value.get(name) is not None:
             found[each.name] = _value(hints[each.name], value[name], f"{path}.{name}")
         elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-            raise BadSpec(f"{path}.{name} is missing: the CRD in this cluster is of another release than the operator")
+            raise BadSpec(
+                f"{path}.{name} is missing: the CRD in this cluster and the operator are of different releases"
+            )
     return kind(**found)
 
 

@@ -1,4 +1,4 @@
-"""How a child is marked as ours, and whether one that is there is still what was written."""
+"""Marks of children as ours, and drift: whether a child is still as it was written."""
 
 import hashlib
 import json
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca.operator.domain import names
-from orca.operator.domain.observed import controllers
+from orca.operator.domain.objects import controllers
 from orca.operator.domain.quantity import is_same_quantity
-from orca.operator.domain.resource import Deployment, Json
+from orca.operator.domain.resource import Json, OrcaDeployment
 
 KEPT_KINDS = frozenset({"PersistentVolumeClaim", "Secret"})
-"""They may hold what cannot be made again, so they outlive the need of them."""
+"""Kinds that may hold something nobody can make again. They stay when the spec does not need them any more."""
 
 
-def is_ours(deployment: Deployment, child: Mapping[str, Any]) -> bool:
-    """Whether an object that bears our labels is made for this very resource: they may be anybody's, or of one that
-    had its name. Pods belong to what we made; volumes and Secrets may have no owner.
+def is_ours(deployment: OrcaDeployment, child: Mapping[str, Any]) -> bool:
+    """Return whether an object with our labels was made for this very resource.
 
-    Without an owner, only what an operator has rendered is taken up: of a resource that was deleted with its children
-    left in place, and made again.
+    Anybody may set our labels, and an earlier resource may have had this name. Pods belong to objects of ours; volumes
+    and Secrets may have no owner. Of the other objects without an owner, only those count that an operator has
+    rendered: an earlier resource was deleted and left its children in place.
     """
     metadata, controlling = child["metadata"], controllers(child)
     if child["kind"] == "Pod" or (child["kind"] in KEPT_KINDS and not controlling):
@@ -28,8 +28,8 @@ def is_ours(deployment: Deployment, child: Mapping[str, Any]) -> bool:
     return is_orphan or controlling == {deployment.uid}
 
 
-def finish(deployment: Deployment, manifest: Json) -> Json:
-    """With its owner, where it has one, and the label that tells what was rendered."""
+def finish(deployment: OrcaDeployment, manifest: Json) -> Json:
+    """Add the owner, if the object has one, and the label that identifies what was rendered."""
     metadata = dict(manifest["metadata"])
     metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: hash_of(deployment, manifest)}
     if _is_owned(deployment, manifest):
@@ -37,20 +37,20 @@ def finish(deployment: Deployment, manifest: Json) -> Json:
     return {**manifest, "metadata": metadata}
 
 
-def hash_of(deployment: Deployment, manifest: Json) -> str:
+def hash_of(deployment: OrcaDeployment, manifest: Json) -> str:
     content = [manifest, _is_owned(deployment, manifest)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _is_owned(deployment: Deployment, manifest: Json) -> bool:
-    """Volumes, passwords and keys outlive the resource unless told otherwise."""
+def _is_owned(deployment: OrcaDeployment, manifest: Json) -> bool:
+    """Return whether an object ends with the resource. By default volumes, passwords and keys do not."""
     return manifest["kind"] not in KEPT_KINDS or deployment.spec.deletion_policy == "Delete"
 
 
 def drift(wanted: Any, there: Any, path: str = "") -> str | None:
-    """Where something that we wrote does not stand any more; what others added does not matter.
+    """Find where an object is no longer as we wrote it. Fields that others have added do not count.
 
-    Returns: the path of the first difference; None when all is as written.
+    Returns: the path of the first difference; None if there is none.
     """
     if isinstance(wanted, Mapping):
         if not isinstance(there, Mapping):
@@ -60,6 +60,6 @@ def drift(wanted: Any, there: Any, path: str = "") -> str | None:
     if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
         found = (drift(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(wanted, there, strict=True)))
         return next((each for each in found if each is not None), None)
-    # The API server leaves out what is empty or the default.
+    # The API server leaves out empty fields and defaults.
     is_same = wanted == there or (not wanted and there is None) or is_same_quantity(wanted, there)
     return None if is_same else path

@@ -1,235 +1,199 @@
-"""How the model of a running deployment is replaced without losing a request or reading one by the wrong words: pure.
+"""The change of a running deployment's model, without losing a request or serving one with the wrong model: pure.
 
-1. The gateways are given the wanted model beside those before it. Until all of them have it, no group of it comes.
-2. Its groups come beside the old ones (rollout.py). The first that is formed puts its generation in force in the pool:
-   new requests are the wanted model's, and those before run on in groups of theirs, of which one stays for each model.
-   What has not ended drainSeconds later the pool ends as `model_replaced`.
-3. When nobody can ask for an answer of the models before any more, the gateways lose them.
+1. The gateways get the wanted model beside the older ones. Until all gateways have it, no group of it comes.
+2. Its groups come beside the old ones (rollout.py). The first one that forms puts its generation in force in the pool:
+   new requests are for the wanted model. Older requests run on in groups of theirs; one such group stays for each older
+   model. drainSeconds later the pool ends what is left as `model_replaced`.
+3. When nobody can ask for an answer of the older models any more, the gateways lose them.
 
-A model that is given up before it came into force may come into force for as long as a scheduler of it runs, also one
-that is told to end: the pool is asked again when none does, and a group of it comes back for what was accepted.
+A model may be given up before it came into force. While a scheduler of it runs, even one that was told to end, the
+model may still come into force. When none runs any more, the pool is polled again: if the model came into force, a
+group of it comes back for the requests that were accepted.
 
-With no room for groups of both models (maxSurge 0 with one replica, no free node) the old one goes first, and what it
-leaves ends as `model_replaced`: the status says so. Nothing is remembered: what gateways have is read from the cluster,
-what is in force and what still runs from the pool.
+If there is no room for groups of both models (maxSurge 0 with one replica, no free node), the old one goes first. What
+it leaves ends as `model_replaced`, and the status says so. Nothing is remembered: the cluster tells which models
+gateways have, and the pool which model is in force and what still runs.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orca.operator.domain import names
-from orca.operator.domain.observed import (
-    Observed,
-    has_ended,
-    is_going,
-    is_pod_ready,
-    is_rolled_out,
-    label_map,
-    seconds,
-    since,
-)
-from orca.operator.domain.resource import GATEWAY_LEAVE_S, Deployment, Json
-from orca.operator.plan.rollout import Group, Step
-from orca.operator.render import current_model, gateway, group
-from orca.operator.render.current_model import KnownModel
-from orca.operator.render.group import Outputs
+from orca.operator.domain import facts, names
+from orca.operator.domain.groups import Group
+from orca.operator.domain.objects import has_ended, is_going, is_pod_ready, is_rolled_out, seconds, since
+from orca.operator.domain.observation import Observation
+from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
+from orca.operator.domain.served_models import ServedModel
+from orca.operator.plan.rollout import RolloutMove
+from orca.operator.render import model
 
 MARGIN_S = 60.0
-"""The pool's time runs slower than the clock, never faster: so much later than drainSeconds it must be over too."""
+"""The pool's time may run slower than the clock, never faster. So drainSeconds are over there too this much later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Where a change of the model is; all of it empty where nothing but the wanted one is about."""
+class ModelChange:
+    """The state of a change of the model. All fields are empty while there is no model but the wanted one."""
 
-    others: tuple[KnownModel, ...] = ()  # that gateways are given beside the wanted model
-    is_telling: bool = False  # not all of them have it yet: no group of it comes
+    older: tuple[ServedModel, ...] = ()  # models that gateways get beside the wanted one
+    waits_for_gateways: bool = False  # not all gateways have the wanted model yet: no group of it comes
     kept: frozenset[str] = frozenset()  # old groups that stay, though the rollout may want them gone
-    is_draining: bool = False  # all that those have left to do is the rest of their requests
-    has_no_room: bool = False  # for both models: the one before goes first
+    is_draining: bool = False  # the kept groups only have to finish their requests
+    has_no_room: bool = False  # for both models: the old one goes first
 
 
-def look(
-    deployment: Deployment,
-    observed: Observed,
-    groups: Sequence[Group],
-    next_step: Step,
-    outputs: Outputs,
-    now_s: float,
-) -> Change:
-    """
-    Args:
-        next_step: of the rollout, by its own rules.
-        outputs: the wanted ones.
-        now_s: seconds since 1970.
-    """
-    others = _others(deployment, observed, outputs)
-    needed = _needed(deployment, observed, groups, outputs, now_s)
-    is_in_the_way = _is_in_the_way(observed, groups, needed, next_step, outputs)
+def plan_model_change(observation: Observation, move: RolloutMove) -> ModelChange:
+    """Decide how far a change of the model is, and what it holds back. Args: move: of the rollout, by its own rules."""
+    older = _older_models(observation)
+    needed = _needed_groups(observation)
+    is_in_the_way = _is_in_the_way(observation, needed, move)
     kept = frozenset() if is_in_the_way else frozenset(needed.values())
-    return Change(
-        others=others,
-        is_telling=_has_to_tell(deployment, observed, others, outputs, now_s),
+    return ModelChange(
+        older=older,
+        waits_for_gateways=_must_wait_for_gateways(observation, older),
         kept=kept,
-        is_draining=bool(kept) and _is_in_force(observed, outputs),
-        has_no_room=is_in_the_way or _is_giving_way(observed, groups, outputs),
+        is_draining=bool(kept) and observation.is_wanted_in_force,
+        has_no_room=is_in_the_way or _is_giving_way(observation),
     )
 
 
-def _others(deployment: Deployment, observed: Observed, outputs: Outputs) -> tuple[KnownModel, ...]:
-    wanted, pool = current_model.wanted(deployment), observed.pool
-    of_groups = list(_of_groups(observed))
+def _older_models(observation: Observation) -> tuple[ServedModel, ...]:
+    wanted, pool = model.wanted_model(observation.deployment), observation.pool
+    of_groups = list(_models_of_groups(observation))
     if pool.problem is None:
         has_groups = any(each.identity != wanted.identity for each in of_groups)
-        is_over = _is_in_force(observed, outputs) and not pool.replaced_revisions and not has_groups
-        # A pool that never had a model in force has no request that anybody could ask for. The model before may be one
-        # that does not exist, then, and its volume would keep gateways from starting.
+        is_over = observation.is_wanted_in_force and not pool.replaced_revisions and not has_groups
+        # A pool that never had a model in force has no request that anybody could ask for. The older model may not
+        # exist at all, and then its volume would keep gateways from starting.
         if is_over or pool.generation is None:
             return ()
-    # A name that gateways have for it before none.
-    found = {each.identity: each for each in (*of_groups, *_of_gateways(deployment, observed))}
+    # Gateways come last, since they know the model's name, and groups do not.
+    found = {each.identity: each for each in (*of_groups, *_models_of_gateways(observation))}
     found.pop(wanted.identity, None)
-    return tuple(sorted(found.values(), key=KnownModel.word))
+    return tuple(sorted(found.values(), key=model.older_model_flag))
 
 
-def _of_groups(observed: Observed) -> Iterable[KnownModel]:
-    for spec in observed.pod_specs(group.STAGE):
-        yield from current_model.read_back(spec, group.STAGE)
+def _models_of_groups(observation: Observation) -> Iterable[ServedModel]:
+    for stages in observation.children.stateful_sets(names.STAGE):
+        yield from facts.models(stages["metadata"])
 
 
-def _of_gateways(deployment: Deployment, observed: Observed) -> Iterable[KnownModel]:
-    """Models with which a gateway has come up, those of the template last.
+def _models_of_gateways(observation: Observation) -> Iterable[ServedModel]:
+    """Yield the models with which a gateway has come up; those of the pod template last.
 
-    Of a template with which none has come up yet, the gateway's own model may not exist, unless groups have it.
+    While no gateway of a template has come up yet, the own model of that template may not exist, unless groups have it.
     """
-    for pod in filter(is_pod_ready, observed.pods(gateway.ROLE)):
-        yield from current_model.read_back(pod["spec"], gateway.ROLE)
-    there = observed.get("Deployment", names.gateway(deployment.name))
+    for pod in filter(is_pod_ready, observation.children.pods(names.GATEWAY)):
+        yield from facts.models(pod["metadata"])
+    there = observation.children.get("Deployment", names.gateway(observation.name))
     if there is None:
         return
-    found = current_model.read_back(there["spec"]["template"]["spec"], gateway.ROLE)
-    of_groups = {each.identity for each in _of_groups(observed)}
-    is_proven = is_rolled_out(there) or observed.pool.problem is not None
-    for number, each in enumerate(found):
+    of_groups = {each.identity for each in _models_of_groups(observation)}
+    is_proven = is_rolled_out(there) or observation.pool.problem is not None
+    for number, each in enumerate(_models_of_template(there)):
         if number > 0 or is_proven or each.identity in of_groups:
             yield each
 
 
-def _has_to_tell(
-    deployment: Deployment, observed: Observed, others: Sequence[KnownModel], outputs: Outputs, now_s: float
-) -> bool:
-    # With no other there is nothing to lose, and where there is a group of it already, gateways had it before.
-    if not others or outputs.digest in known_generations(observed):
+def _models_of_template(gateways: Json) -> list[ServedModel]:
+    return facts.models(gateways["spec"]["template"].get("metadata") or {})
+
+
+def _must_wait_for_gateways(observation: Observation, older: Sequence[ServedModel]) -> bool:
+    # Without an older model there is nothing to lose. If a group of the wanted model exists, gateways had it before.
+    if not older or observation.wanted_version.digest in observation.generations:
         return False
-    there = observed.get("Deployment", names.gateway(deployment.name))
+    there = observation.children.get("Deployment", names.gateway(observation.name))
     if there is None or not is_rolled_out(there):
         return True
-    serving = (pod for pod in observed.pods(gateway.ROLE) if _takes_calls(pod, now_s))
-    pods = [there["spec"]["template"], *serving]
-    wanted = current_model.wanted(deployment).identity
-    return any(
-        wanted not in {each.identity for each in current_model.read_back(pod["spec"], gateway.ROLE)} for pod in pods
-    )
+    wanted = model.wanted_model(observation.deployment).identity
+    given = [_models_of_template(there)]
+    for pod in observation.children.pods(names.GATEWAY):
+        models = facts.models(pod["metadata"])
+        # The Deployment is rolled out, so a pod that stays and whose annotation is gone is of the newest template.
+        if _takes_calls(pod, observation.now_s) and (models or is_going(pod)):
+            given.append(models)
+    return any(wanted not in {each.identity for each in models} for models in given)
 
 
 def _takes_calls(pod: Json, now_s: float) -> bool:
-    """Whether new calls may still come to a gateway: one that ends serves on until nobody sends it any."""
+    """Return whether a gateway may still get new calls: one that is ending serves until nobody sends it any."""
     if has_ended(pod):
         return False
     if not is_going(pod):
         return True
     metadata = pod["metadata"]
-    told_s = seconds(metadata["deletionTimestamp"]) - metadata.get("deletionGracePeriodSeconds", 0)
+    ordered_s: float = seconds(metadata["deletionTimestamp"]) - metadata.get("deletionGracePeriodSeconds", 0)
     # Timestamps are whole seconds.
-    return now_s < told_s + GATEWAY_LEAVE_S + 1
+    return now_s < ordered_s + GATEWAY_LEAVE_S + 1
 
 
-def _needed(
-    deployment: Deployment, observed: Observed, groups: Sequence[Group], outputs: Outputs, now_s: float
-) -> Mapping[str, str]:
-    """One group for each old model that has requests, by the model's digest."""
-    if deployment.spec.wanted_groups == 0 or _is_overdue(deployment, observed, outputs, now_s):
+def _needed_groups(observation: Observation) -> Mapping[str, str]:
+    """Return one group for each old model that has requests, by the model's digest."""
+    if observation.spec.wanted_groups == 0 or _must_have_drained(observation):
         return {}
-    digests, generations = _digests(observed), known_generations(observed)
-    needed = {digest for digest in generations if _has_requests(observed, digest, outputs)}
-    old = [each for each in groups if not each.is_leaving and digests.get(each.name) in needed]
-    # Last those that serve, of these the one with most room for a request, and the oldest name.
-    by_use = sorted(old, key=lambda each: (each.is_ready, _room(observed, each), -each.ordinal))
+    digests = observation.model_digests
+    needed = {digest for digest in observation.generations if _has_requests(observation, digest)}
+    old = [each for each in observation.groups if not each.is_leaving and digests.get(each.name) in needed]
+    # The last one of a digest stays: one that serves, of these the one with the most slots, and the lowest ordinal.
+    by_use = sorted(old, key=lambda each: (each.is_ready, _slots(observation, each), -each.ordinal))
     return {digests[each.name]: each.name for each in by_use}
 
 
-def _room(observed: Observed, of: Group) -> float:
-    """Slots of a group, which differ between groups of a model while an edit of them is on its way."""
-    chosen = group.slots(observed.children["StatefulSet", names.scheduler(of.name)])
-    return math.inf if chosen is None else chosen
+def _slots(observation: Observation, group: Group) -> float:
+    """Return the slots of a group. They differ between groups of a model while an edit of kvSlots is on its way."""
+    slots = facts.slots(observation.schedulers[group.name])
+    return math.inf if slots is None else slots
 
 
-def _is_in_the_way(
-    observed: Observed, groups: Sequence[Group], needed: Mapping[str, str], next_step: Step, outputs: Outputs
-) -> bool:
-    """Whether the only way on is without what is needed: there is no room for both models."""
-    digests, generations = _digests(observed), known_generations(observed)
-    present = [each for each in groups if not each.is_leaving]
-    coming = [each for each in present if digests.get(each.name) == outputs.digest]
-    is_coming = next_step.create is not None or any(each.is_placed or not each.is_overdue for each in coming)
-    # One that only drains makes room by itself.
-    makes_room = any(generations[digest] < (observed.pool.generation or 0) for digest in needed)
-    old = {each.name for each in groups} - {each.name for each in coming}
+def _is_in_the_way(observation: Observation, needed: Mapping[str, str], move: RolloutMove) -> bool:
+    """Return whether the rollout can only go on without the needed groups: there is no room for both models."""
+    digests, generations = observation.model_digests, observation.generations
+    present = [each for each in observation.groups if not each.is_leaving]
+    coming = [each for each in present if digests.get(each.name) == observation.wanted_version.digest]
+    is_coming = move.create is not None or any(each.is_placed or not each.is_overdue for each in coming)
+    # A model that only drains makes room by itself.
+    makes_room = any(generations[digest] < (observation.pool.generation or 0) for digest in needed)
+    old = {each.name for each in observation.groups} - {each.name for each in coming}
     return bool(needed) and not is_coming and not makes_room and old <= set(needed.values())
 
 
-def _is_giving_way(observed: Observed, groups: Sequence[Group], outputs: Outputs) -> bool:
-    """Whether the last groups of the model in force are on their way out while the wanted one is not in force."""
-    digests, generations = _digests(observed), known_generations(observed)
-    is_gone = observed.pool.generation is not None and observed.pool.generation not in generations.values()
-    return is_gone and not _is_in_force(observed, outputs) and any(each.name not in digests for each in groups)
+def _is_giving_way(observation: Observation) -> bool:
+    """Return whether the last groups of the model in force are going, and the wanted model is not in force yet."""
+    in_force = observation.pool.generation
+    is_gone = in_force is not None and in_force not in observation.generations.values()
+    has_leaving = any(each.name not in observation.model_digests for each in observation.groups)
+    return is_gone and not observation.is_wanted_in_force and has_leaving
 
 
-def _has_requests(observed: Observed, digest: str, outputs: Outputs) -> bool:
-    """Whether groups of an old model have something to do: new requests, or the last of those before."""
-    pool, generation = observed.pool, known_generations(observed)[digest]
-    if digest == outputs.digest:
+def _has_requests(observation: Observation, digest: str) -> bool:
+    """Return whether groups of an old model have something to do: new requests, or the rest of the old ones."""
+    pool, generation = observation.pool, observation.generations[digest]
+    if digest == observation.wanted_version.digest:
         return False
-    # A generation above the one in force may be of a model that was in force before, by a lower one.
-    return pool.problem is not None or generation == pool.generation or pool.replaced_unfinished > 0
+    # A generation above the one in force may be of a model that was in force earlier, under a lower generation. An
+    # unknown one may be that in force.
+    return pool.problem is not None or generation in (0, pool.generation) or pool.replaced_unfinished > 0
 
 
-def _is_overdue(deployment: Deployment, observed: Observed, outputs: Outputs, now_s: float) -> bool:
-    """Whether the pool must have ended all requests of models before, even if it does not say so."""
-    newest = observed.pods(group.SCHEDULER, generation=str(outputs.generation))
+def _must_have_drained(observation: Observation) -> bool:
+    """Return whether the pool must have ended all requests of older models by now, even if it does not answer."""
+    generation = observation.wanted_version.generation
+    newest = observation.children.pods(names.SCHEDULER, generation=str(generation))
     ready = [since(pod, "Ready") for pod in newest if is_pod_ready(pod)]
-    if not ready or not (observed.pool.problem is not None or _is_in_force(observed, outputs)):
+    if not ready or not (observation.pool.problem is not None or observation.is_wanted_in_force):
         return False
-    formed_s = min(seconds(at) for at in ready if at is not None)
-    return now_s - formed_s > deployment.spec.drain_seconds + MARGIN_S
+    formed_s = min(seconds(timestamp) for timestamp in ready if timestamp is not None)
+    return observation.now_s - formed_s > observation.spec.drain_seconds + MARGIN_S
 
 
-def _is_in_force(observed: Observed, outputs: Outputs) -> bool:
-    """By generations: one that was in force before and is wanted again has a new one, and comes into force anew."""
-    return (observed.pool.generation or 0) >= outputs.generation
+def may_come_into_force(observation: Observation, scheduler: Json) -> bool:
+    """Return whether the pool would take the model of a scheduler for the newest, though the spec wants another one.
 
-
-def may_come_into_force(observed: Observed, of: Json, outputs: Outputs) -> bool:
-    """Whether the pool would take the model of a scheduler for the newest, though another one is wanted.
-
-    Args: of: the scheduler's StatefulSet.
+    Args: scheduler: its StatefulSet.
     """
-    digest = label_map(of)[names.MODEL_LABEL]
-    return digest != outputs.digest and known_generations(observed)[digest] > (observed.pool.generation or 0)
-
-
-def _digests(observed: Observed) -> Mapping[str, str]:
-    """Of the outputs of each group; none of a group whose scheduler is gone."""
-    found = map(label_map, observed.of_kind("StatefulSet"))
-    return {each[names.GROUP_LABEL]: each[names.MODEL_LABEL] for each in found if names.MODEL_LABEL in each}
-
-
-def known_generations(observed: Observed) -> Mapping[str, int]:
-    """The highest that schedulers of each outputs digest were given."""
-    found: dict[str, int] = {}
-    for labels in map(label_map, observed.of_kind("StatefulSet")):
-        if names.MODEL_LABEL in labels:
-            digest, generation = labels[names.MODEL_LABEL], int(labels[names.GENERATION_LABEL])
-            found[digest] = max(generation, found.get(digest, 0))
-    return found
+    digest = facts.model_digest(scheduler)
+    if digest is None or digest == observation.wanted_version.digest:
+        return False
+    return observation.generations[digest] > (observation.pool.generation or 0)

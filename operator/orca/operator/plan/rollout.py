@@ -1,34 +1,24 @@
-"""Which groups come and which go: a pure step over what is there, taken again and again until nothing is left to do.
+"""The rollout of groups: pure moves, each over the groups that exist, until nothing is left to do.
 
-    floor   = replicas - maxUnavailable     groups that serve are never taken below it on purpose
-    ceiling = replicas + maxSurge           groups that exist, those that leave not counted
+    floor   = replicas - maxUnavailable     the rollout never takes the number of groups that serve below this
+    ceiling = replicas + maxSurge           groups that exist, not counting those that leave
 
-1. Groups come one at a time, and the next one only when all pods of the last have found a node: two groups that are
+1. Groups come one at a time, and the next one only after all pods of the last have found a node: two groups that are
    half placed would wait for each other's GPUs for ever. (Groups of two resources give way to each other:
    group_pauses.py.)
-2. A group goes if those that serve stay at the floor without it. An old one that does not serve goes also when it is
-   in the way of a new one.
-3. If the new group finds no node and nothing may be missing, one may (`is_squeezed`): there is no room for the surge.
+2. A group goes if the number of those that serve stays at the floor without it. An old group that does not serve also
+   goes if it is in the way of a new one.
+3. If the new group finds no node and no group may be missing, one may be missing (`is_squeezed`): there is no room for
+   the surge.
 
-The wanted revision is whatever the spec says now. So an edit or a revert in the middle of a rollout needs no memory of
-where it was: groups of the revision that is wanted again count as new ones, all others as old.
+The wanted revision is what the spec says now. So an edit or a revert in the middle of a rollout needs no memory of
+where that was: groups of the revision that is wanted again count as new, all others as old.
 """
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """One group as it is in the cluster."""
-
-    name: str
-    revision: str
-    ordinal: int
-    is_ready: bool = False  # formed: it serves
-    is_placed: bool = True  # all of its pods have a node
-    is_overdue: bool = False  # it is not placed, and has had its startup time, or has given way for that
-    is_leaving: bool = False  # it drains and goes, whatever is wanted now
+from orca.operator.domain.groups import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +29,16 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What to do now; nothing when both are empty."""
+class RolloutMove:
+    """One move of a rollout. There is nothing to do if both `create` and `remove` are empty."""
 
     create: int | None = None  # ordinal of a new group of the wanted revision
     remove: tuple[str, ...] = ()
     is_squeezed: bool = False  # there was no room for the surge
 
 
-def step(groups: Sequence[Group], wanted: str, bounds: Bounds, kept: Set[str] = frozenset()) -> Step:
-    """The next step towards `replicas` groups of the revision `wanted` and no others.
+def next_move(groups: Sequence[Group], wanted: str, bounds: Bounds, kept: Set[str] = frozenset()) -> RolloutMove:
+    """Return the next move towards `replicas` groups of the revision `wanted` and no others.
 
     Args: kept: names of old groups that must not go yet (model_change.py).
     """
@@ -72,11 +62,11 @@ def step(groups: Sequence[Group], wanted: str, bounds: Bounds, kept: Set[str] = 
             continue
         remove.append(group.name)
         is_blocked = False
-    return Step(create, tuple(remove), is_squeezed)
+    return RolloutMove(create, tuple(remove), is_squeezed)
 
 
 def _least_useful_first(groups: Sequence[Group]) -> list[Group]:
-    """Those that do not serve, then the youngest names."""
+    """Sort groups: those that do not serve first, then by falling ordinal."""
     return sorted(groups, key=lambda group: (group.is_ready, -group.ordinal))
 
 

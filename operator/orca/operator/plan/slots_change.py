@@ -1,42 +1,28 @@
-"""How an edit of scheduler.kvSlots takes effect and loses nothing: pure.
+"""An edit of scheduler.kvSlots, and how it takes effect without losing a request: pure.
 
 Fewer slots:
-1. The pool's door is told first, and refuses from then on what needs more.
-2. While a request that was accepted before needs more, the groups that can hold it stay as they are: their schedulers
-   are not changed, and no group comes or goes. One that none of them could hold holds nothing up: it waits in the pool
-   for more slots, or for its deadline. It is not counted either, since the pool would look at each request for that.
-3. Then schedulers change as by any edit.
+1. The pool's door learns of it first, and from then on refuses requests that need more.
+2. While an accepted request needs more, the groups that can hold it stay as they are: their schedulers do not change,
+   and no group comes or goes. A request that no group could hold holds nothing up: it waits in the pool for more slots,
+   or for its deadline. It is not counted either, since the pool would have to check every request for that.
+3. Then schedulers change as with any edit.
 
-More slots: schedulers change first, and when all wanted groups are formed with the new number, the door is told. So it
-is of a model's new length, and where the spec gives no number any more and the groups always have room for that length.
+More slots: schedulers change first. When all wanted groups have formed with the new number, the door learns of it. The
+same holds for a model's new length, and for a spec without a number if the groups always have room for that length.
 
-Nothing is remembered: what a group has is read from its scheduler's template, what is promised and who needs more from
-the pool. Another model has a promise of its own, which its first group states.
+Nothing is remembered: the schedulers' StatefulSets tell how many slots a group has, and the pool what is promised and
+which requests need more. Another model has a promise of its own, which its first group makes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.operator.domain import names, problems
-from orca.operator.domain.observed import (
-    Observed,
-    PoolLook,
-    condition_of,
-    is_going,
-    is_pod_ready,
-    is_rolled_out,
-    label_map,
-    seconds,
-    since,
-)
-from orca.operator.domain.resource import Deployment, Json
-from orca.operator.plan.model_change import known_generations
-from orca.operator.plan.rollout import Group
-from orca.operator.render import group
-from orca.operator.render import pool as render_pool
-from orca.operator.render.group import Outputs
+from orca.operator.domain import facts, names, problems
+from orca.operator.domain.objects import condition, is_going, is_pod_ready, is_rolled_out, seconds, since
+from orca.operator.domain.observation import Observation, PoolStatus
+from orca.operator.domain.resource import Json, OrcaDeployment
 
 ANY_NUMBER = 2**31 // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 """More slots than a spec can give."""
@@ -44,169 +30,159 @@ ANY_NUMBER = 2**31 // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsChange:
-    """Where an edit of the slots is; all of it empty where nothing is to be done for one."""
+    """The state of an edit of the slots. All fields are empty if there is nothing to do for one."""
 
-    promise: int | None = None  # that the pool is to be told, before anything else is done
+    promise: int | None = None  # to set in the pool before anything else is done
     held: frozenset[str] = frozenset()  # groups that stay as they are, since accepted requests need them
     waits_for: int = 0  # requests that have not ended and need more than the spec gives, as far as known
     largest: int = 0  # slots that the largest of them needs
-    is_open: bool = False  # groups have formed with more slots, and the pool has not heard yet what they offer
+    is_open: bool = False  # groups have formed with more slots, and the pool does not know yet what they offer
 
 
-def asked_slots(deployment: Deployment) -> int | None:
-    """That the spec gives to one request at most. None where it leaves that to the groups' memory."""
+def asked_slots(deployment: OrcaDeployment) -> int | None:
+    """Return how many slots the spec gives to one request; None if the memory of the groups decides."""
     chosen = deployment.spec.scheduler.kv_slots
     return None if chosen is None else _in_blocks(chosen)
 
 
-def slots_that_some_exceed(deployment: Deployment, observed: Observed) -> int | None:
-    """What the spec gives to one request, where some group has more. None where which requests need more decides
-    nothing."""
-    asked = asked_slots(deployment)
-    schedulers = (each for each in observed.of_kind("StatefulSet") if names.MODEL_LABEL in label_map(each))
-    return asked if asked is not None and any(_slots(each) > asked for each in schedulers) else None
+def slots_that_some_exceed(observation: Observation) -> int | None:
+    """Return how many slots the spec gives to one request if some group has more.
+
+    None means that nothing depends on which requests need more.
+    """
+    asked = asked_slots(observation.deployment)
+    has_more = asked is not None and any(_slots(each) > asked for each in observation.schedulers.values())
+    return asked if has_more else None
 
 
 def _in_blocks(slots: int) -> int:
-    """What a group makes of a number of slots."""
+    """Round a number of slots down to whole blocks, as a group does."""
     return slots // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 
 
-def look(
-    deployment: Deployment,
-    observed: Observed,
-    groups: Sequence[Group],
-    outputs: Outputs,
-    now_s: float,
-    *,
-    knows_others: bool,
-) -> SlotsChange:
+def plan_slots_change(observation: Observation, *, has_older_models: bool) -> SlotsChange:
+    """Decide what to promise, and which groups must stay.
+
+    Args: has_older_models: whether somebody may still ask for answers of another model.
     """
-    Args:
-        outputs: the wanted ones.
-        now_s: seconds since 1970.
-        knows_others: whether somebody may still ask for answers of another model.
-    """
-    asked, pool = asked_slots(deployment), observed.pool
+    asked, pool = asked_slots(observation.deployment), observation.pool
     wanted = ANY_NUMBER if asked is None else asked
-    schedulers = _schedulers(observed, outputs)
-    larger = _that_hold_more(deployment, observed, schedulers, wanted, now_s)
+    schedulers = _schedulers_of_wanted_model(observation)
+    larger = _groups_with_more(observation, schedulers, wanted)
     if pool.problem is not None:
         return SlotsChange(held=frozenset(larger))
-    if _is_another_in_force(observed, schedulers, outputs, knows_others=knows_others):
-        # The wanted model was in force before. Which of its requests need more is not known; they end by drainSeconds.
+    if _is_another_in_force(observation, schedulers, has_older_models=has_older_models):
+        # The wanted model was in force earlier. Which of its requests need more is unknown; they end by drainSeconds.
         left = pool.replaced_unfinished if larger else 0
         return SlotsChange(held=frozenset(larger) if left else frozenset(), waits_for=left)
     promised = pool.promised_slots or 0
     is_lowered = promised > wanted
-    has_more = 0 < promised < wanted and _are_all_formed(deployment, groups, schedulers)
+    has_more = 0 < promised < wanted and _are_all_formed(observation, schedulers)
     offered = min(wanted, pool.offered_slots or 0) if has_more else 0
     return SlotsChange(
         promise=wanted if is_lowered else offered if offered > promised else None,
-        held=frozenset(larger) if is_lowered else _that_can_hold(larger, pool),
+        held=frozenset(larger) if is_lowered else _groups_that_can_hold(larger, pool),
         waits_for=pool.larger_requests,
         largest=pool.largest_request,
         is_open=asked is not None and has_more and pool.offered_slots is None,
     )
 
 
-def _schedulers(observed: Observed, outputs: Outputs) -> dict[str, Json]:
-    """StatefulSets of the schedulers of the wanted model that are not on their way out, by group.
+def _schedulers_of_wanted_model(observation: Observation) -> dict[str, Json]:
+    """Return the StatefulSets of the wanted model's schedulers that are not being deleted, by group.
 
-    To the pool the model before may be the same one, as where an image that holds it is new: then those of both.
+    The pool may take the older model for the same one, for example if only the image that holds it is new. Then the
+    schedulers of both count.
     """
-    found = {
-        label_map(each)[names.GROUP_LABEL]: each
-        for each in observed.of_kind("StatefulSet")
-        if names.MODEL_LABEL in label_map(each) and not is_going(each)
-    }
-    wanted = {name for name, each in found.items() if label_map(each)[names.MODEL_LABEL] == outputs.digest}
-    if not wanted.isdisjoint(observed.pool.groups_in_force):
-        wanted |= set(observed.pool.groups_in_force)
+    found = {name: each for name, each in observation.schedulers.items() if not is_going(each)}
+    digest = observation.wanted_version.digest
+    wanted = {name for name, each in found.items() if facts.model_digest(each) == digest}
+    if not wanted.isdisjoint(observation.pool.groups_in_force):
+        wanted |= set(observation.pool.groups_in_force)
     return {name: each for name, each in found.items() if name in wanted}
 
 
-def _that_hold_more(
-    deployment: Deployment, observed: Observed, schedulers: Mapping[str, Json], wanted: int, now_s: float
-) -> Mapping[str, int]:
-    """Groups with more slots than wanted that serve, or may do so before long, and the slots of each.
+def _groups_with_more(observation: Observation, schedulers: Mapping[str, Json], wanted: int) -> Mapping[str, int]:
+    """Return the slots of groups that have more than wanted and serve, or may soon serve.
 
-    While the pool does not answer, no group forms, and how long one has not served tells nothing.
+    While the pool does not answer, no group forms, so how long a group has not served tells nothing.
     """
-    if deployment.spec.wanted_groups == 0:
+    if observation.spec.wanted_groups == 0:
         return {}
     return {
         name: _slots(each)
         for name, each in schedulers.items()
-        if _slots(each) > wanted
-        and (observed.pool.problem is not None or _may_serve(deployment, observed, name, each, now_s))
+        if _slots(each) > wanted and (observation.pool.problem is not None or _may_serve(observation, name, each))
     }
 
 
 def _slots(scheduler: Json) -> int:
-    """That its group has at most: of one that takes what its memory gives nobody knows."""
-    chosen = group.slots(scheduler)
+    """Return the most slots that a group can have. For one that takes what its memory holds, nobody knows."""
+    chosen = facts.slots(scheduler)
     return _in_blocks(ANY_NUMBER if chosen is None else chosen)
 
 
-def _that_can_hold(larger: Mapping[str, int], pool: PoolLook) -> frozenset[str]:
-    """Those of the groups with which a larger request fits."""
-    fits = pool.larger_requests > 0
-    return frozenset(name for name, slots in larger.items() if fits and slots >= pool.smallest_larger_request)
+def _groups_that_can_hold(larger: Mapping[str, int], pool: PoolStatus) -> frozenset[str]:
+    """Return the groups that have room for one of the larger requests."""
+    has_requests = pool.larger_requests > 0
+    return frozenset(name for name, slots in larger.items() if has_requests and slots >= pool.smallest_larger_request)
 
 
-def _may_serve(deployment: Deployment, observed: Observed, name: str, scheduler: Json, now_s: float) -> bool:
-    """Not a group that has given way, can never serve as it is, or has had the time of a start and has not come up."""
+def _may_serve(observation: Observation, name: str, scheduler: Json) -> bool:
+    """Return whether a group serves or may soon serve.
+
+    A group does not count if it has given way, can never serve as it is, or has not come up in its startup time.
+    """
     if not scheduler["spec"]["replicas"]:
         return False
-    pods = observed.pods(group.SCHEDULER, group=name)
-    pool_since_s, late_s = _pool_since_s(deployment, observed), now_s - deployment.spec.startup_seconds
+    pods = observation.children.pods(names.SCHEDULER, group=name)
+    late_s = observation.now_s - observation.spec.startup_seconds
+    pool_since_s = _pool_since_s(observation)
     return not pods or any(_comes_up(pod, pool_since_s, late_s) for pod in pods)
 
 
-def _pool_since_s(deployment: Deployment, observed: Observed) -> float:
-    """Since when there is a pool with which a group can form. Of an external one nobody knows."""
-    if deployment.spec.pool.external is not None:
+def _pool_since_s(observation: Observation) -> float:
+    """Return since when there is a pool with which a group can form. For an external pool, nobody knows."""
+    if observation.spec.pool.external is not None:
         return -math.inf
-    ready = (since(pod, "Ready") for pod in observed.pods(render_pool.ROLE) if is_pod_ready(pod))
-    return max((seconds(at) for at in ready if at is not None), default=math.inf)
+    ready = (since(pod, "Ready") for pod in observation.children.pods(names.POOL) if is_pod_ready(pod))
+    return max((seconds(timestamp) for timestamp in ready if timestamp is not None), default=math.inf)
 
 
 def _comes_up(pod: Json, pool_since_s: float, late_s: float) -> bool:
-    """Args: late_s: what could have formed since before that has had the time of a start."""
+    """Args: late_s: a pod that could have formed its group since before this moment has had its startup time."""
     if is_pod_ready(pod) or is_going(pod):
         return True
-    trouble = problems.of_pod(pod)
-    told = condition_of(pod, "Ready").get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
-    is_in_time = max(seconds(told), pool_since_s) >= late_s
-    return is_in_time and (trouble is None or trouble.reason != problems.BAD_CONFIGURATION)
+    problem = problems.of_pod(pod)
+    changed = condition(pod, "Ready").get("lastTransitionTime") or pod["metadata"]["creationTimestamp"]
+    is_in_time = max(seconds(changed), pool_since_s) >= late_s
+    return is_in_time and (problem is None or problem.reason != problems.BAD_CONFIGURATION)
 
 
-def _is_another_in_force(
-    observed: Observed, schedulers: Mapping[str, Json], outputs: Outputs, *, knows_others: bool
-) -> bool:
-    """Whether the pool accepts for another model than the wanted one.
+def _is_another_in_force(observation: Observation, schedulers: Mapping[str, Json], *, has_older_models: bool) -> bool:
+    """Return whether the pool accepts requests for another model than the wanted one.
 
-    The wanted one may be in force under a generation that no StatefulSet bears any more, as after a time without
-    groups: a group of it tells, also one that cannot form before the promise is another.
+    The wanted model may be in force under a generation that no StatefulSet has any more, for example after a time
+    without groups. Then a group of it shows that, even one that cannot form before the promise changes.
     """
-    pool, others = observed.pool, dict(known_generations(observed))
+    pool, version, others = observation.pool, observation.wanted_version, dict(observation.generations)
     if any(name in pool.groups_in_force for name in schedulers):
         return False
-    if pool.generation in (None, outputs.generation, others.pop(outputs.digest, None)):
+    if pool.generation in (None, version.generation, others.pop(version.digest, None)):
         return False
-    return knows_others or pool.generation in others.values()
+    return has_older_models or pool.generation in others.values()
 
 
-def _are_all_formed(deployment: Deployment, groups: Sequence[Group], schedulers: Mapping[str, Json]) -> bool:
-    """Whether all groups of the wanted model are formed with the slots that the spec gives, as many as are wanted.
+def _are_all_formed(observation: Observation, schedulers: Mapping[str, Json]) -> bool:
+    """Return whether as many groups as wanted have formed with the slots that the spec gives.
 
-    One whose scheduler is still the one before is ready too, for a moment, and offers nothing any more in the next.
+    For a moment after a change, the old scheduler pod is still ready, but it soon offers nothing any more.
     """
-    ready = {each.name for each in groups if each.is_ready and not each.is_leaving}
+    ready = {each.name for each in observation.groups if each.is_ready and not each.is_leaving}
+    asked = observation.spec.scheduler.kv_slots
     formed = {
         name
         for name, each in schedulers.items()
-        if name in ready and is_rolled_out(each) and group.slots(each) == deployment.spec.scheduler.kv_slots
+        if name in ready and is_rolled_out(each) and facts.slots(each) == asked
     }
-    return len(formed) == len(schedulers) >= max(1, deployment.spec.wanted_groups)
+    return len(formed) == len(schedulers) >= max(1, observation.spec.wanted_groups)

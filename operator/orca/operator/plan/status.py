@@ -1,41 +1,33 @@
-"""The status of an OrcaDeployment: counts and conditions out of what was seen, pure.
+"""The status of an OrcaDeployment: counts and conditions, from what was observed and planned: pure.
 
 Accepted         the spec can be served as written
 PoolReady        Redis answers and keeps what it is given
 ModelReady       the model's files are where the pods look for them
 WorkersReady     all stage pods of the wanted groups run
 SchedulerReady   all wanted groups are formed
-GatewayReady     clients are answered
+GatewayReady     clients get answers
 Progressing      something is on its way: a start, a rollout, a change of scale
-Degraded         something that should serve does not, or will not for long, and why
-Ready            the wanted revision serves, with as many groups as it must have, and clients reach it
+Degraded         something that should serve does not, or will soon stop, and why
+Ready            the wanted revision serves, with all the groups that it needs, and clients reach it
 
-A part of which the plan still writes something is not ready, whatever was seen of it: that was before.
+A part for which the plan still has something to write is not ready, whatever was observed: that was before the write.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from orca.operator.domain import certificates, names, problems, volumes
-from orca.operator.domain.actions import Action, Apply, Issue
+from orca.operator.domain.actions import Action, Apply, IssueCertificate
 from orca.operator.domain.api_refusals import Refusal
-from orca.operator.domain.observed import (
-    Observed,
-    has_ended,
-    is_pod_ready,
-    is_rolled_out,
-    label_map,
-    seconds,
-    unready_s,
-)
-from orca.operator.domain.problems import Trouble
-from orca.operator.domain.resource import Deployment, Json
-from orca.operator.plan import model_fetch
-from orca.operator.plan.groups import pause_trouble
-from orca.operator.plan.plan import Plan
-from orca.operator.plan.rollout import Group
-from orca.operator.render import fetch, gateway, group, pool
+from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, unready_s
+from orca.operator.domain.observation import Observation
+from orca.operator.domain.problems import Problem
+from orca.operator.domain.resource import Json
+from orca.operator.plan import model_fetch, pauses
+from orca.operator.plan.plan import ReconcilePlan
+from orca.operator.render import gateway
 
 MESSAGE_MAX = 1024
 
@@ -48,49 +40,48 @@ class Condition:
     message: str = ""
 
 
-def refused(generation: int, reason: str, message: str, before: Mapping[str, Any], now: str) -> Json:
-    """The status of a resource that cannot be served as written. What it made before goes on as it was, so what is
-    known of that stays, each condition with the generation that it tells of."""
-    said = [Condition("Accepted", False, reason, message), Condition("Ready", False, reason, message)]
-    conditions = _dated(said, before, generation, now)
-    others = [each for each in before.get("conditions") or [] if each["type"] not in {of.type for of in said}]
+def refused_status(generation: int, reason: str, message: str, before: Mapping[str, Any], now_s: float) -> Json:
+    """Return the status of a resource that cannot be served as written.
+
+    Everything that it made before goes on as it was. So the other conditions stay, each with the generation that it was
+    observed for.
+    """
+    refused = [Condition("Accepted", False, reason, message), Condition("Ready", False, reason, message)]
+    conditions = _dated(refused, before, generation, now_s)
+    others = [each for each in before.get("conditions") or [] if each["type"] not in {new.type for new in refused}]
     return {**before, "observedGeneration": generation, "conditions": [*conditions, *others]}
 
 
-def status(
-    deployment: Deployment,
-    observed: Observed,
-    plan: Plan,
-    before: Mapping[str, Any],
-    now: str,
-    refusals: Sequence[Refusal] = (),
+def make_status(
+    observation: Observation, plan: ReconcilePlan, before: Mapping[str, Any], refusals: Sequence[Refusal] = ()
 ) -> Json:
-    """
+    """Return the status to write.
+
     Args:
-        before: the status as it is: the times of conditions that do not change stay.
-        now: RFC 3339.
-        refusals: of the API server, to what the plan wanted; what the pool was not told.
+        before: the status as it is: conditions that do not change keep their times.
+        refusals: of the API server to actions of the plan, and of the pool to its promise.
     """
-    new = [each for each in plan.groups if each.revision == plan.revision]
-    ready = sum(each.is_ready for each in new)
-    desired = deployment.spec.wanted_groups
-    conditions = _conditions(deployment, observed, plan, new, refusals, seconds(now))
-    counts = observed.pool
+    deployment = observation.deployment
+    ready = sum(each.is_ready for each in plan.new_groups)
+    desired = observation.spec.wanted_groups
+    counts = observation.pool
     result: Json = {
         "observedGeneration": deployment.generation,
-        "model": deployment.spec.model.name,
+        "model": observation.spec.model.name,
         "url": gateway.url(deployment),
-        "selector": f"{names.selector(deployment.name)},{names.ROLE_LABEL}=scheduler",
+        "selector": f"{names.selector(deployment.name)},{names.ROLE_LABEL}={names.SCHEDULER}",
         "groups": {
             "total": len(plan.groups),
             "ready": sum(each.is_ready for each in plan.groups),
             "desired": desired,
-            "updated": len(new),
+            "updated": len(plan.new_groups),
             "summary": f"{ready}/{desired}",
         },
         "updateRevision": plan.revision,
         "currentRevision": _current_revision(plan),
-        "conditions": _dated(conditions, before, deployment.generation, now),
+        "conditions": _dated(
+            _conditions(observation, plan, refusals), before, deployment.generation, observation.now_s
+        ),
     }
     if counts.problem is None:
         wait_s = counts.oldest_wait_ms // 1000
@@ -98,201 +89,197 @@ def status(
     return result
 
 
-def _conditions(
-    deployment: Deployment,
-    observed: Observed,
-    plan: Plan,
-    new: Sequence[Group],
-    refusals: Sequence[Refusal],
-    now_s: float,
-) -> list[Condition]:
+def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal]) -> list[Condition]:
     accepted = _accepted(refusals)
-    late = _late(deployment, observed, now_s)
     refused = [refusal.action for refusal in refusals]
     writes = [action for action in plan.actions if action not in refused]
-    certificate = _certificate(deployment, observed, writes, now_s)
+    certificate = _certificate(observation, writes)
     seen = [
-        (pool.ROLE, _pool(deployment, observed, refusals)),
-        (fetch.ROLE, _model(deployment, observed)),
-        (group.STAGE, _workers(deployment, observed, plan, new, certificate)),
-        (group.SCHEDULER, _schedulers(deployment, observed, plan, new, certificate)),
-        (gateway.ROLE, _gateways(deployment, observed)),
+        (names.POOL, _pool(observation, refusals)),
+        (names.FETCH, _model(observation)),
+        (names.STAGE, _workers(observation, plan, certificate)),
+        (names.SCHEDULER, _schedulers(observation, plan, certificate)),
+        (names.GATEWAY, _gateways(observation)),
     ]
     parts = [_with_writes(_with_volume(part, role, refusals), role, writes) for role, part in seen]
-    progressing = _progressing(deployment, observed, plan, parts)
+    progressing = _progressing(observation, plan, parts)
     return [
         accepted,
         *parts,
         progressing,
-        _degraded(parts, progressing, late, certificate),
-        _ready(deployment, [accepted, *parts], progressing),
+        _degraded(parts, progressing, _late(observation), certificate),
+        _ready(observation, [accepted, *parts], progressing),
     ]
 
 
 def _accepted(refusals: Sequence[Refusal]) -> Condition:
     for refusal in refusals:
         if not (refusal.is_of_volume or refusal.is_of_pool):
-            return Condition("Accepted", False, "Refused", f"{refusal.message}; it is tried again now and then")
+            return Condition("Accepted", False, "Refused", f"{refusal.message}; {TRIES_AGAIN}")
     return Condition("Accepted", True, "Valid")
 
 
 def _with_volume(part: Condition, role: str, refusals: Sequence[Refusal]) -> Condition:
-    """A volume that cannot become as wanted goes on as it is, and so does what uses it."""
+    """Report a volume that cannot become as wanted. The volume and the pods that use it go on."""
     for refusal in refusals:
         if refusal.is_of_volume and _role(refusal.action) == role and part.is_true:
-            said = f"the volume stays as it is: {refusal.message}; it is tried again now and then"
-            return Condition(part.type, True, VOLUME_STAYS, said)
+            message = f"the volume stays as it is: {refusal.message}; {TRIES_AGAIN}"
+            return Condition(part.type, True, VOLUME_STAYS, message)
     return part
 
 
 def _with_writes(part: Condition, role: str, writes: Sequence[Action]) -> Condition:
-    """What was seen of a part counts only when nothing of its role is written. What somebody else has changed is
-    written too, but no reason: whoever fights over a field for ever would never let it be ready."""
+    """Report a part as not ready while the plan writes objects of its role.
+
+    Mending what somebody else has changed does not count: a controller that fights over a field for ever would keep the
+    part from ever being ready.
+    """
     for action in writes if part.is_true else ():
         if isinstance(action, Apply) and not action.is_mending and _role(action) == role:
             child = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
-            return Condition(part.type, False, APPLYING, f"{child} is written: {action.reason}")
+            return Condition(part.type, False, APPLYING, f"writing {child}: {action.reason}")
     return part
 
 
 def _role(action: Action) -> str | None:
-    """Of the pods that a written object belongs to; None for what is not written."""
+    """Return the role of the pods that a written object belongs to; None for other actions."""
     return label_map(action.manifest)[names.ROLE_LABEL] if isinstance(action, Apply) else None
 
 
-def _pool(deployment: Deployment, observed: Observed, refusals: Sequence[Refusal]) -> Condition:
+def _pool(observation: Observation, refusals: Sequence[Refusal]) -> Condition:
     name = "PoolReady"
-    pods = observed.pods(pool.ROLE)
-    if deployment.spec.pool.external is None:
+    pods = observation.children.pods(names.POOL)
+    if observation.spec.pool.external is None:
         if not any(map(is_pod_ready, pods)):
-            return _missing(observed, name, pods, "PoolStarting", "Redis is not up yet")
-        if not _is_as_written(observed, "StatefulSet", names.pool(deployment.name)):
-            return _missing(observed, name, pods, "PoolStarting", "Redis is replaced")
-    if observed.pool.problem is not None:
-        return Condition(name, False, "PoolUnreachable", observed.pool.problem)
+            return _missing(observation, name, pods, "PoolStarting", "Redis is not up yet")
+        if not _is_as_written(observation, "StatefulSet", names.pool(observation.name)):
+            return _missing(observation, name, pods, "PoolStarting", "Redis is being replaced")
+    if observation.pool.problem is not None:
+        return Condition(name, False, "PoolUnreachable", observation.pool.problem)
     for refusal in refusals:
         if refusal.is_of_pool:
-            said = f"it is not told what one request may need, and until then all stays as it is: {refusal.message}"
-            return Condition(name, False, "PoolNotTold", said)
+            message = f"the pool has not taken the new bound on requests, so groups stay as they are: {refusal.message}"
+            return Condition(name, False, "PoolNotTold", message)
     return Condition(name, True, "Serving")
 
 
-def _is_as_written(observed: Observed, kind: str, name: str) -> bool:
-    workload = observed.get(kind, name)
+def _is_as_written(observation: Observation, kind: str, name: str) -> bool:
+    workload = observation.children.get(kind, name)
     return workload is not None and is_rolled_out(workload)
 
 
-def _model(deployment: Deployment, observed: Observed) -> Condition:
+def _model(observation: Observation) -> Condition:
     name = "ModelReady"
-    if trouble := model_fetch.trouble(deployment, observed):
-        return _of_trouble(name, trouble)
-    if deployment.spec.model.is_fetched:
-        return Condition(name, True, "Fetched", f"{deployment.spec.model.uri} is whole in its volume")
-    return Condition(name, True, "InPlace", "the pods find it where the uri says")
+    if problem := model_fetch.find_problem(observation):
+        return _of_problem(name, problem)
+    if observation.spec.model.is_fetched:
+        return Condition(name, True, "Fetched", f"{observation.spec.model.uri} is complete in its volume")
+    return Condition(name, True, "InPlace", "the pods read it from where the uri says")
 
 
-def _certificate(deployment: Deployment, observed: Observed, writes: Sequence[Action], now_s: float) -> Trouble | None:
-    """None also while it is issued."""
-    if any(isinstance(action, Issue) for action in writes):
+def _certificate(observation: Observation, writes: Sequence[Action]) -> Problem | None:
+    """Return the problem of the certificate; None also while the plan issues it."""
+    if any(isinstance(action, IssueCertificate) for action in writes):
         return None
-    return certificates.trouble(deployment, observed, now_s)
+    return certificates.find_problem(observation)
 
 
-def _workers(
-    deployment: Deployment, observed: Observed, plan: Plan, new: Sequence[Group], certificate: Trouble | None
-) -> Condition:
-    name = "WorkersReady"
-    if deployment.spec.wanted_groups == 0:
-        return Condition(name, True, "NoneWanted", "replicas is 0: requests wait in the pool")
-    pods = [pod for each in new for pod in observed.pods(group.STAGE, group=each.name)]
+def _pods_of_groups(observation: Observation, plan: ReconcilePlan, role: str) -> list[Json]:
+    return [pod for each in plan.new_groups for pod in observation.children.pods(role, group=each.name)]
+
+
+def _workers(observation: Observation, plan: ReconcilePlan, certificate: Problem | None) -> Condition:
+    name, groups = "WorkersReady", observation.spec.wanted_groups
+    if groups == 0:
+        return Condition(name, True, "NoneWanted", NO_GROUPS)
+    pods = _pods_of_groups(observation, plan, names.STAGE)
     ready = sum(map(is_pod_ready, pods))
-    wanted = deployment.spec.wanted_groups * deployment.spec.parallelism.stages
-    if ready < wanted and len(new) < deployment.spec.wanted_groups and plan.slots.held:
-        return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(deployment, observed, plan))
+    wanted = groups * observation.spec.parallelism.stages
+    if ready < wanted and len(plan.new_groups) < groups and plan.slots.held:
+        return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     if ready < wanted:
-        said = f"{ready} of {wanted} stage pods are up"
-        known = _keeps_pods_waiting(certificate) or pause_trouble(plan.pauses)
-        return _missing(observed, name, pods, "StagesStarting", said, known)
+        message = f"{ready} of {wanted} stage pods are up"
+        known = _keeps_pods_waiting(certificate) or pauses.find_problem(plan.pauses)
+        return _missing(observation, name, pods, "StagesStarting", message, known)
     return Condition(name, True, "Running", f"{wanted} stage pods are up")
 
 
-def _schedulers(
-    deployment: Deployment, observed: Observed, plan: Plan, new: Sequence[Group], certificate: Trouble | None
-) -> Condition:
-    name = "SchedulerReady"
-    desired = deployment.spec.wanted_groups
+def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Problem | None) -> Condition:
+    name, desired = "SchedulerReady", observation.spec.wanted_groups
     if desired == 0:
-        return Condition(name, True, "NoneWanted", "replicas is 0: requests wait in the pool")
-    pods = [pod for each in new for pod in observed.pods(group.SCHEDULER, group=each.name)]
-    formed = [names.scheduler(each.name) for each in new if each.is_ready]
+        return Condition(name, True, "NoneWanted", NO_GROUPS)
+    pods = _pods_of_groups(observation, plan, names.SCHEDULER)
+    formed = [names.scheduler(each.name) for each in plan.new_groups if each.is_ready]
     if len(formed) < desired:
-        said = f"{len(formed)} of {desired} groups are formed"
-        return _missing(observed, name, pods, "GroupForming", said, _keeps_from_forming(certificate))
+        message = f"{len(formed)} of {desired} groups are formed"
+        return _missing(observation, name, pods, "GroupForming", message, _keeps_from_forming(certificate))
     if plan.slots.held and plan.slots.waits_for:
-        return Condition(name, True, SLOTS_ARE_NEEDED, _why_groups_stay(deployment, observed, plan))
+        return Condition(name, True, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     changed = [
         scheduler
         for scheduler in formed
-        if ("StatefulSet", scheduler) not in plan.held and _is_as_written(observed, "StatefulSet", scheduler)
+        if ("StatefulSet", scheduler) not in plan.held and _is_as_written(observation, "StatefulSet", scheduler)
     ]
     if len(changed) < desired:
-        return _missing(
-            observed, name, pods, "SchedulersChanging", f"{len(changed)} of {desired} schedulers are as wanted"
-        )
+        message = f"{len(changed)} of {desired} schedulers are up to date"
+        return _missing(observation, name, pods, "SchedulersChanging", message)
     return Condition(name, True, "Formed", f"{len(formed)} groups are formed")
 
 
-def _why_groups_stay(deployment: Deployment, observed: Observed, plan: Plan) -> str:
-    slots, chosen = plan.slots, deployment.spec.scheduler.kv_slots
-    if observed.pool.problem is not None:
-        return f"whether a request needs more than kvSlots {chosen} is not known while the pool does not answer"
+def _why_groups_stay(observation: Observation, plan: ReconcilePlan) -> str:
+    slots, chosen = plan.slots, observation.spec.scheduler.kv_slots
+    if observation.pool.problem is not None:
+        return f"the pool does not answer, so nobody knows whether a request needs more than kvSlots {chosen}"
     if not slots.waits_for:
-        return f"the pool is told of kvSlots {chosen}"
+        return f"the pool is being told of kvSlots {chosen}"
     most = f", up to {slots.largest}" if slots.largest else ""
     return f"groups stay as they are for {slots.waits_for} requests that may need more than kvSlots {chosen}{most}"
 
 
-def _gateways(deployment: Deployment, observed: Observed) -> Condition:
+def _gateways(observation: Observation) -> Condition:
     name = "GatewayReady"
-    if deployment.spec.suspend:
+    if observation.spec.suspend:
         return Condition(name, False, "Suspended", "the resource is suspended")
-    pods = observed.pods(gateway.ROLE)
+    pods = observation.children.pods(names.GATEWAY)
     ready = sum(map(is_pod_ready, pods))
-    keys = None if observed.keys_problem is None else Trouble(problems.SECRET_MISSING, observed.keys_problem)
+    problem = observation.keys_problem
+    keys = None if problem is None else Problem(problems.SECRET_MISSING, problem)
     if ready == 0:
-        return _missing(observed, name, pods, "GatewayStarting", "no gateway is up yet", keys)
-    said = f"{ready} of {deployment.spec.gateway.replicas} gateways are up"
-    if not _is_as_written(observed, "Deployment", names.gateway(deployment.name)):
-        return _missing(observed, name, pods, "GatewaysChanging", f"{said}, not all of them as wanted", keys)
-    return Condition(name, True, "Serving", said)
+        return _missing(observation, name, pods, "GatewayStarting", "no gateway is up yet", keys)
+    message = f"{ready} of {observation.spec.gateway.replicas} gateways are up"
+    if not _is_as_written(observation, "Deployment", names.gateway(observation.name)):
+        return _missing(observation, name, pods, "GatewaysChanging", f"{message}, not all of them up to date", keys)
+    return Condition(name, True, "Serving", message)
 
 
-def _keeps_pods_waiting(certificate: Trouble | None) -> Trouble | None:
-    """A pod that waits for a Secret says so in events only."""
+def _keeps_pods_waiting(certificate: Problem | None) -> Problem | None:
+    """Return the problem if it is a missing Secret. A pod that waits for one reports that in Events only."""
     return certificate if certificate is not None and certificate.reason == problems.SECRET_MISSING else None
 
 
-def _keeps_from_forming(certificate: Trouble | None) -> Trouble | None:
+def _keeps_from_forming(certificate: Problem | None) -> Problem | None:
     return certificate if certificate is not None and certificate.reason != problems.CERTIFICATE_EXPIRING else None
 
 
 def _missing(
-    observed: Observed,
+    observation: Observation,
     name: str,
     pods: Sequence[Json],
     reason: str,
     message: str,
-    known: Trouble | None = None,
+    known: Problem | None = None,
 ) -> Condition:
-    """What is not there, and what a pod says about it. Args: known: trouble of which a pod says nothing."""
-    trouble = known or problems.worst(pods) or volumes.trouble(observed, pods)
-    return Condition(name, False, reason, message) if trouble is None else _of_trouble(name, trouble)
+    """Report a part that is missing, with the problem of a pod, if any. Args: known: a problem that no pod reports."""
+    problem = known or problems.worst(pods) or volumes.find_problem(observation.children, pods)
+    return Condition(name, False, reason, message) if problem is None else _of_problem(name, problem)
 
 
-def _of_trouble(name: str, trouble: Trouble) -> Condition:
-    return Condition(name, False, trouble.reason, trouble.message)
+def _of_problem(name: str, problem: Problem) -> Condition:
+    return Condition(name, False, problem.reason, problem.message)
 
 
+NO_GROUPS = "replicas is 0: requests wait in the pool"
+TRIES_AGAIN = "the operator tries again from time to time"
 APPLYING = "Applying"
 VOLUME_STAYS = "VolumeCannotGrow"
 SLOTS_ARE_NEEDED = "SlotsAreNeeded"
@@ -307,50 +294,51 @@ _ON_THE_WAY = frozenset(
 )
 
 
-def _progressing(deployment: Deployment, observed: Observed, plan: Plan, parts: Sequence[Condition]) -> Condition:
-    name = "Progressing"
-    old = sum(each.revision != plan.revision for each in plan.groups)
-    new = len(plan.groups) - old
-    # Until then nothing else moves.
+def _progressing(observation: Observation, plan: ReconcilePlan, parts: Sequence[Condition]) -> Condition:
+    name, wanted = "Progressing", observation.spec.wanted_groups
+    new = len(plan.new_groups)
+    old = len(plan.groups) - new
+    # Until the model is there, nothing else moves.
     loading = next((part for part in parts if part.reason == model_fetch.LOADING), None)
     if loading is not None:
         return Condition(name, True, loading.reason, loading.message)
-    if plan.change.is_telling:
-        said = "groups of the new model come when all gateways have it beside the one before"
-        return Condition(name, True, GATEWAYS_LEARN, said)
+    if plan.change.waits_for_gateways:
+        message = "groups of the new model come when all gateways have it beside the old one"
+        return Condition(name, True, GATEWAYS_LEARN, message)
     if plan.slots.held:
-        return Condition(name, True, SLOTS_ARE_NEEDED, _why_groups_stay(deployment, observed, plan))
-    if plan.change.is_draining and new >= deployment.spec.wanted_groups:
-        left, most_s = observed.pool.replaced_unfinished, deployment.spec.drain_seconds
-        said = f"{left} requests of the model before run on, for {most_s} s at most"
-        return Condition(name, True, OLD_MODEL_DRAINS, said)
-    if old and deployment.spec.wanted_groups:
+        return Condition(name, True, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
+    if plan.change.is_draining and new >= wanted:
+        left, most_s = observation.pool.replaced_unfinished, observation.spec.drain_seconds
+        message = f"{left} requests of the old model run on, for {most_s} s at most"
+        return Condition(name, True, OLD_MODEL_DRAINS, message)
+    if old and wanted:
         how = "; there is no room for the surge, so one group may be missing" if plan.is_squeezed else ""
         if plan.change.has_no_room:
             how = (
-                "; there is no room beside them: the model before goes first, and what it leaves is ended, not answered"
+                "; there is no room for groups of both models: the old model goes first,"
+                " and its remaining requests end without an answer"
             )
-        return Condition(name, True, "RollingOut", f"{old} groups of other revisions are still there{how}")
-    if new != deployment.spec.wanted_groups or old:
-        return Condition(name, True, "Scaling", f"{new} of {deployment.spec.wanted_groups} groups exist")
+        return Condition(name, True, "RollingOut", f"{old} groups of other revisions still exist{how}")
+    if new != wanted or old:
+        return Condition(name, True, "Scaling", f"{new} of {wanted} groups exist")
     waiting = [part for part in parts if not part.is_true and part.reason in _ON_THE_WAY]
     if waiting:
         return Condition(name, True, waiting[0].reason, waiting[0].message)
     return Condition(name, False, "Complete")
 
 
-def _late(deployment: Deployment, observed: Observed, now_s: float) -> str | None:
-    """Of a pod that should serve and has not done so for longer than a start may take; None when there is none."""
-    for pod in observed.of_kind("Pod"):
-        waited_s = unready_s(pod, now_s)
-        is_over = has_ended(pod) or label_map(pod).get(names.ROLE_LABEL) == fetch.ROLE
-        if waited_s > deployment.spec.startup_seconds and not is_over:
+def _late(observation: Observation) -> str | None:
+    """Return a message about a pod that has been starting for longer than startupSeconds; None if there is none."""
+    for pod in observation.children.of_kind("Pod"):
+        waited_s = unready_s(pod, observation.now_s)
+        is_over = has_ended(pod) or label_map(pod).get(names.ROLE_LABEL) == names.FETCH
+        if waited_s > observation.spec.startup_seconds and not is_over:
             return f"pod {pod['metadata']['name']} has not been ready for {waited_s:.0f} s"
     return None
 
 
 def _degraded(
-    parts: Sequence[Condition], progressing: Condition, late: str | None, certificate: Trouble | None
+    parts: Sequence[Condition], progressing: Condition, late: str | None, certificate: Problem | None
 ) -> Condition:
     missing = [part for part in parts if not part.is_true and part.reason not in ("Suspended", model_fetch.LOADING)]
     broken = [part for part in missing if part.reason not in _ON_THE_WAY]
@@ -364,44 +352,45 @@ def _degraded(
     return Condition("Degraded", False, progressing.reason if progressing.is_true else "AsWanted")
 
 
-def _ready(deployment: Deployment, parts: Sequence[Condition], progressing: Condition) -> Condition:
-    """With replicas 0 it is ready when it accepts: that is what was asked for."""
-    # What is broken before what only takes its time.
+def _ready(observation: Observation, parts: Sequence[Condition], progressing: Condition) -> Condition:
+    """Report whether clients get what the spec asks for. With replicas 0 that is: requests are accepted and wait."""
+    # Report a broken part before one that only takes its time.
     missing = sorted((part for part in parts if not part.is_true), key=lambda part: part.reason in _ON_THE_WAY)
-    if deployment.spec.suspend:
-        return Condition("Ready", False, "Suspended", "the resource is suspended; the pool keeps what was accepted")
+    if observation.spec.suspend:
+        return Condition("Ready", False, "Suspended", "the resource is suspended; the pool keeps accepted requests")
     if missing:
         return Condition("Ready", False, missing[0].reason, missing[0].message)
     if progressing.is_true and progressing.reason in ("RollingOut", OLD_MODEL_DRAINS, SLOTS_ARE_NEEDED):
         return Condition("Ready", True, progressing.reason, progressing.message)
-    return Condition("Ready", True, "Serving" if deployment.spec.wanted_groups else "Holding")
+    return Condition("Ready", True, "Serving" if observation.spec.wanted_groups else "Holding")
 
 
-def _current_revision(plan: Plan) -> str:
-    """Of the groups that serve: the old one until a group of the wanted one does."""
+def _current_revision(plan: ReconcilePlan) -> str:
+    """Return the revision that serves: the old one until a group of the wanted one serves."""
     old = sorted({each.revision for each in plan.groups if each.is_ready and each.revision != plan.revision})
     return old[0] if old else plan.revision
 
 
 def is_on_the_way(status: Mapping[str, Any]) -> bool:
-    """Whether the next look may find another state without anybody having changed the resource."""
+    """Return whether the next reconcile may find another state though nobody has changed the resource."""
     return any(each["type"] != "Degraded" and each["reason"] in _ON_THE_WAY for each in status["conditions"])
 
 
-def _dated(conditions: Sequence[Condition], before: Mapping[str, Any], generation: int, now: str) -> list[Json]:
+def _dated(conditions: Sequence[Condition], before: Mapping[str, Any], generation: int, now_s: float) -> list[Json]:
+    now = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     known = {each["type"]: each for each in before.get("conditions") or []}
     dated = []
     for condition in conditions:
-        word = "True" if condition.is_true else "False"
+        value = "True" if condition.is_true else "False"
         last = known.get(condition.type, {})
         dated.append(
             {
                 "type": condition.type,
-                "status": word,
+                "status": value,
                 "reason": condition.reason,
                 "message": condition.message[:MESSAGE_MAX],
                 "observedGeneration": generation,
-                "lastTransitionTime": last["lastTransitionTime"] if last.get("status") == word else now,
+                "lastTransitionTime": last["lastTransitionTime"] if last.get("status") == value else now,
             }
         )
     return dated

@@ -1,29 +1,29 @@
-"""The download of a model: a volume, and the Job that fills it. Its pods are the only ones that look outside."""
+"""The fetch of a model: a volume, and the Job that fills it. Only pods of this Job connect to the outside."""
 
-from orca.core.fetch_report import NEVER_EXIT
+from orca.core.fetch_report import PERMANENT_EXIT
 from orca.operator.domain import names
-from orca.operator.domain.resource import Deployment, Json, Resources
-from orca.operator.render import claims, model
+from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec
+from orca.operator.domain.served_models import source_digest
+from orca.operator.render import model, objects
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
 from orca.operator.render.pods import container, flags, http_probe, template
 
-ROLE = "fetch"
 PORT = 9090
 
 _FAILED_PODS_MAX = 100
-"""Of one Job; with the waits between them, which grow to ten minutes, they last for half a day or more."""
-_RESOURCES = Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
+"""Failed pods of one Job. The waits between pods grow to ten minutes, so this many last for half a day or more."""
+_RESOURCES = ResourcesSpec(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 
 
-def claim(deployment: Deployment, there: Json | None) -> Json:
-    """The volume of the wanted model. Args: there: the claim as it is."""
+def claim(deployment: OrcaDeployment, there: Json | None) -> Json:
+    """Render the volume of the wanted model. Args: there: the claim as it is; None if there is none."""
     cache = deployment.spec.model.cache
-    return claims.claim(_metadata(deployment), cache.size_gib, cache.access_mode, cache.storage_class_name, there)
+    return objects.claim(_metadata(deployment), cache.size_gib, cache.access_mode, cache.storage_class_name, there)
 
 
-def job(deployment: Deployment, image: str) -> Json:
-    """Goes on from what the volume holds, so its pods may be killed and placed anew as often as need be."""
+def job(deployment: OrcaDeployment, image: str) -> Json:
+    """Render the Job. It continues from what the volume holds, so its pods may be killed and replaced at any time."""
     labels = _metadata(deployment)["labels"]
     return {
         "apiVersion": "batch/v1",
@@ -35,12 +35,12 @@ def job(deployment: Deployment, image: str) -> Json:
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
-                    # Another try would end the same way: no such model, no right to it, or none that can be served.
+                    # Another try would end in the same way: no such model, no right to it, or it cannot be served.
                     {
                         "action": "FailJob",
-                        "onExitCodes": {"containerName": ROLE, "operator": "In", "values": [NEVER_EXIT]},
+                        "onExitCodes": {"containerName": names.FETCH, "operator": "In", "values": [PERMANENT_EXIT]},
                     },
-                    # A drained node is nobody's failure.
+                    # A drained node is not a failure of the fetch.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 ]
             },
@@ -49,7 +49,7 @@ def job(deployment: Deployment, image: str) -> Json:
     }
 
 
-def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
+def _pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json:
     spec = deployment.spec
     values = {
         "uri": spec.model.uri,
@@ -59,7 +59,7 @@ def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
         "log_format": "json",
     }
     main = container(
-        ROLE,
+        names.FETCH,
         image,
         ["fetch", *flags(values)],
         images=spec.images,
@@ -82,25 +82,28 @@ def _pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
         more={
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 10,
-            # The node of the first pod may decide where the volume is: one on which stages can run.
+            # The node of the first pod may decide where the volume is, so it must be a node on which stages can run.
             "nodeSelector": dict(spec.worker.node_selector) or None,
             "tolerations": [*spec.worker.tolerations, *LOST_NODE],
-            "affinity": _beside_the_others(deployment) if spec.model.cache.access_mode == "ReadWriteOnce" else None,
+            "affinity": _beside_other_readers(deployment) if spec.model.cache.access_mode == "ReadWriteOnce" else None,
         },
     )
 
 
-def _beside_the_others(deployment: Deployment) -> Json:
-    """While models change, gateways mount the volumes of both: where one of them is on one node only, both have to be.
-    The fetch is among those that it looks for, so that it needs none where there is no other yet."""
-    roles = {"key": names.ROLE_LABEL, "operator": "In", "values": [ROLE, "gateway", "stage"]}
+def _beside_other_readers(deployment: OrcaDeployment) -> Json:
+    """Render the affinity to the pods that read models.
+
+    While models change, gateways mount the volumes of both models. If one volume is on one node only, the other must be
+    on that node too. The fetch's own role is in the list, so that the first fetch of a deployment needs no other pod.
+    """
+    roles = {"key": names.ROLE_LABEL, "operator": "In", "values": [names.FETCH, names.GATEWAY, names.STAGE]}
     selector = {"matchLabels": {names.DEPLOYMENT_LABEL: deployment.name}, "matchExpressions": [roles]}
     term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
     return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
-def _environment(deployment: Deployment) -> list[Json]:
-    """Where from and as whom, in the variables of the libraries that ask."""
+def _environment(deployment: OrcaDeployment) -> list[Json]:
+    """Return source and credentials, in the environment variables of the libraries that connect."""
     wanted = deployment.spec.model
     found = [{"name": "HF_HUB_DISABLE_TELEMETRY", "value": "1"}] if wanted.is_on_hub else []
     if wanted.endpoint is not None:
@@ -126,6 +129,6 @@ def _of_secret(variable: str, secret: str, key: str, *, is_optional: bool = Fals
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _metadata(deployment: Deployment) -> Json:
-    digest = model.digest(deployment.spec.model)
-    return metadata(deployment, names.model(deployment.name, digest), ROLE, {names.MODEL_LABEL: digest})
+def _metadata(deployment: OrcaDeployment) -> Json:
+    digest = source_digest(deployment.spec.model)
+    return metadata(deployment, names.model(deployment.name, digest), names.FETCH, {names.MODEL_LABEL: digest})

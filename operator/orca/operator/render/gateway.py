@@ -1,22 +1,22 @@
-"""The gateways: a Deployment, the Service in front of it, and the door to the cluster's outside."""
+"""The gateways: a Deployment, the Service in front of it, and the Ingress or HTTPRoute to the outside."""
 
 from collections.abc import Mapping, Sequence
 
-from orca.operator.domain import names
-from orca.operator.domain.resource import GATEWAY_LEAVE_S, Deployment, Json, SecretKey
+from orca.operator.domain import facts, names
+from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json, OrcaDeployment, SecretKey
+from orca.operator.domain.served_models import ServedModel
 from orca.operator.render import model, pool
-from orca.operator.render.current_model import KnownModel
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
+from orca.operator.render.pool import PoolConnection
 
 PORT = 8000
 METRICS_PORT = 9090
-ROLE = "gateway"
 
 _KEYS_FOLDER = "/etc/orca/keys"
 
-# Streams are held back, or cut, by the defaults of most controllers.
+# With their defaults, most controllers hold back streams or cut them off.
 _STREAM_SAFE: Mapping[str, str] = {
     "nginx.ingress.kubernetes.io/proxy-buffering": "off",
     "nginx.ingress.kubernetes.io/proxy-request-buffering": "off",
@@ -31,21 +31,21 @@ _STREAM_SAFE: Mapping[str, str] = {
 
 
 def gateways(
-    deployment: Deployment,
+    deployment: OrcaDeployment,
     image: str,
     keys: SecretKey | None,
-    link: pool.Link,
-    others: Sequence[KnownModel] = (),
+    connection: PoolConnection,
+    older: Sequence[ServedModel] = (),
 ) -> list[Json]:
-    """Service, Deployment and disruption budget, and Ingress or HTTPRoute.
+    """Render Service, Deployment and disruption budget, and Ingress or HTTPRoute.
 
     Args:
         keys: where the file of hashed keys is; None serves without keys.
-        others: models before the wanted one, whose answers are still read.
+        older: models that the wanted one replaces, whose answers are still read.
     """
     manifests = [
         _service(deployment),
-        _deployment(deployment, image, keys, link, others),
+        _deployment(deployment, image, keys, connection, older),
         _disruption_budget(deployment),
     ]
     if deployment.spec.gateway.ingress is not None:
@@ -55,52 +55,60 @@ def gateways(
     return manifests
 
 
-def _service(deployment: Deployment) -> Json:
+def _service(deployment: OrcaDeployment) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(deployment, deployment.name, ROLE),
+        "metadata": metadata(deployment, deployment.name, names.GATEWAY),
         "spec": {
-            "selector": selector(deployment, ROLE),
+            "selector": selector(deployment, names.GATEWAY),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
         },
     }
 
 
 def _deployment(
-    deployment: Deployment, image: str, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+    deployment: OrcaDeployment,
+    image: str,
+    keys: SecretKey | None,
+    connection: PoolConnection,
+    older: Sequence[ServedModel],
 ) -> Json:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
+        "metadata": metadata(deployment, names.gateway(deployment.name), names.GATEWAY),
         "spec": {
             "replicas": 0 if deployment.spec.suspend else deployment.spec.gateway.replicas,
-            "selector": {"matchLabels": selector(deployment, ROLE)},
+            "selector": {"matchLabels": selector(deployment, names.GATEWAY)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": _pod(deployment, image, keys, link, others),
+            "template": _pod(deployment, image, keys, connection, older),
         },
     }
 
 
 def _pod(
-    deployment: Deployment, image: str, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+    deployment: OrcaDeployment,
+    image: str,
+    keys: SecretKey | None,
+    connection: PoolConnection,
+    older: Sequence[ServedModel],
 ) -> Json:
     spec, gateway = deployment.spec, deployment.spec.gateway
-    volumes, mounts = _volumes(deployment, keys, link, others)
+    volumes, mounts = _volumes(deployment, keys, connection, older)
     main = container(
-        ROLE,
+        names.GATEWAY,
         image,
-        ["gateway", *flags(_settings(deployment, keys, others))],
+        ["gateway", *flags(_settings(deployment, keys, older))],
         images=spec.images,
         resources=gateway.resources,
         ports={"http": PORT, "metrics": METRICS_PORT},
-        environment=[{"name": "ORCA_GATEWAY_POOL", **link.url}, *link.environment],
+        environment=[{"name": "ORCA_GATEWAY_POOL", **connection.url}, *connection.environment],
         mounts=mounts,
         more={
-            # It serves while the pool or the groups are away, and says so itself: /ready is for people. So it does when
-            # clients have taken all connections of their port, where a probe would be refused like them. The port for
-            # metrics counts its own, and opens last.
+            # A gateway serves while the pool or the groups are away, and its answers say so: /ready is for people. It
+            # also serves while clients use all connections of their port, and there a probe would be refused like a
+            # client. The metrics port has its own count of connections, and opens last.
             "readinessProbe": http_probe("/health", "metrics", period_s=2, failures=2),
             "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
             "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
@@ -108,7 +116,7 @@ def _pod(
         },
     )
     return template(
-        names.labels(deployment.name, ROLE),
+        names.labels(deployment.name, names.GATEWAY),
         main,
         account=deployment.name,
         images=spec.images,
@@ -120,15 +128,16 @@ def _pod(
             "topologySpreadConstraints": [_spread(deployment)],
         },
         patch=gateway.pod_patch,
+        annotations=facts.models_annotations([model.wanted_model(deployment), *older]),
     )
 
 
-def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[KnownModel]) -> dict[str, object]:
-    """What its flags say."""
+def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequence[ServedModel]) -> dict[str, object]:
+    """Return the flags of a gateway."""
     spec, gateway = deployment.spec, deployment.spec.gateway
     return {
-        "model": model.place(deployment).folder,
-        "other_models": ",".join(each.word() for each in others) or None,
+        "model": model.locate(deployment).folder,
+        "other_models": ",".join(map(model.older_model_flag, older)) or None,
         "name": spec.model.name,
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
@@ -136,7 +145,7 @@ def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[K
         "host": "0.0.0.0",
         "port": PORT,
         "metrics_port": METRICS_PORT,
-        "deployment": pool.word(deployment),
+        "deployment": pool.key_prefix(deployment),
         "api_keys_file": None if keys is None else f"{_KEYS_FOLDER}/keys",
         "open_to_network": keys is None or None,
         "drain_seconds": gateway.drain_seconds,
@@ -149,12 +158,13 @@ def _settings(deployment: Deployment, keys: SecretKey | None, others: Sequence[K
 
 
 def _volumes(
-    deployment: Deployment, keys: SecretKey | None, link: pool.Link, others: Sequence[KnownModel]
+    deployment: OrcaDeployment, keys: SecretKey | None, connection: PoolConnection, older: Sequence[ServedModel]
 ) -> tuple[list[Json], list[Json]]:
-    """Volumes and their mounts: its own model, the claims of others, what leads to the pool, and the keys."""
-    place = model.place(deployment)
-    volumes, mounts = [*place.volumes, *link.volumes], [*place.mounts, *link.mounts]
-    for volume, mount in {each.claim: each.volume() for each in others if each.claim is not None}.values():
+    """Return volumes and mounts of its own model, of older models, of the connection to the pool, and of the keys."""
+    location = model.locate(deployment)
+    volumes, mounts = [*location.volumes, *connection.volumes], [*location.mounts, *connection.mounts]
+    for claim in dict.fromkeys(each.claim for each in older if each.claim is not None):
+        volume, mount = model.older_model_volume(claim)
         volumes.append(volume)
         mounts.append(mount)
     if keys is not None:
@@ -163,30 +173,30 @@ def _volumes(
     return volumes, mounts
 
 
-def _spread(deployment: Deployment) -> Json:
+def _spread(deployment: OrcaDeployment) -> Json:
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(deployment, ROLE)},
+        "labelSelector": {"matchLabels": selector(deployment, names.GATEWAY)},
     }
 
 
-def _disruption_budget(deployment: Deployment) -> Json:
-    """Lets a node be drained of a single gateway too: its streams resume at the one that takes its place.
+def _disruption_budget(deployment: OrcaDeployment) -> Json:
+    """Render a budget that lets a node be drained of a single gateway too: its streams resume at the next gateway.
 
-    One that is not ready may always go: it serves nobody, and by default it would keep its node from being drained.
+    A gateway that is not ready may always go: it serves nobody, and by default it would block a drain of its node.
     """
-    selected = {"selector": {"matchLabels": selector(deployment, ROLE)}}
+    selected = {"selector": {"matchLabels": selector(deployment, names.GATEWAY)}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(deployment, names.gateway(deployment.name), ROLE),
+        "metadata": metadata(deployment, names.gateway(deployment.name), names.GATEWAY),
         "spec": {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", **selected},
     }
 
 
-def _ingress(deployment: Deployment) -> Json:
+def _ingress(deployment: OrcaDeployment) -> Json:
     ingress = deployment.spec.gateway.ingress
     assert ingress is not None
     backend = {"service": {"name": deployment.name, "port": {"name": "http"}}}
@@ -199,16 +209,18 @@ def _ingress(deployment: Deployment) -> Json:
     if ingress.tls_secret_name is not None:
         hosts = {} if ingress.host is None else {"hosts": [ingress.host]}
         spec["tls"] = [{"secretName": ingress.tls_secret_name, **hosts}]
-    annotated = metadata(deployment, deployment.name, ROLE) | {"annotations": {**_STREAM_SAFE, **ingress.annotations}}
+    annotated = metadata(deployment, deployment.name, names.GATEWAY) | {
+        "annotations": {**_STREAM_SAFE, **ingress.annotations}
+    }
     return {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": annotated, "spec": spec}
 
 
-def _http_route(deployment: Deployment) -> Json:
+def _http_route(deployment: OrcaDeployment) -> Json:
     route = deployment.spec.gateway.http_route
     assert route is not None
     rule = {
         "backendRefs": [{"name": deployment.name, "port": 80}],
-        # An answer may stream for as long as it takes.
+        # An answer may stream for any time.
         "timeouts": {"request": "0s"},
     }
     spec: Json = {"parentRefs": [dict(each) for each in route.parent_refs], "rules": [rule]}
@@ -217,13 +229,13 @@ def _http_route(deployment: Deployment) -> Json:
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": metadata(deployment, deployment.name, ROLE),
+        "metadata": metadata(deployment, deployment.name, names.GATEWAY),
         "spec": spec,
     }
 
 
-def url(deployment: Deployment) -> str:
-    """Where clients reach the API, as far as the spec tells."""
+def url(deployment: OrcaDeployment) -> str:
+    """Return where clients reach the API, as far as the spec tells."""
     gateway = deployment.spec.gateway
     if gateway.ingress is not None and gateway.ingress.host is not None:
         return f"{'https' if gateway.ingress.tls_secret_name else 'http'}://{gateway.ingress.host}/v1"

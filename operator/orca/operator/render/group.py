@@ -1,56 +1,65 @@
 """A group: the stage pods of one replica of the model in a StatefulSet, and its scheduler in another.
 
 The stages of a group never change: another image, model or shape is another revision with groups of its own, and the
-planner exchanges them. The scheduler may change under its stages: it drains and the next one forms the group anew.
+plan replaces the old groups. The scheduler may change while its stages stay: it drains, and the next one forms the
+group again.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step_tokens import max_batch_tokens
-from orca.operator.domain import names
+from orca.operator.domain import facts, names
+from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY, server_name
 from orca.operator.domain.group_pauses import Pause
-from orca.operator.domain.resource import Deployment, Json
-from orca.operator.render import certificates, model, pool
+from orca.operator.domain.observation import ModelVersion
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.render import model, pool
 from orca.operator.render.objects import metadata
-from orca.operator.render.pods import container, flags, flags_of, http_probe, merged, template
+from orca.operator.render.pods import container, flags, http_probe, merged, secret_volume, template
+from orca.operator.render.pool import PoolConnection
 
 STAGE_PORT = 7000
 HEALTH_PORT = 7001
 RENDEZVOUS_PORT = 7002
 METRICS_PORT = 9090
 
-STAGE = "stage"
-SCHEDULER = "scheduler"
 _SCHEDULE_FOLDER = "/etc/orca/schedule"
 _BOUNDS_FILE = "bounds.json"
+_CERTIFICATES_FOLDER = "/etc/orca/certificates"
+# A folder, not single files: a mounted file would not follow a change of the Secret.
+_CERTIFICATES_MOUNT: Json = {"name": "certificates", "mountPath": _CERTIFICATES_FOLDER, "readOnly": True}
+
 DRAIN_S = 30
-"""A scheduler drains in one iteration, stages at once: far above both."""
+"""A scheduler drains in one iteration and a stage at once, so this is ample."""
 
 
-def revision(deployment: Deployment, image: str) -> str:
-    """8 hex digits of all that would need new stage pods."""
+def revision(deployment: OrcaDeployment, image: str) -> str:
+    """Return 8 hex digits that name everything whose change needs new stage pods."""
     content = [_stage_pod(deployment, image, {}), deployment.spec.parallelism.stages]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def stages(deployment: Deployment, image: str, group: str, revision: str, pause: Pause) -> list[Json]:
-    """Service and StatefulSet of a group's stage pods.
+def stages(deployment: OrcaDeployment, image: str, group: str, pause: Pause) -> list[Json]:
+    """Render Service and StatefulSet of a group's stage pods.
 
     Args: group: its name, from names.group. pause: while it is on there are no pods.
     """
-    marks = metadata(deployment, group, STAGE, _identity(group, revision))
-    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: STAGE}
+    marks = metadata(deployment, group, names.STAGE, _group_labels(group))
+    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: names.STAGE}
+    count = deployment.spec.parallelism.stages
+    # The name that clients use is the gateways' alone: a change of it must not touch groups.
+    served = replace(model.wanted_model(deployment), name=None)
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": marks | ({"annotations": pause.annotations} if pause.annotations else {}),
+        "metadata": marks | {"annotations": facts.stages_annotations(count, served) | pause.annotations},
         "spec": {
             "serviceName": group,
-            "replicas": 0 if pause.is_on else deployment.spec.parallelism.stages,
-            # No stage can do anything before all are there.
+            "replicas": 0 if pause.is_on else count,
+            # No stage can do anything until all are there.
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector},
@@ -60,16 +69,8 @@ def stages(deployment: Deployment, image: str, group: str, revision: str, pause:
     return [_headless_service(marks, selector, {"engine": STAGE_PORT}), stateful_set]
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What decides outputs, as the spec says it."""
-
-    digest: str  # model.outputs_digest
-    generation: int  # the highest becomes the pool's current one
-
-
-def schedule(deployment: Deployment) -> Json:
-    """What may change under running schedulers (`--bounds-file`)."""
+def schedule(deployment: OrcaDeployment) -> Json:
+    """Render the batch bounds, which running schedulers follow (`--bounds-file`)."""
     chosen = deployment.spec.scheduler
     tokens = max_batch_tokens(
         chosen.max_batch_tokens,
@@ -81,30 +82,39 @@ def schedule(deployment: Deployment) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(deployment, names.schedule(deployment.name), SCHEDULER),
+        "metadata": metadata(deployment, names.schedule(deployment.name), names.SCHEDULER),
         "data": {_BOUNDS_FILE: json.dumps(bounds)},
     }
 
 
 def scheduler(
-    deployment: Deployment, image: str, group: str, revision: str, outputs: Outputs, link: pool.Link, pause: Pause
+    deployment: OrcaDeployment,
+    image: str,
+    group: str,
+    version: ModelVersion,
+    connection: PoolConnection,
+    pause: Pause,
 ) -> list[Json]:
-    """Service and StatefulSet of a group's scheduler."""
+    """Render Service and StatefulSet of a group's scheduler. Args: version: of the wanted model."""
     name = names.scheduler(group)
-    marks = metadata(deployment, name, SCHEDULER, _identity(group, revision))
-    told = {names.MODEL_LABEL: outputs.digest, names.GENERATION_LABEL: str(outputs.generation)}
-    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: SCHEDULER}
+    marks = metadata(deployment, name, names.SCHEDULER, _group_labels(group))
+    labels = marks["labels"] | {
+        names.MODEL_LABEL: version.digest,
+        names.GENERATION_LABEL: str(version.generation),
+    }
+    selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: names.SCHEDULER}
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": marks | {"labels": marks["labels"] | told},
+        "metadata": marks
+        | {"labels": labels, "annotations": facts.slots_annotations(deployment.spec.scheduler.kv_slots)},
         "spec": {
             "serviceName": name,
             "replicas": 0 if pause.is_on else 1,
-            # It becomes ready when the group is formed: a change must not wait for that.
+            # A scheduler becomes ready when its group is formed: a change must not wait for that.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector},
-            "template": _scheduler_pod(deployment, image, group, outputs.generation, marks["labels"] | told, link),
+            "template": _scheduler_pod(deployment, image, group, version.generation, labels, connection),
         },
     }
     ports = {"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT}
@@ -112,43 +122,37 @@ def scheduler(
 
 
 def come_back(stages: Json, scheduler: Json | None, pause: Pause) -> list[Json]:
-    """The StatefulSets of a group that had given way, with pods again.
+    """Render the StatefulSets of a group that had given way, with pods again.
 
-    None of one in which somebody has written other arguments over ours, so that nobody knows its stages.
+    Nothing is rendered if the number of its stages is unknown.
 
     Args: stages, scheduler: as they are in the cluster.
     """
-    count = flags_of(stages["spec"]["template"]["spec"]["containers"][0]).get("--stages", "")
-    if not count.isdecimal():
+    count = facts.stage_count(stages)
+    if count is None:
         return []
-    found = [resized(stages, int(count), pause.annotations)]
-    return found if scheduler is None else [*found, resized(scheduler, 1, {})]
+    found = [resized(stages, count, pause)]
+    return found if scheduler is None else [*found, resized(scheduler, 1)]
 
 
-def resized(there: Json, replicas: int, annotations: dict[str, str]) -> Json:
-    """A StatefulSet or Deployment as it is in the cluster, with another number of pods."""
+def resized(there: Json, replicas: int, pause: Pause | None = None) -> Json:
+    """Render a StatefulSet or Deployment as it is in the cluster, with another number of pods.
+
+    Args: pause: of a group, for its StatefulSet of stages.
+    """
     kept = {key: there["metadata"].get(key) for key in ("name", "namespace", "labels", "ownerReferences")}
+    annotations = facts.kept_annotations(there) | ({} if pause is None else pause.annotations)
     marks = {key: value for key, value in kept.items() if value is not None} | {"annotations": annotations}
     whole = {key: there[key] for key in ("apiVersion", "kind", "spec")}
     return {**whole, "metadata": marks, "spec": there["spec"] | {"replicas": replicas}}
 
 
-def slots(scheduler: Json) -> int | None:
-    """KV slots of a group, read back from its scheduler's StatefulSet.
-
-    None takes what the poorest stage has, and comes also where a user has written other arguments over ours.
-    """
-    containers = scheduler["spec"]["template"]["spec"]["containers"]
-    told = flags_of(next((each for each in containers if each["name"] == SCHEDULER), {})).get("--slots", "")
-    return int(told) if told.isdecimal() else None
-
-
-def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Json:
-    """Equal for all groups of a revision but for its labels."""
+def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json:
+    """Render the pod of a stage, which all groups of a revision have in common except for its labels."""
     spec, worker = deployment.spec, deployment.spec.worker
-    place = model.place(deployment)
+    location = model.locate(deployment)
     values = {
-        "model": place.folder,
+        "model": location.folder,
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
@@ -160,11 +164,11 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
         "network_interface": worker.network_interface,
         "listen": f"0.0.0.0:{STAGE_PORT}",
         "health_listen": f"0.0.0.0:{HEALTH_PORT}",
-        **certificates.settings(deployment),
+        **_certificate_settings(deployment),
         "log_format": "json",
     }
     stage = container(
-        STAGE,
+        names.STAGE,
         image,
         ["worker", *flags(values)],
         images=spec.images,
@@ -174,9 +178,9 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
             _field("ORCA_WORKER_STAGE", "metadata.labels['apps.kubernetes.io/pod-index']"),
             _field("ORCA_WORKER_DATA_HOST", "status.podIP"),
         ],
-        mounts=[*place.mounts, certificates.MOUNT, {"name": "shared-memory", "mountPath": "/dev/shm"}],
+        mounts=[*location.mounts, _CERTIFICATES_MOUNT, {"name": "shared-memory", "mountPath": "/dev/shm"}],
         more={
-            # Loading may take any time and answers meanwhile.
+            # Loading may take any time; the stage answers meanwhile.
             "readinessProbe": http_probe("/health", "health", period_s=5, failures=2),
             "livenessProbe": http_probe("/health", "health", period_s=5, failures=6),
             "startupProbe": http_probe("/health", "health", period_s=1, failures=120),
@@ -190,8 +194,8 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
         account=deployment.name,
         images=spec.images,
         volumes=[
-            *place.volumes,
-            certificates.volume(deployment),
+            *location.volumes,
+            _certificates_volume(deployment),
             {"name": "shared-memory", "emptyDir": shared},
         ],
         more={
@@ -207,14 +211,19 @@ def _stage_pod(deployment: Deployment, image: str, labels: dict[str, str]) -> Js
 
 
 def _scheduler_pod(
-    deployment: Deployment, image: str, group: str, generation: int, labels: dict[str, str], link: pool.Link
+    deployment: OrcaDeployment,
+    image: str,
+    group: str,
+    generation: int,
+    labels: dict[str, str],
+    connection: PoolConnection,
 ) -> Json:
     spec, chosen = deployment.spec, deployment.spec.scheduler
-    place = model.place(deployment)
+    location = model.locate(deployment)
     domain = f"{deployment.namespace}.svc"
     addresses = [f"{group}-{stage}.{group}.{domain}:{STAGE_PORT}" for stage in range(spec.parallelism.stages)]
     values = {
-        "model": place.folder,
+        "model": location.folder,
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
         "group": group,
@@ -223,32 +232,32 @@ def _scheduler_pod(
         "listen": f"0.0.0.0:{RENDEZVOUS_PORT}",
         "advertise": f"{names.scheduler(group)}.{domain}",
         "metrics_listen": f"0.0.0.0:{METRICS_PORT}",
-        "deployment": pool.word(deployment),
+        "deployment": pool.key_prefix(deployment),
         "policy": chosen.policy,
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         "slots": chosen.kv_slots,
-        # As a flag, so that no variable gives a group other blocks than those in which its slots are promised.
+        # A flag, so that no environment variable sets other blocks than those in which slots are promised.
         "block_tokens": DEFAULT_BLOCK_TOKENS,
-        **certificates.settings(deployment),
+        **_certificate_settings(deployment),
         "log_format": "json",
     }
     main = container(
-        SCHEDULER,
+        names.SCHEDULER,
         image,
         ["scheduler", *flags(values)],
         images=spec.images,
         resources=chosen.resources,
         ports={"rendezvous": RENDEZVOUS_PORT, "metrics": METRICS_PORT},
-        environment=[{"name": "ORCA_SCHEDULER_POOL", **link.url}, *link.environment],
+        environment=[{"name": "ORCA_SCHEDULER_POOL", **connection.url}, *connection.environment],
         mounts=[
-            *place.mounts,
-            *link.mounts,
-            certificates.MOUNT,
+            *location.mounts,
+            *connection.mounts,
+            _CERTIFICATES_MOUNT,
             {"name": "schedule", "mountPath": _SCHEDULE_FOLDER, "readOnly": True},
         ],
         more={
-            # Ready means that the group is formed; it shows in the status and takes nothing out of service.
+            # Ready means that the group is formed. The status shows it; nothing is taken out of service by it.
             "readinessProbe": http_probe("/ready", "metrics", period_s=1, failures=1),
             "livenessProbe": http_probe("/health", "metrics", period_s=5, failures=3),
             "startupProbe": http_probe("/health", "metrics", period_s=1, failures=300),
@@ -260,9 +269,9 @@ def _scheduler_pod(
         account=deployment.name,
         images=spec.images,
         volumes=[
-            *place.volumes,
-            *link.volumes,
-            certificates.volume(deployment),
+            *location.volumes,
+            *connection.volumes,
+            _certificates_volume(deployment),
             {"name": "schedule", "configMap": {"name": names.schedule(deployment.name)}},
         ],
         more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
@@ -274,15 +283,15 @@ LOST_NODE = tuple(
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10}
     for taint in ("not-ready", "unreachable")
 )
-"""A lost node is given up after ten seconds; claim number and epoch make it safe that its pods may still run."""
+"""Pods leave a lost node after ten seconds. Claim number and epoch make it safe that the old pods may still run."""
 
 
-def _identity(group: str, revision: str) -> dict[str, str]:
-    return {names.GROUP_LABEL: group, names.REVISION_LABEL: revision}
+def _group_labels(group: str) -> dict[str, str]:
+    return {names.GROUP_LABEL: group, names.REVISION_LABEL: names.revision(group)}
 
 
 def _headless_service(marks: Json, selector: Json, ports: dict[str, int]) -> Json:
-    """Names for the pods, also for those that are not ready: a group forms before it is."""
+    """Render a Service that names the pods, also before they are ready, since a group has to form first."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -302,8 +311,8 @@ def _field(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def _devices(deployment: Deployment) -> Json:
-    """Limits of extended resources, which need no requests beside them."""
+def _devices(deployment: OrcaDeployment) -> Json:
+    """Return the limits of extended resources, which need no requests beside them."""
     worker = deployment.spec.worker
     limits: dict[str, str] = {}
     if worker.device == "cuda":
@@ -311,3 +320,18 @@ def _devices(deployment: Deployment) -> Json:
     if worker.rdma_resource is not None:
         limits[worker.rdma_resource.name] = str(worker.rdma_resource.count)
     return {"limits": limits} if limits else {}
+
+
+def _certificate_settings(deployment: OrcaDeployment) -> dict[str, str]:
+    """Return the flags for encrypted links, the same for scheduler and stages. A renewal changes none of them."""
+    return {
+        "tls_ca_file": f"{_CERTIFICATES_FOLDER}/{CA}",
+        "tls_certificate_file": f"{_CERTIFICATES_FOLDER}/{CERTIFICATE}",
+        "tls_key_file": f"{_CERTIFICATES_FOLDER}/{KEY}",
+        "tls_server_name": server_name(deployment),
+    }
+
+
+def _certificates_volume(deployment: OrcaDeployment) -> Json:
+    secret = deployment.spec.certificates.secret_name or names.certificates(deployment.name)
+    return secret_volume(_CERTIFICATES_MOUNT["name"], secret, {key: key for key in FILES})

@@ -1,18 +1,23 @@
-"""Where the pods of a deployment find the model: a folder of the images, a claim of the user's, or one of ours."""
+"""Locations of models in pods: a folder of the images, a user's claim, or a claim of ours."""
 
 import hashlib
 from dataclasses import dataclass
 
+from orca.core.other_model import OtherModel
 from orca.operator.domain import names
-from orca.operator.domain.resource import Deployment, Json, Model
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.domain.served_models import ServedModel, source_digest
 
 FOLDER = "/models"
 FETCHED = f"{FOLDER}/model"
-"""The folder that the download makes whole at its end."""
+"""The folder that a fetch completes at its end."""
+
+OLDER_MODELS_FOLDER = "/other-models"
+"""Gateways mount the claims of older models here, each in a folder of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelLocation:
     """The model's folder inside the pods, and what has to be mounted for it."""
 
     folder: str
@@ -20,35 +25,59 @@ class Place:
     mounts: tuple[Json, ...] = ()
 
 
-def digest(model: Model) -> str:
-    """Names what is fetched: 8 hex digits of where from and which revision."""
-    return _digest(model.uri, model.revision, model.endpoint)
-
-
-def outputs_digest(model: Model, image: str) -> str:
-    """Names what decides outputs, as far as the spec tells: 8 hex digits. Args: image: of the stages."""
-    # Without quantization as earlier releases have it: a new operator must not take what is there for another model.
-    rounded = () if model.quantization is None else (model.quantization,)
-    image_of_model = image if model.scheme == "file" else None
-    return _digest(model.uri, model.revision, model.endpoint, model.dtype, image_of_model, *rounded)
-
-
-def _digest(*words: str | None) -> str:
-    return hashlib.sha256(" ".join(word or "-" for word in words).encode()).hexdigest()[:8]
-
-
-def place(deployment: Deployment) -> Place:
-    """Of the wanted model. Everybody reads the same volume, and nobody writes to it."""
+def locate(deployment: OrcaDeployment) -> ModelLocation:
+    """Locate the wanted model. All pods read the same volume, and none writes to it."""
     model = deployment.spec.model
     path = model.uri.partition("://")[2]
     if model.scheme == "file":
-        return Place(path)
+        return ModelLocation(path)
     if model.scheme == "pvc":
         claim, _, inside = path.partition("/")
         return _on_claim(claim, f"{FOLDER}/{inside}".rstrip("/"))
-    return _on_claim(names.model(deployment.name, digest(model)), FETCHED)
+    return _on_claim(names.model(deployment.name, source_digest(model)), FETCHED)
 
 
-def _on_claim(claim: str, folder: str) -> Place:
+def _on_claim(claim: str, folder: str) -> ModelLocation:
     volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-    return Place(folder, (volume,), ({"name": "model", "mountPath": FOLDER, "readOnly": True},))
+    return ModelLocation(folder, (volume,), ({"name": "model", "mountPath": FOLDER, "readOnly": True},))
+
+
+def wanted_model(deployment: OrcaDeployment) -> ServedModel:
+    """Return the model that the spec names."""
+    spec, location = deployment.spec.model, locate(deployment)
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in location.volumes]
+    return ServedModel(
+        claim=claims[0] if claims else None,
+        folder=location.folder.removeprefix(FOLDER).strip("/") if claims else location.folder,
+        dtype=spec.dtype,
+        quantization=spec.quantization,
+        name=spec.name,
+        max_model_len=spec.max_model_len,
+    )
+
+
+def older_model_flag(model: ServedModel) -> str:
+    """Return what `--other-models` of a gateway says about a model beside its own."""
+    folder = model.folder if model.claim is None else f"{_mount_path(model.claim)}/{model.folder}".rstrip("/")
+    return OtherModel(
+        folder=folder,
+        name=model.name,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        max_model_len=model.max_model_len,
+    ).word()
+
+
+def older_model_volume(claim: str) -> tuple[Json, Json]:
+    """Return volume and mount of a claim with older models. One mount serves all models of a claim."""
+    name = f"model-{_digest(claim)}"
+    volume = {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    return volume, {"name": name, "mountPath": _mount_path(claim), "readOnly": True}
+
+
+def _mount_path(claim: str) -> str:
+    return f"{OLDER_MODELS_FOLDER}/{_digest(claim)}"
+
+
+def _digest(claim: str) -> str:
+    return hashlib.sha256(claim.encode()).hexdigest()[:8]

@@ -1,12 +1,12 @@
-"""What all pods of Orca have in common: the restricted Pod Security level, probes, images, and a user's last word."""
+"""Parts that all pods of Orca have in common: restricted Pod Security level, probes, images, and the user's patch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orca.operator.domain.resource import Images, Json, Resources
+from orca.operator.domain.resource import ImagesSpec, Json, ResourcesSpec
 
 USER_ID = 65532
-"""Of all images."""
+"""The user of all images."""
 
 TEMPORARY = "temporary"
 
@@ -16,24 +16,24 @@ def template(
     container: Json,
     *,
     account: str,
-    images: Images,
+    images: ImagesSpec,
     volumes: Sequence[Json] = (),
     annotations: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
     patch: Mapping[str, Any] | None = None,
 ) -> Json:
-    """A pod template with one container.
+    """Render a pod template with one container.
 
     Args:
         account: name of the ServiceAccount.
         more: fields of the pod's spec; those that are None are left out.
-        patch: the user's, merged over everything else.
+        patch: of the user, merged over everything else.
     """
     spec: Json = {
         "serviceAccountName": account,
-        # No pod of the data path talks to the API server.
+        # No pod of the data path calls the API server.
         "automountServiceAccountToken": False,
-        # The variables of Services begin with their names, and a part refuses unknown ones with its own prefix.
+        # Variables of Services begin with the names of these, and a part refuses unknown variables with its own prefix.
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -57,14 +57,14 @@ def container(
     image: str,
     args: Sequence[str],
     *,
-    images: Images,
-    resources: Resources,
+    images: ImagesSpec,
+    resources: ResourcesSpec,
     ports: Mapping[str, int],
     environment: Sequence[Json] = (),
     mounts: Sequence[Json] = (),
     more: Mapping[str, Any] | None = None,
 ) -> Json:
-    """The one container of a pod. Args: more: probes and hooks."""
+    """Render the only container of a pod. Args: more: probes and hooks."""
     return {
         "name": name,
         "image": image,
@@ -82,7 +82,7 @@ def container(
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        # The last words of a part that ends are in its log; the status shows them.
+        # When a part ends, the last line of its log says why; the status shows it.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": TEMPORARY, "mountPath": "/tmp"}, *mounts],
         **(more or {}),
@@ -90,7 +90,7 @@ def container(
 
 
 def secret_volume(name: str, secret: str, files: Mapping[str, str]) -> Json:
-    """Files of a Secret for our user alone. Args: files: their names in the volume, by key of the Secret."""
+    """Render files of a Secret that only our user can read. Args: files: names in the volume, by key of the Secret."""
     items = [{"key": key, "path": path} for key, path in files.items()]
     return {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}
 
@@ -105,31 +105,21 @@ def http_probe(path: str, port: str, *, period_s: int, failures: int, timeout_s:
 
 
 def flags(values: Mapping[str, object]) -> list[str]:
-    """`{"max_batch_size": 16}` as `--max-batch-size 16`; values that are None are left out."""
+    """Render `{"max_batch_size": 16}` as `--max-batch-size 16`; values that are None are left out."""
     return [
-        word
+        argument
         for name, value in values.items()
         if value is not None
-        for word in ("--" + name.replace("_", "-"), _word(value))
+        for argument in ("--" + name.replace("_", "-"), _text(value))
     ]
 
 
-def flags_of(container: Json) -> dict[str, str]:
-    """The inverse of `flags`: each `--max-batch-size` of a container with the word behind it.
-
-    The first of the args names the part and is passed over. Where a user has written other args over ours, the pairs
-    may be of anything; a container without args has none.
-    """
-    args = container.get("args") or []
-    return dict(zip(args[1::2], args[2::2], strict=False))
-
-
 def variable(name: str, value: object) -> Json:
-    return {"name": name, "value": _word(value)}
+    return {"name": name, "value": _text(value)}
 
 
 def merged(base: Json, patch: Mapping[str, Any]) -> Json:
-    """`patch` over `base`: maps by key, lists of named things by name, all else replaced; None takes away."""
+    """Merge `patch` over `base`: maps by key, lists of named things by name. Other values replace; None removes."""
     result = dict(base)
     for key, value in patch.items():
         if value is None:
@@ -159,5 +149,5 @@ def _given(values: Mapping[str, Any]) -> Json:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

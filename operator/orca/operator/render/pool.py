@@ -1,19 +1,18 @@
-"""The pool's Redis, and how the parts reach it: one of ours in a StatefulSet, or one that a Secret points to."""
+"""The pool's Redis, in a StatefulSet of ours or wherever a Secret points to, and how the parts reach it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orca.operator.domain import names
-from orca.operator.domain.resource import Deployment, Json
-from orca.operator.render import claims
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.render import objects
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, secret_volume, template, variable
 from orca.pool.codec import room_for_requests
 
 PORT = 6379
 USER = "orca"
-ROLE = "pool"
 
 _LOGIN_FOLDER = "/etc/orca/pool"
 LOGIN_FILES: Mapping[str, str] = {
@@ -22,7 +21,7 @@ LOGIN_FILES: Mapping[str, str] = {
     "tls.crt": "TLS_CERTIFICATE_FILE",
     "tls.key": "TLS_KEY_FILE",
 }
-"""Keys of the pool's Secret that Redis' clients read as files, and the setting that names each."""
+"""Keys of the pool's Secret that clients of Redis read as files, with the setting that names each."""
 
 _CONFIG_FOLDER = "/etc/redis"
 USERS_FILE = "users.acl"
@@ -30,14 +29,14 @@ _ALIVE = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH|LOADING'"
 _READY = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH'"
 
 
-def word(deployment: Deployment) -> str:
-    """Which keeps this deployment's keys apart in one Redis."""
+def key_prefix(deployment: OrcaDeployment) -> str:
+    """Return what keeps this deployment's keys apart from those of others in the same Redis."""
     return f"{deployment.namespace}/{deployment.name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """What a part is given to reach the pool."""
+class PoolConnection:
+    """Everything that a part needs to reach the pool."""
 
     url: Json  # an entry of `env` without its name
     environment: tuple[Json, ...]
@@ -45,8 +44,8 @@ class Link:
     mounts: tuple[Json, ...]
 
 
-def link(deployment: Deployment, secret: Json | None) -> Link:
-    """Args: secret: by which an external pool is reached; the parts are given what is in it."""
+def connection(deployment: OrcaDeployment, secret: Json | None) -> PoolConnection:
+    """Return how parts reach the pool. Args: secret: of an external pool; its keys decide what the parts get."""
     spec = deployment.spec.pool
     bounds = [
         variable("ORCA_POOL_MAX_QUEUED", spec.max_queued),
@@ -56,57 +55,59 @@ def link(deployment: Deployment, secret: Json | None) -> Link:
     if spec.external is None:
         name = names.pool(deployment.name)
         bounds.append(variable("ORCA_POOL_BYTES_MAX", room_for_requests(spec.managed.memory_mib << 20)))
-        url = {"value": f"redis://{name}.{deployment.namespace}.svc:{PORT}/0"}
-        return _link(url, [variable("ORCA_POOL_USER", USER)], name, ["password"], bounds)
-    of = spec.external.url_secret
+        managed_url = {"value": f"redis://{name}.{deployment.namespace}.svc:{PORT}/0"}
+        return _connection(managed_url, [variable("ORCA_POOL_USER", USER)], name, ["password"], bounds)
+    named = spec.external.url_secret
     there = (secret or {}).get("data") or {}
-    url = {"valueFrom": {"secretKeyRef": {"name": of.name, "key": of.key}}}
-    user = {"name": "ORCA_POOL_USER", "valueFrom": {"secretKeyRef": {"name": of.name, "key": "user"}}}
+    url: Json = {"valueFrom": {"secretKeyRef": {"name": named.name, "key": named.key}}}
+    user: Json = {"name": "ORCA_POOL_USER", "valueFrom": {"secretKeyRef": {"name": named.name, "key": "user"}}}
     bounds.append(variable("ORCA_POOL_REPLICAS", spec.external.min_replicas))
     files = [key for key in LOGIN_FILES if key in there]
-    return _link(url, [user] if "user" in there else [], of.name, files, bounds)
+    return _connection(url, [user] if "user" in there else [], named.name, files, bounds)
 
 
-def _link(url: Json, user: Sequence[Json], secret: str, files: Sequence[str], bounds: Sequence[Json]) -> Link:
+def _connection(
+    url: Json, user: Sequence[Json], secret: str, files: Sequence[str], bounds: Sequence[Json]
+) -> PoolConnection:
     """Args: files: keys of the Secret that the parts read as files."""
     login = [variable(f"ORCA_POOL_{LOGIN_FILES[key]}", f"{_LOGIN_FOLDER}/{key}") for key in files]
     volume = secret_volume("pool-login", secret, {key: key for key in files})
     mount = {"name": volume["name"], "mountPath": _LOGIN_FOLDER, "readOnly": True}
     environment = (*user, *login, *bounds)
-    return Link(url, environment, (volume,), (mount,)) if files else Link(url, environment, (), ())
+    return PoolConnection(url, environment, (volume,), (mount,)) if files else PoolConnection(url, environment, (), ())
 
 
-def managed(deployment: Deployment, image: str, secret: Json | None, there: Json | None) -> list[Json]:
-    """Service, claim and StatefulSet of one Redis.
+def managed(deployment: OrcaDeployment, image: str, secret: Json | None, there: Json | None) -> list[Json]:
+    """Render Service, claim and StatefulSet of one Redis.
 
-    Args: secret: with its users; None when there is none yet. there: the claim as it is.
+    Args: secret: with its users; None if there is none yet. there: the claim as it is; None if there is none.
     """
     return [_service(deployment), _claim(deployment, there), _stateful_set(deployment, image, secret)]
 
 
-def _service(deployment: Deployment) -> Json:
+def _service(deployment: OrcaDeployment) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(deployment, names.pool(deployment.name), ROLE),
+        "metadata": metadata(deployment, names.pool(deployment.name), names.POOL),
         "spec": {
-            "selector": selector(deployment, ROLE),
+            "selector": selector(deployment, names.POOL),
             "ports": [{"name": "redis", "port": PORT, "targetPort": "redis", "protocol": "TCP"}],
         },
     }
 
 
-def _claim(deployment: Deployment, there: Json | None) -> Json:
-    """Made apart from the StatefulSet, so that its owner, and with it its end, follows deletionPolicy."""
+def _claim(deployment: OrcaDeployment, there: Json | None) -> Json:
+    """Render the claim apart from the StatefulSet, so that its owner and its end follow deletionPolicy."""
     managed = deployment.spec.pool.managed
-    marks = metadata(deployment, names.pool(deployment.name), ROLE)
-    return claims.claim(marks, managed.storage_gib, "ReadWriteOnce", managed.storage_class_name, there)
+    marks = metadata(deployment, names.pool(deployment.name), names.POOL)
+    return objects.claim(marks, managed.storage_gib, "ReadWriteOnce", managed.storage_class_name, there)
 
 
-def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Json:
+def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -> Json:
     spec = deployment.spec
     name = names.pool(deployment.name)
-    labels = names.labels(deployment.name, ROLE)
+    labels = names.labels(deployment.name, names.POOL)
     main = container(
         "redis",
         image,
@@ -122,20 +123,20 @@ def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Js
             "command": ["redis-server"],
             "startupProbe": _exec_probe(_ALIVE, period_s=1, failures=3600),
             "readinessProbe": _exec_probe(_READY, period_s=5, failures=2),
-            # Long, since what a slow disk has not taken yet is only in its memory.
+            # It allows much time: what a slow disk has not written yet is only in the memory of Redis.
             "livenessProbe": _exec_probe(_ALIVE, period_s=10, failures=6),
         },
     )
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(deployment, names.pool(deployment.name), ROLE),
+        "metadata": metadata(deployment, names.pool(deployment.name), names.POOL),
         "spec": {
             "serviceName": name,
             "replicas": 1,
-            # Otherwise a pod that cannot start keeps the change from coming that would mend it.
+            # With the default policy, a pod that cannot start blocks the very change that would mend it.
             "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": selector(deployment, ROLE)},
+            "selector": {"matchLabels": selector(deployment, names.POOL)},
             "template": template(
                 labels,
                 main,
@@ -145,8 +146,8 @@ def _stateful_set(deployment: Deployment, image: str, secret: Json | None) -> Js
                     {"name": "data", "persistentVolumeClaim": {"claimName": name}},
                     secret_volume("users", name, {USERS_FILE: USERS_FILE}),
                 ],
-                # Redis reads its users only when it starts: a password that was drawn anew would be wrong for ever, and
-                # a right that a release adds be missing.
+                # Redis reads its users only when it starts. Without a restart, a new password would be wrong for ever,
+                # and a right that a release adds would be missing.
                 annotations={names.USERS_ANNOTATION: _digest_of_users(secret)},
                 more={"terminationGracePeriodSeconds": 60},
                 patch=spec.pool.pod_patch,
@@ -160,7 +161,7 @@ def _digest_of_users(secret: Json | None) -> str:
     return hashlib.sha256(users.encode()).hexdigest()[:16]
 
 
-def _redis_arguments(deployment: Deployment) -> list[str]:
+def _redis_arguments(deployment: OrcaDeployment) -> list[str]:
     managed = deployment.spec.pool.managed
     settings: Mapping[str, Sequence[str]] = {
         "dir": ["/data"],
@@ -171,11 +172,11 @@ def _redis_arguments(deployment: Deployment) -> list[str]:
         "appendfsync": [managed.fsync],
         "maxmemory": [str(managed.memory_mib << 20)],
         "maxmemory-policy": ["noeviction"],
-        # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
+        # Nodes of a log are allocated whole: 1 KiB holds about 70 tokens, and the default of 4 KiB is mostly empty.
         "stream-node-max-bytes": ["1024"],
         "aclfile": [f"{_CONFIG_FOLDER}/{USERS_FILE}"],
     }
-    return [word for name, values in settings.items() for word in (f"--{name}", *values)]
+    return [argument for name, values in settings.items() for argument in (f"--{name}", *values)]
 
 
 def _exec_probe(script: str, *, period_s: int, failures: int) -> Json:

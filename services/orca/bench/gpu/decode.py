@@ -18,9 +18,9 @@ from orca.bench.gpu.host_gap import STEPS as GAP_STEPS
 from orca.bench.gpu.host_gap import HostGap, host_gap
 from orca.bench.gpu.limits import decode_operations, limit_of, product_rates
 from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.rows import Asked, EngineRow
 from orca.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
-from orca.bench.kernels.engine import Asked, EngineRow
 from orca.bench.random_scales import GAIN
 from orca.worker.models.build import StageModel
 from orca.worker.models.config import LlamaConfig

@@ -23,8 +23,8 @@ from orca.bench.gpu.check import Verdict, verdict
 from orca.bench.gpu.device import free
 from orca.bench.gpu.hugging_face import hugging_face_model, without_hub
 from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.rows import Asked, EngineRow, said
 from orca.bench.gpu.shapes import LLAMA_1B, SMALL, made
-from orca.bench.kernels.engine import Asked, EngineRow, said
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.transformers_peer import continuous_batching, static_batching
 from orca.bench.peers.workload import Answer, Workload

@@ -13,7 +13,7 @@ from orca.bench.trace import GREEDY
 from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
 from orca.worker.models.build import StageModel
-from orca.worker.stage.sampling import Drawn
+from orca.worker.stage.sampling import StepSample
 from orca.worker.stage.stage import Stage
 
 BLOCK_TOKENS = 16
@@ -52,7 +52,7 @@ class BatchSteps:
         self._longest = len(prompts[0]) + new_tokens
         self._steps = [self._step(number) for number in range(1, new_tokens + 1)]
         self._read: list[list[Sampled]] = []  # of each step
-        self._drawn: Drawn | None = None  # of the last one, not read yet
+        self._sample: StepSample | None = None  # of the last one, not read yet
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
         self.stage = Stage(
             model,
@@ -88,20 +88,20 @@ class BatchSteps:
             begins, ends: called before its computation is ordered, and when the last of it has been.
         Raises: IndexError behind the last one.
         """
-        plan = self.stage.begin(self._steps[self.taken])
+        prepared = self.stage.begin(self._steps[self.taken])
         self.taken += 1
-        if self._drawn is not None and not self._drawn.is_fed:
-            self.stage.feed(self._handles, self._drawn.tokens)
+        if self._sample is not None and not self._sample.is_on_device:
+            self.stage.put_device_tokens(self._handles, self._sample.tokens)
         begins()
-        drawn = self.stage.draw(plan, self.stage.forward(plan))
+        sample = self.stage.sample(prepared, self.stage.forward(prepared))
         ends()
         self._read_last()
-        self._drawn = drawn
+        self._sample = sample
 
     def _read_last(self) -> None:
-        if self._drawn is not None:
-            self._read.append(self._drawn.read())
-        self._drawn = None
+        if self._sample is not None:
+            self._read.append(self._sample.read())
+        self._sample = None
 
     @property
     def _handles(self) -> range:

@@ -25,9 +25,9 @@ from orca.bench.host.parts import (
 from orca.bench.trace import GREEDY, Range
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Request, Token
-from orca.core.process.batches import batches
-from orca.core.process.cpu_time import processor_time_s
-from orca.pool.api import OnDisconnect, RequestState, Submission
+from orca.core.process.batched import batched
+from orca.core.process.cpu_time import cpu_time_s
+from orca.pool.records import OnDisconnect, RequestState, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
@@ -67,7 +67,7 @@ class Load:
 
     def crowd(self, revision: str) -> Iterator[tuple[Request, ...]]:
         """Those that wait behind them, a parent at a time."""
-        for number, choices in enumerate(batches(range(self.waiting), CHOICES)):
+        for number, choices in enumerate(batched(range(self.waiting), CHOICES)):
             parent = f"crowd-{number:032x}"
             yield tuple(self._request(revision, parent, choice, self.new_tokens.high) for choice in range(len(choices)))
 
@@ -143,12 +143,12 @@ async def _run(
             await scheduler.until_seated()
         await server.until_quiet()
         pids = [server.redis.pid, *(scheduler.pid for scheduler in schedulers)]
-        start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
+        start_s, before = perf_counter(), [cpu_time_s(pid) for pid in pids]
         for scheduler in schedulers:
             scheduler.go()
         await _until_ended(pool, schedulers, requests)
         seconds = perf_counter() - start_s
-        redis_s, *each_s = (processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
+        redis_s, *each_s = (cpu_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True))
         for scheduler in schedulers:
             scheduler.end()  # all at once: what they draw from now on counts, but not its time
         ran = [await asyncio.to_thread(scheduler.drained) for scheduler in schedulers]

@@ -27,8 +27,8 @@ from orca.bench.host.parts import (
 )
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.core.process.batches import batches
-from orca.core.process.cpu_time import processor_time_s
+from orca.core.process.batched import batched
+from orca.core.process.cpu_time import cpu_time_s
 
 OPENED_AT_ONCE = 32
 DONE = b"data: [DONE]\n\n"
@@ -120,13 +120,13 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
             await _open(streams)
             await _open(waiting)
             pids = [server.redis.pid, scheduler.pid, *(gateway.pid for gateway in gateways)]
-            start_s, before = perf_counter(), [processor_time_s(pid) for pid in pids]
+            start_s, before = perf_counter(), [cpu_time_s(pid) for pid in pids]
             scheduler.go()
             await asyncio.gather(*(stream.ended for stream in streams))
             seconds = perf_counter() - start_s
             if any(stream.error is not None for stream in waiting):
                 raise HostFailed("a stream ended whose request was to wait")
-            used = [processor_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+            used = [cpu_time_s(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         finally:
             for stream in opened:
                 stream.close()
@@ -151,7 +151,7 @@ async def measure_events(model: ModelInfo, asked: Streams, folder: Path) -> Stre
 async def _open(streams: Sequence[KeptStream]) -> None:
     """Call for them, and wait until each has the head of its answer. Raises: HostFailed."""
     loop = asyncio.get_running_loop()
-    for some in batches(streams, OPENED_AT_ONCE):
+    for some in batched(streams, OPENED_AT_ONCE):
         for stream in some:
             host, port = stream.target.host, stream.target.port
             await loop.create_connection(lambda stream=stream: stream, host, port)  # type: ignore[misc]

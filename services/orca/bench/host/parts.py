@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from orca.bench.client import Target, get_json
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.model import ModelInfo
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 from orca.pool.redis.access import LOCAL_USER, LocalAccess
 from orca.pool.redis.embedded import EmbeddedRedis
@@ -162,7 +162,7 @@ def _running(command: Sequence[str], server: PoolServer, log: Path) -> "Iterator
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
         process = subprocess.Popen(
-            leashed(command),
+            die_with_parent(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

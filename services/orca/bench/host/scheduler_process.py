@@ -13,7 +13,7 @@ from orca.bench.host.null_engine import NullEngine
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.model import ModelInfo
 from orca.scheduler import service
-from orca.scheduler.settings import Settings
+from orca.scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 24
 """More than any batch that is measured takes: slots are not what bounds it."""
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     step_us, *flags = arguments
     engines: list[NullEngine] = []
 
-    def make_engine(model: ModelInfo, settings: Settings) -> Engine:
+    def make_engine(model: ModelInfo, settings: SchedulerSettings) -> Engine:
         shape = EngineShape(
             stages=1, slots=SLOTS, block_tokens=settings.block_tokens, max_model_len=model.max_model_len
         )

@@ -50,9 +50,9 @@ from orca.bench.system import Server, running_server, running_system, tail
 from orca.bench.trace import Trace
 from orca.core.domain.errors import OrcaError, SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
-from orca.worker.processors import thread_variables
+from orca.worker.machine import thread_variables
 
 
 class PeerFailed(OrcaError):
@@ -221,7 +221,7 @@ def _run_module(
     Raises: PeerFailed with the last of what it said.
     """
     process = subprocess.Popen(
-        leashed(_command(python, module, *words)),
+        die_with_parent(_command(python, module, *words)),
         env={**os.environ, **_environment(contest), **(variables or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

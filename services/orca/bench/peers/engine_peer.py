@@ -21,9 +21,9 @@ from orca.bench.peers.workload import Answer, Workload
 from orca.bench.trace import GREEDY
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.domain.step import Claim, Epoch, Step
-from orca.core.process.gc_freeze import leave_all_out
-from orca.scheduler.policy.iteration import Iteration
-from orca.scheduler.policy.policy import Limits, next_batch
+from orca.core.process.gc_freeze import freeze_all
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import BatchLimits, next_batch
 from orca.scheduler.policy.state import GroupState
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage.stage import Stage
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     model = load_stage(workload.model, dtype=dtype)
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
-    leave_all_out()
+    freeze_all()
     start_s = perf_counter()
     ran = run(model, workload, steps.append)
     seconds = perf_counter() - start_s
@@ -76,7 +76,7 @@ def run(
     """
     arrivals = Arrivals(workload)
     longest = workload.longest
-    limits = Limits(
+    limits = BatchLimits(
         stages=1,
         max_batch_size=workload.batch_size,
         slots=workload.batch_size * slots_needed(longest, DEFAULT_BLOCK_TOKENS),
@@ -85,22 +85,22 @@ def run(
         max_batch_tokens=max_batch_tokens,
     )
     stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
-    state, policy, epoch = GroupState(), Iteration(), Epoch(1, "bench")
+    state, policy, epoch = GroupState(), IterationPolicy(), Epoch(1, "bench")
     answers: list[list[int]] = [[] for _ in workload.prompts]
     while True:
         for number in arrivals.take():
             state.add(_request(workload, number), Claim(1, "bench/1"))
         batch = next_batch(policy, state, limits)
-        if not batch.picks:
+        if not batch.rows:
             if not arrivals.has_more:
                 return Ran(tokens=answers, first_s=arrivals.first_s, last_s=arrivals.last_s)
             arrivals.wait()
             continue
         step = state.schedule(batch, epoch)
-        plan = stage.begin(step)
-        sampled = stage.sample(plan, stage.forward(plan))
+        prepared = stage.begin(step)
+        sampled = stage.sample(prepared, stage.forward(prepared)).read()
         on_step(step)
-        drawing = [pick.request for pick in state.read().picks if pick.sample]
+        drawing = [pick.request for pick in state.read().rows if pick.sample]
         for entry, drawn in zip(drawing, sampled, strict=True):
             state.receive(entry, drawn.token.id)
             answers[entry.request.choice].append(drawn.token.id)

@@ -17,7 +17,7 @@ from typing import Any
 
 from orca.bench.peers.arrivals import serve
 from orca.bench.peers.workload import Answer, Workload
-from orca.core.process.gc_freeze import leave_all_out
+from orca.core.process.gc_freeze import freeze_all
 
 BATCH_TOKENS = 256
 """Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         return
     pipeline = _pipeline(folder, mode, workload)
     _generate(pipeline, _requests(workload.head(2 * workload.batch_size)))
-    leave_all_out()
+    freeze_all()
     start_s = perf_counter()
     if workload.arrivals_s is None:
         answer = _generate(pipeline, _requests(workload))

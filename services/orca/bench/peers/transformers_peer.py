@@ -19,7 +19,7 @@ import torch
 
 from orca.bench.peers.judgement import Judgement, judge
 from orca.bench.peers.workload import Answer, Workload
-from orca.core.process.gc_freeze import leave_all_out
+from orca.core.process.gc_freeze import freeze_all
 
 CONTINUOUS_BATCH_TOKENS = 256
 """Tokens that a step may hold in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
         return
     run = {"static": static_batching, "continuous": continuous_batching}[mode]
     run(model, workload.head(2 * workload.batch_size))
-    leave_all_out()
+    freeze_all()
     run(model, workload).save(Path(answer_file))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from orca.bench.peers.arrivals import serve
 from orca.bench.peers.workload import Answer, Workload
-from orca.core.process.gc_freeze import leave_all_out
+from orca.core.process.gc_freeze import freeze_all
 
 CACHE_BLOCK_TOKENS = 128
 """On a CPU."""
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     engine, make_params = _engine(workload, mode)
     head = workload.head(2 * workload.batch_size)
     serve(head, VllmEngine(engine, head, make_params))
-    leave_all_out()
+    freeze_all()
     start_s = perf_counter()
     answer = serve(workload, VllmEngine(engine, workload, make_params))
     Answer(seconds=perf_counter() - start_s, **answer).save(Path(last))

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import IO
 
 from orca.cli.fetch.errors import ModelBroken, ModelUnreachable, NoSpace
-from orca.cli.fetch.progress import FetchProgress
+from orca.cli.fetch.progress import ProgressCounter
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.domain.model import load_model_info, read_config, tokenizer_file
-from orca.core.fetch_report import last_line
+from orca.core.fetch_report import format_reason
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ PATH_ERRORS = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EP
 """Errors of making a file at a path where it can never work; other errors may pass."""
 
 
-def fetch(source: Source, into: Path, progress: FetchProgress, *, tries: int) -> bool:
+def fetch(source: Source, into: Path, progress: ProgressCounter, *, tries: int) -> bool:
     """Make sure that the folder `into` holds the model.
 
     Args: tries: number of tries of one file, without a new byte between them, before it is given up.
@@ -70,7 +70,7 @@ def fetch(source: Source, into: Path, progress: FetchProgress, *, tries: int) ->
 class _Download:
     """The download of all files of one model."""
 
-    def __init__(self, source: Source, folder: Path, progress: FetchProgress, tries: int) -> None:
+    def __init__(self, source: Source, folder: Path, progress: ProgressCounter, tries: int) -> None:
         self._source = source
         self._folder = folder
         self._progress = progress
@@ -107,7 +107,7 @@ class _Download:
                 break
             except ModelUnreachable as error:
                 fruitless = 1 if _size(part) > before else fruitless + 1
-                self._progress.fail(last_line(error.reason, str(error)))
+                self._progress.fail(format_reason(error.reason, str(error)))
                 log.warning("try again: %s", error, extra={"file": file.name, "bytes_done": _size(part)})
                 if fruitless >= self._tries:
                     raise

@@ -12,13 +12,13 @@ resumes this one.
 """
 
 from orca.core.domain.errors import OrcaError
-from orca.core.fetch_report import AGAIN_EXIT, NEVER_EXIT
+from orca.core.fetch_report import PERMANENT_EXIT, RETRY_EXIT
 
 
 class FetchError(OrcaError):
     """A fetch has failed. The message is one sentence for the author of the uri, and is printed after the uri."""
 
-    exit_code = NEVER_EXIT
+    exit_code = PERMANENT_EXIT
 
     @property
     def reason(self) -> str:
@@ -41,13 +41,13 @@ class ModelBroken(FetchError):
 class NoSpace(FetchError):
     """The volume cannot hold the model; somebody may enlarge it."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
 class ModelUnreachable(FetchError):
     """There is no answer, or an answer that reports a temporary failure."""
 
-    exit_code = AGAIN_EXIT
+    exit_code = RETRY_EXIT
 
 
 def error_of_status(status: int, what: str) -> FetchError:

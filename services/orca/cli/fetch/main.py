@@ -16,10 +16,10 @@ from typing import NoReturn, cast
 
 from orca.cli.fetch.download import fetch
 from orca.cli.fetch.errors import FetchError
-from orca.cli.fetch.progress import FetchProgress
+from orca.cli.fetch.progress import ProgressCounter
 from orca.cli.fetch.settings import FetchSettings, parse_settings
 from orca.cli.fetch.source import Source
-from orca.core.fetch_report import PROGRESS_PAGE, last_line
+from orca.core.fetch_report import PROGRESS_PAGE, format_reason
 from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         asyncio.run(_fetch(settings))
     except FetchError as error:
         logging.shutdown()  # so that this is the last line
-        print(last_line(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
+        print(format_reason(error.reason, f"{settings.uri}: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -50,7 +50,7 @@ async def _fetch(settings: FetchSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end_now, number)
-    progress = FetchProgress()
+    progress = ProgressCounter()
     port = None if settings.listen is None else await InternalPort.open(settings.listen, {PROGRESS_PAGE: progress.page})
     log.info("fetch started", extra={"uri": settings.uri, "address": port.address if port else None})
     progress_log = asyncio.create_task(_log_progress(progress))
@@ -77,7 +77,7 @@ def _source(settings: FetchSettings) -> Source:
     return BucketSource(*settings.object_folder)
 
 
-async def _log_progress(progress: FetchProgress) -> None:
+async def _log_progress(progress: ProgressCounter) -> None:
     while True:
         await asyncio.sleep(LOG_PERIOD_S)
         figures = progress.figures

@@ -2,11 +2,11 @@
 
 import threading
 
-from orca.core.fetch_report import Figures, figures_page
+from orca.core.fetch_report import FetchProgress, progress_body
 from orca.core.process.internal_port import Page
 
 
-class FetchProgress:
+class ProgressCounter:
     """The counts of one fetch."""
 
     def __init__(self) -> None:
@@ -16,13 +16,13 @@ class FetchProgress:
         self._problem: str | None = None
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> FetchProgress:
         with self._lock:
-            return Figures(self._done, self._total, self._problem)
+            return FetchProgress(self._done, self._total, self._problem)
 
     def page(self) -> Page:
         """Return the answer of the internal port."""
-        return Page(figures_page(self.figures))
+        return Page(progress_body(self.figures))
 
     def begin(self, *, done: int, total: int) -> None:
         with self._lock:

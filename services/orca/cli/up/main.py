@@ -41,9 +41,9 @@ from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.gateway.settings import Settings as GatewaySettings
 from orca.pool.settings import parse_pool_settings
 from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
-from orca.scheduler.settings import Settings as SchedulerSettings
+from orca.scheduler.settings import SchedulerSettings
+from orca.worker.machine import available_processors
 from orca.worker.models.config import load_config
-from orca.worker.processors import available_processors
 from orca.worker.settings import PREFIX as WORKER_PREFIX
 from orca.worker.settings import WorkerSettings
 

@@ -9,7 +9,7 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
-from orca.scheduler.settings import ScheduleSettings
+from orca.scheduler.settings import BatchingSettings
 from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
 
 KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
@@ -19,7 +19,7 @@ KEYS_FILE_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS_FILE"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings(ScheduleSettings):
+class UpSettings(BatchingSettings):
     """Options of one system on one machine. All its groups use the same batching options."""
 
     model: str | None = setting(
@@ -105,7 +105,7 @@ class UpSettings(ScheduleSettings):
 
     def __post_init__(self) -> None:
         # super() without arguments does not work in a dataclass with slots.
-        ScheduleSettings.__post_init__(self)
+        BatchingSettings.__post_init__(self)
         require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
         most = PORT_MAX - self.gateways + 1
         behind = "" if self.gateways == 1 else f", with {self.gateways} gateways"

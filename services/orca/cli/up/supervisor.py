@@ -19,7 +19,7 @@ from typing import Protocol
 from orca.cli.up.health_checks import http_status
 from orca.cli.up.log_errors import error_message, readable, written_at
 from orca.cli.up.spec import ProcessSpec, Role
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 
 CRASH_WINDOW_S = 60.0
 RESTART_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0)
@@ -166,7 +166,7 @@ class Child:
         self._is_restart = True
         with self.spec.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *leashed(command),
+                *die_with_parent(command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -14,7 +14,7 @@ from orca.core.domain.step import Epoch, Step, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """What a formed engine can do."""
+    """The size of a formed engine."""
 
     stages: int  # inter-layer partitions: n_workers of Algorithm 1
     slots: int  # KV slots, a whole number of blocks; the same on every stage
@@ -26,27 +26,27 @@ class Engine(Protocol):
     """An engine that runs the steps of one epoch in order of their numbers."""
 
     async def form(self, epoch: Epoch) -> EngineShape:
-        """Start a new life: every stage joins `epoch` with empty state, whatever it held before.
+        """Start a new epoch: every stage joins it with empty state, whatever it held before.
 
         Raises: EngineError when a stage refuses or does not answer within its bound, SettingError when no group
-            of these stages can have what is wanted of it.
+            of these stages could be formed with these settings.
         """
         ...
 
     async def submit(self, step: Step) -> None:
-        """Hand a step to the first stage. Returns when it is on its way, not when it has run.
+        """Send a step to the first stage. This returns when the step is on its way, not when it has run.
 
         Raises: EngineError when the epoch is over.
         """
         ...
 
     def results(self) -> AsyncIterator[StepResult]:
-        """The results of the present epoch, in step order; steps without sampling rows included.
+        """Yield the results of the present epoch in step order, those of steps without sampling rows too.
 
         Raises: EngineError when a stage died, hung past its bound, or the link to it broke.
         """
         ...
 
     async def close(self) -> None:
-        """Leave the stages. Nothing is in flight afterwards."""
+        """Disconnect from the stages. Nothing is in flight afterwards."""
         ...

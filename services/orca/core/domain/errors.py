@@ -3,23 +3,23 @@
 OrcaError
 ├── InvalidRequest      the caller's mistake; `param` names the field (HTTP 400)
 │   ├── NeverFits       could not run even on an idle group (HTTP 400)
-│   └── NotInForce      of another revision than the pool accepts (gateway: the model in force, or HTTP 503)
-├── NameTaken           what was submitted under this name before is something else (HTTP 422)
-├── ModelError          a model folder that cannot be served; says which file and why
+│   └── NotInForce      its revision is not the one that the pool accepts (gateway: the model in force, or HTTP 503)
+├── NameTaken           another request has the name already (HTTP 422)
+├── ModelError          a model folder that cannot be served; names the file and the reason
 ├── SettingError        a flag, variable or file that stops the start; names the setting
-│   └── BadValue        its value is against the rule
-├── Overloaded          at the door: nothing was stored, come back later
+│   └── BadValue        the value breaks the rule of its setting
+├── Overloaded          refused for load: nothing was stored, try again later
 │   ├── QueueFull       the queue's bound is reached (HTTP 429)
 │   └── PoolFull        the pool cannot promise the bytes the request may write (HTTP 503)
-├── PoolUnavailable     the pool gave no answer; the call may have happened or not (HTTP 503)
-│   └── PoolNotDurable  it cannot keep what it would accept now (HTTP 503)
-├── UnknownRequest      no such record, or no longer (HTTP 404)
+├── PoolUnavailable     the pool did not answer; the call may have happened or not (HTTP 503)
+│   └── PoolNotDurable  the pool could not keep what it accepts now (HTTP 503)
+├── UnknownRequest      the pool has no such record, or no longer (HTTP 404)
 └── EngineError         a stage or a link of the group failed; the epoch is over
 """
 
 
 class OrcaError(Exception):
-    """Root of all errors that are ours."""
+    """Root of all errors of this product."""
 
 
 class InvalidRequest(OrcaError):
@@ -34,23 +34,23 @@ class NeverFits(InvalidRequest):
     """A request that needs more slots than any group of its revision has."""
 
     def __init__(self, need: int, promised: int) -> None:
-        """Both in slots: that the largest request of the call needs, and that the pool promises to any one."""
+        """Args: need: slots of the call's largest request; promised: slots that the pool promises to one request."""
         super().__init__(f"prompt and max_tokens need {need} slots, the engine has {promised}", param="max_tokens")
         self.promised = promised
 
 
 class NotInForce(InvalidRequest):
-    """A request of another revision than the one that the pool accepts now."""
+    """A request whose revision is not the one that the pool accepts now."""
 
     def __init__(self, revision: str, in_force: str | None) -> None:
-        """`in_force`: the revision that it accepts; None while there is none."""
+        """Args: in_force: the revision that the pool accepts; None while there is none."""
         current = f"the current one is {in_force}" if in_force else "there is no current one yet"
         super().__init__(f"revision {revision} is not served: {current}", param="model")
         self.in_force = in_force
 
 
 class NameTaken(OrcaError):
-    """Another request has the name that this one was to be stored under."""
+    """Another request has the name under which this one was to be stored."""
 
 
 class ModelError(OrcaError):
@@ -62,17 +62,17 @@ class SettingError(OrcaError):
 
 
 class BadValue(SettingError):
-    """A value against the rule of its setting."""
+    """A value that breaks the rule of its setting."""
 
     def __init__(self, name: str, complaint: str) -> None:
-        """`name` is that of the field, or the flag or variable that gave the value."""
+        """Args: name: of the field, or of the flag or variable with the value; complaint: the value and the rule."""
         super().__init__(f"setting {name}: {complaint}")
         self.name = name
         self.complaint = complaint
 
 
 class Overloaded(OrcaError):
-    """Refused at the door; nothing was stored."""
+    """A request that is refused for load; nothing was stored."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ class PoolUnavailable(OrcaError):
 
 
 class PoolNotDurable(PoolUnavailable):
-    """The pool answers, but cannot keep what it would accept now: its Redis is not fit, or its disk hangs."""
+    """The pool answers but could not keep what it accepts now: its Redis is unfit, or its disk hangs."""
 
 
 class UnknownRequest(OrcaError):
@@ -102,9 +102,9 @@ class UnknownRequest(OrcaError):
 class EngineError(OrcaError):
     """A stage, a rank or a link failed; every step of the epoch is void.
 
-    `reported_epoch` is the highest epoch that a stage told of, 0 when none did: the next one must be above it.
-    `is_from_inside`: the engine failed by itself, so what it ran may be why. False for a death or a broken link that
-    came from outside, and where nobody knows.
+    `reported_epoch` is the highest epoch that a stage reported, 0 if none did: the next one must be above it.
+    `is_from_inside`: the engine failed by itself, so the requests that it ran may be the reason. False for a death or a
+    broken link that came from outside, and where the cause is unknown.
     """
 
     def __init__(self, message: str = "", *, reported_epoch: int = 0, is_from_inside: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""What the services know of a model without computing with it: its identity, its limits and its special tokens.
+"""A model as the services know it without computing with it: its identity, its limits and its special tokens.
 
-Reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) with the standard library
-only, so gateway and scheduler need no torch. What the layers look like is worker.models.config's, the weights are
-worker.weights.loader's. A folder that cannot be served is refused here as early as its files tell, with a ModelError
-that says what and where: pickled weights and code that comes with a model are never touched.
+This module reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) with the standard
+library only, so gateway and scheduler need no torch. worker.models.config reads the shape of the layers,
+worker.weights.loader the weights. A folder that cannot be served is refused here as early as its files show it, with a
+ModelError that names file and reason. Pickled weights and code that comes with a model are never touched.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from orca.core.domain.errors import ModelError
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
 
-# Texts that decide which tokens a prompt becomes and what a token means.
+# Files that decide which tokens a prompt becomes and what a token means.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -31,7 +31,7 @@ _TOKENIZER_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-# A file up to the first size enters the revision whole; a larger one by its header and evenly spaced pieces.
+# The revision covers a file up to this size whole, and of a larger one the header and evenly spaced pieces.
 _WHOLE_FILE_BYTES = 4 << 20
 _PIECES = 256
 _PIECE_BYTES = 4096
@@ -39,8 +39,8 @@ _HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A kind of model that the stages can compute, as its config.json names it and its absent keys mean."""
+class ModelFamily:
+    """A kind of model that the stages can compute: its names in config.json, and the defaults of absent keys."""
 
     architecture: str  # class name expected in `architectures`
     layers_key: str = "num_hidden_layers"
@@ -49,21 +49,21 @@ class Family:
     eos_token_id: int | None = 2
 
 
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(
+FAMILIES: Mapping[str, ModelFamily] = {
+    "gpt2": ModelFamily(
         architecture="GPT2LMHeadModel",
         layers_key="n_layer",
         positions_key="n_positions",
         bos_token_id=50256,
         eos_token_id=50256,
     ),
-    "opt": Family(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
-    "llama": Family(architecture="LlamaForCausalLM"),
-    "mistral": Family(architecture="MistralForCausalLM"),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
-    "qwen3": Family(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
-    # No language model: it checks the server (worker.models.chain says how).
-    "orca_chain": Family(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
+    "opt": ModelFamily(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
+    "llama": ModelFamily(architecture="LlamaForCausalLM"),
+    "mistral": ModelFamily(architecture="MistralForCausalLM"),
+    "qwen2": ModelFamily(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
+    "qwen3": ModelFamily(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
+    # Not a language model: it checks the server (see worker.models.chain).
+    "orca_chain": ModelFamily(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
 }
 
 
@@ -73,10 +73,10 @@ class ModelInfo:
 
     folder: Path
     name: str  # what clients call it
-    revision: str  # 16 hex digits of what decides outputs: config, tokenizer, dtype, quantization, weights
+    revision: str  # 16 hex digits: hash of what decides outputs (config, tokenizer, dtype, quantization, weights)
     architecture: str  # key of FAMILIES
-    dtype: str  # one of DTYPES: what the stages compute in
-    quantization: str | None = None  # one of QUANTIZATIONS: what matrices are rounded to; None leaves them in dtype
+    dtype: str  # one of DTYPES: the stages compute in it
+    quantization: str | None = None  # one of QUANTIZATIONS: matrices are rounded to it; None leaves them in dtype
     vocab_size: int  # rows of the embedding; every token id is below it
     max_model_len: int  # longest prompt + output in tokens
     num_layers: int
@@ -92,14 +92,14 @@ def load_model_info(
     quantization: str | None = None,
     max_model_len: int | None = None,
 ) -> ModelInfo:
-    """Read what a folder says about its model.
+    """Read a folder's model without its weights.
 
     Args:
         folder: a Hugging Face folder on this machine.
-        name: what clients call the model; the folder's own name by default.
+        name: what clients call the model; the folder's own name if None.
         dtype: one of DTYPES; part of the revision, because it decides outputs.
-        quantization: None, or one of QUANTIZATIONS; part of the revision likewise.
-        max_model_len: a lower bound on length than the model's own, in tokens; not part of the revision.
+        quantization: None, or one of QUANTIZATIONS; part of the revision too.
+        max_model_len: a length limit below the model's own, in tokens; not part of the revision.
     Raises: ModelError, with the file and the reason, when the folder cannot be served.
     """
     folder = Path(folder)
@@ -130,7 +130,7 @@ def load_model_info(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, if it describes a model of a known family and asks for no code of its own.
+    """Read the folder's config.json. It must describe a model of a known family that needs no code of its own.
 
     Raises: ModelError.
     """
@@ -155,9 +155,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """The folder's tokenizer.json.
+    """Return the path of the folder's tokenizer.json.
 
-    Raises: ModelError when there is none: other tokenizer formats would need code of their own.
+    Raises: ModelError if there is none: other tokenizer formats would need code of their own.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -166,9 +166,12 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files with the weights, sorted: those of the index, else model.safetensors, else the only one.
+    """Return the safetensors files with the weights, sorted.
 
-    Raises: ModelError when there are none, only pickled ones, several without an index, or one of the index is missing.
+    These are the files of the index if there is one, otherwise model.safetensors, otherwise the only one.
+
+    Raises: ModelError if there are none, only pickled ones, or several without an index, or if the index names a file
+        that is missing.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -194,12 +197,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def count_parameters(folder: Path) -> int:
-    """Numbers in the folder's weights, by the headers of its files. Raises: ModelError when one cannot be read."""
+    """Count the parameters by the headers of the weight files. Raises: ModelError when one cannot be read."""
     return sum(math.prod(shape) for path in weight_files(folder) for shape in _shapes(path))
 
 
 def _shapes(path: Path) -> list[list[int]]:
-    """Of the tensors of a safetensors file. Raises: ModelError for one that has not all of their bytes, or more."""
+    """Return the shapes of a safetensors file's tensors. Raises: ModelError for too few or too many bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = _header_bytes(path, file.read(8), size)
@@ -215,8 +218,8 @@ def _shapes(path: Path) -> list[list[int]]:
     return shapes
 
 
-def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int:
-    """The model's length: its positions; dynamic RoPE scaling goes `factor` times beyond them, as it is meant to."""
+def _own_max_len(folder: Path, config: Mapping[str, Any], family: ModelFamily) -> int:
+    """Return the longest sequence that the model allows: its positions, times `factor` with dynamic RoPE scaling."""
     positions = _positive(folder, config, family.positions_key)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "dynamic":
@@ -225,11 +228,11 @@ def _own_max_len(folder: Path, config: Mapping[str, Any], family: Family) -> int
 
 
 def _eos_token_ids(
-    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: Family, vocab_size: int
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: ModelFamily, vocab_size: int
 ) -> tuple[int, ...]:
-    """generation_config.json speaks first, as in `generate`; then config.json; then the family's default.
+    """Read the ids from generation_config.json first, as `generate` does; then config.json; then the family's default.
 
-    What the vocabulary does not have is never drawn, and left out.
+    Ids outside the vocabulary are left out: such a token is never drawn.
     """
     for source in (generation, config, {"eos_token_id": family.eos_token_id}):
         if "eos_token_id" in source:
@@ -259,7 +262,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _revision(folder: Path, dtype: str, quantization: str | None) -> str:
-    """Digest of what decides outputs. Folder and model names are left out: a copy elsewhere is the same revision."""
+    """Hash what decides outputs. Folder and model names are left out: a copy elsewhere is the same revision."""
     digest = hashlib.sha256(f"dtype {dtype}\n".encode())
     if quantization is not None:
         digest.update(f"quantization {quantization}\n".encode())
@@ -278,7 +281,7 @@ def _add(digest: "hashlib._Hash", name: str, content: bytes) -> None:
 
 
 def _weight_sample(path: Path) -> bytes:
-    """Size, header and evenly spaced pieces of a safetensors file: a megabyte and a header at most."""
+    """Return size, header and evenly spaced pieces of a safetensors file: a megabyte and a header at most."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = _header_bytes(path, file.read(8), size)
@@ -294,7 +297,7 @@ def _weight_sample(path: Path) -> bytes:
 
 
 def _header_bytes(path: Path, prefix: bytes, size: int) -> int:
-    """Length of the JSON header behind the 8-byte prefix (safetensors format)."""
+    """Return the length of the JSON header that follows the 8-byte prefix (safetensors format)."""
     length = int(struct.unpack("<Q", prefix)[0]) if len(prefix) == 8 else 0
     if not 2 <= length <= min(_HEADER_BYTES_MAX, size - 8):
         raise ModelError(f"{path} is not a whole safetensors file: its header length is {length} of {size} bytes")

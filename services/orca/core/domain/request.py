@@ -1,7 +1,7 @@
-"""What a request is: its prompt, how it is sampled, the tokens it has, and how it ends.
+"""A request: its prompt, its sampling parameters, its tokens, and its end.
 
 Everything here is plain frozen data. The pool stores it, the scheduler and the stages read it, and none of them
-changes it: what changes during a request's life (state, owner, claim, log) belongs to the pool.
+changes it. State, owner, claim and log, which change during a request's life, belong to the pool.
 """
 
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SCHEMA = 2
-"""Number of the record layout written by this release (protocol: schema number)."""
+"""Number of the record layout that this release writes (protocol: schema number)."""
 
 DEFAULT_BLOCK_TOKENS = 16
 """Tokens in one block of the paged KV cache. A request's reservation is rounded up to whole blocks."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The first two are a generation's own end, the others come from outside."""
+    """The reason why a request ended. The first two are a generation's own end, the others come from outside."""
 
     STOP = "stop"  # EOS, a stop token id or a stop string
-    LENGTH = "length"  # max_new_tokens are there
-    CANCELLED = "cancelled"  # by the client, or because nobody read it any more
+    LENGTH = "length"  # it has max_new_tokens
+    CANCELLED = "cancelled"  # by the client, or by the pool because nobody read it any more
     DEADLINE_EXCEEDED = "deadline_exceeded"
     MODEL_REPLACED = "model_replaced"  # its revision was retired before it could finish
     ERROR = "error"  # proven to break every group that runs it
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is drawn from the logits. Defaults leave the model's distribution untouched.
+    """The parameters by which the next token is drawn from the logits. Defaults leave the distribution untouched.
 
     The order of effects is: logit_bias, min_tokens mask, repetition, presence and frequency penalty, temperature,
     top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties.
@@ -45,7 +45,7 @@ class SamplingParams:
     seed: int = 0  # [0, 2^63); with the token's index it fixes the random number, whatever the batch
     logprobs: int | None = None  # top alternatives to report beside the chosen one, [0, 20]; None reports nothing
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. ; committed with token 0
-    min_tokens: int = 0  # EOS, stop ids and stop strings are not allowed before so many tokens
+    min_tokens: int = 0  # EOS, stop ids and stop strings are not allowed before this many tokens
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # stop strings, none empty; matched on the text of the output only
@@ -55,18 +55,18 @@ class SamplingParams:
 class Request:
     """One sequence to generate. A call with n = 3 is one parent with three of these.
 
-    `id` is `<parent>.<choice>`. `arrival` is given by the pool at submit (0 before) and kept for ever: it orders the
+    `id` is `<parent>.<choice>`. The pool assigns `arrival` at submit (0 before) and keeps it for ever: it orders the
     queue, so a request that is taken back returns to its old place.
     """
 
     parent: str
     choice: int
-    revision: str  # of the model: what decides the output (see core.domain.model)
+    revision: str  # of the model (see core.domain.model)
     prompt: tuple[int, ...]  # at least one token id
     max_new_tokens: int  # >= 1
     sampling: SamplingParams
-    deadline_ms: int | None = None  # from `submitted_ms` to its end, finished or not; None has no deadline
-    first_token_deadline_ms: int | None = None  # from `submitted_ms` to its end if it has no token by then
+    deadline_ms: int | None = None  # from `submitted_ms`; the request ends then, finished or not; None: never
+    first_token_deadline_ms: int | None = None  # from `submitted_ms`; the request ends then if it has no token
     traceparent: str | None = None  # W3C trace context of the call that made it
     arrival: int = 0
     submitted_ms: int = 0  # wall clock of the pool at submit, Unix milliseconds
@@ -77,23 +77,23 @@ class Request:
 
     @property
     def deadline_wall_ms(self) -> int | None:
-        """When it must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
+        """When the request must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
         return None if self.deadline_ms is None else self.submitted_ms + self.deadline_ms
 
     @property
     def first_deadline_wall_ms(self) -> int | None:
-        """The same while it has no token: whichever of its deadlines comes first."""
+        """The deadline while the request has no token: whichever of its two deadlines comes first."""
         deadlines = [ms for ms in (self.deadline_ms, self.first_token_deadline_ms) if ms is not None]
         return self.submitted_ms + min(deadlines) if deadlines else None
 
     @property
     def max_total_tokens(self) -> int:
-        """The paper's max_tokens: what slots are reserved for (ORCA, section 4.2, footnote 6)."""
+        """Tokens that slots are reserved for: the paper's max_tokens (ORCA, section 4.2, footnote 6)."""
         return len(self.prompt) + self.max_new_tokens
 
 
 def slots_needed(max_total_tokens: int, block_tokens: int) -> int:
-    """Slots reserved for a request: its tokens rounded up to whole KV blocks."""
+    """Return the slots reserved for a request: its tokens rounded up to whole KV blocks."""
     return -(-max_total_tokens // block_tokens) * block_tokens
 
 
@@ -116,7 +116,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last entry of a log, behind `count` tokens."""
+    """The last entry of a log, after `count` tokens."""
 
     reason: FinishReason
     count: int

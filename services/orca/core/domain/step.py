@@ -1,10 +1,10 @@
-"""What one iteration is on its way from the scheduler through the stages and back.
+"""One iteration on its way from the scheduler through the stages and back.
 
 Steps carry differences: a stage keeps the state of each request from the step that brings it (`new`) to the step that
-frees it. Inside an epoch a (request, claim) goes by its handle, a small number that the master never uses twice.
+frees it. Inside an epoch a handle stands for a (request, claim): a small number that the master never uses twice.
 
-What is made for each row of each step (here `Row`, `Sampled`) is not frozen, and so made in 0.35 us instead of 0.87;
-nobody changes it.
+Records that exist for each row of each step (`Row`, `Sampled`) are not frozen: one is made in 0.35 us instead of 0.87.
+Nobody changes them.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A group's present life: all its parts joined under this number for this seat holder."""
+    """A group's life between two re-formings: all its parts have joined under this number for this seat holder."""
 
     number: int  # from 1; rises with every re-forming
     holder: str  # the scheduler process that holds the seat
@@ -35,7 +35,7 @@ class NewRequest:
     handle: int
     request_id: str
     claim: Claim
-    tokens: tuple[int, ...]  # prompt, then the tokens of the log: all that is known when it starts (or starts again)
+    tokens: tuple[int, ...]  # prompt, then the tokens of its log so far
     prompt_length: int  # how many of `tokens` are the prompt
     max_total_tokens: int  # slots reserved, before rounding to blocks
     sampling: SamplingParams
@@ -46,7 +46,7 @@ class Row:
     """A request's part of one step: `count` tokens at positions start .. start + count - 1.
 
     A request in the initiation phase runs its known tokens (all at once, or in chunks); in the increment phase it runs
-    one. Its input token is `token` when the master knows it (prefetch 0: it came back with the step before); None says
+    one. `token` is its input token if the master knows it (prefetch 0: it came back with the step before). None means
     that the stages have it: part of `NewRequest.tokens`, or fed on the device from the last stage to the first.
     """
 
@@ -61,7 +61,7 @@ class Row:
 class Step:
     """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
 
-    Order of work: drop the state of `freed`, take up `new`, run `rows`. A step without rows only frees.
+    The stage drops the state of `freed`, adds `new`, then runs `rows`. A step without rows only frees.
     """
 
     epoch: Epoch
@@ -87,7 +87,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTiming:
-    """When one stage ran a step: nanoseconds of the machine's monotonic clock, comparable on one machine only."""
+    """Times of a step on one stage: nanoseconds of the machine's monotonic clock, comparable on one machine only."""
 
     stage: int
     received_ns: int  # the control message reached the stage: its controller, or its only rank
@@ -97,7 +97,7 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the last stage sends back for a step: one token for each row with `sample`, in row order."""
+    """The result of a step from the last stage: one token for each row with `sample`, in row order."""
 
     epoch: Epoch
     number: int

@@ -1,8 +1,8 @@
 """Text and tokens: the model's tokenizer, and the text of an output while it grows.
 
-`OutputText` is a pure function of the tokens of one output. The scheduler decides with it how a request ends, and any
-gateway renders with it, so both see a stop string at the same token and any gateway writes the same bytes. It owns two
-rules: never half a character, and nothing of a stop string.
+`OutputText` is a pure function of the tokens of one output. The scheduler uses it to decide how a request ends, and any
+gateway renders with it. So both see a stop string at the same token, and any gateway writes the same bytes. It enforces
+two rules: no half characters, and nothing of a stop string.
 """
 
 import codecs
@@ -21,10 +21,10 @@ NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one more token adds to the text that may be given out."""
+    """The text that one more token makes available."""
 
     text: str  # empty while characters or a possible stop string are held back
-    stop: str | None = None  # the stop string that this token completed; nothing may follow
+    stop: str | None = None  # the stop string that this token completed; nothing follows
 
 
 class OutputText:
@@ -34,8 +34,8 @@ class OutputText:
     is complete first counts (of those, the longest), so the result does not depend on where tokens begin and end. The
     first `min_tokens` tokens end nothing: a stop string that they complete is ordinary text.
 
-    Whoever pushes decides about EOS and stop token ids first: a token that ends the output by itself has no text and
-    is not pushed.
+    The caller decides about EOS and stop token ids first: a token that ends the output by itself has no text and is not
+    pushed.
     """
 
     def __init__(self, tokenizer: "Tokenizer", stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -48,7 +48,7 @@ class OutputText:
         self._held = ""
 
     def push(self, token_id: int) -> TextDelta:
-        """Add the next token. After a delta with `stop` there is no next one."""
+        """Add the next token. After a delta with `stop` no token follows."""
         self._count += 1
         new = self._detokenizer.push(token_id)
         if not self._stop:
@@ -65,23 +65,23 @@ class OutputText:
         return TextDelta(text[: len(text) - held])
 
     def flush(self) -> str:
-        """The output has ended without a stop string: all that was held back, once."""
+        """Return all that was held back, when the output has ended without a stop string."""
         text = self._held + self._detokenizer.flush()
         self._held = ""
         return text
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        """Start and text of the stop string that ends first, among those that end in the newest token."""
+        """Return start and text of the stop string that ends first, among those that end in the newest token."""
         first: tuple[int, int, str] | None = None
         for stop in self._stop:
-            # One that ended in the held text was complete within `min_tokens`: it is passed over for good.
+            # A stop string that ended in the held text was complete within `min_tokens`: it is skipped for good.
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
             if start >= 0 and (first is None or (start + len(stop), start) < first[:2]):
                 first = (start + len(stop), start, stop)
         return None if first is None else first[1:]
 
     def _length_held(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Return the length of the longest end of `text` that a stop string begins with."""
         for length in range(min(len(text), self._longest_prefix), 0, -1):
             if text[-length:] in self._prefixes:
                 return length
@@ -89,9 +89,9 @@ class OutputText:
 
 
 class Detokenizer:
-    """Text of an output, token by token: the pieces joined are the output's text, special tokens left out.
+    """Turns the tokens of an output into text, piece by piece; special tokens have none.
 
-    An incomplete character is held back until it is complete or cannot become one any more; then U+FFFD stands for it.
+    An incomplete character is held back until it is complete. If it cannot become complete, U+FFFD replaces it.
     The output is taken as the continuation of a prompt: tokenizers that mark words by a leading space keep the first.
     """
 
@@ -103,14 +103,14 @@ class Detokenizer:
         return self._decoder.decode(self._visible_bytes(token_id))
 
     def flush(self) -> str:
-        """The output has ended: U+FFFD for a character that was never completed, else nothing."""
+        """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
         return self._decoder.decode(b"", True)
 
 
 class Tokenizer:
-    """A model's tokenizer: tokenizer.json, and from tokenizer_config.json its special tokens and chat template.
+    """A model's tokenizer: tokenizer.json, plus special tokens and chat template from tokenizer_config.json.
 
-    Safe to share between threads.
+    Threads may share it.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class Tokenizer:
     ) -> None:
         """
         Args:
-            inner: the tokenizer itself; truncation and padding are switched off.
+            inner: the tokenizer of the `tokenizers` library; truncation and padding are switched off.
             decoder: the "decoder" of its tokenizer.json.
             named_special_tokens: bos_token, eos_token, ... -> text; those in the vocabulary are made special.
             chat_template: Jinja source.
-        Raises: ModelError when the decoder is of a kind whose text cannot be given out token by token.
+        Raises: ModelError for a kind of decoder whose text cannot be written token by token.
         """
         inner.no_truncation()
         inner.no_padding()
@@ -166,21 +166,21 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included. The model's own vocabulary may be larger (padding)."""
+        """Number of tokens, including added ones. The model's own vocabulary may be larger (padding)."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in the text count as such."""
-        # The batch call, unlike the single one, lets other threads of the interpreter run meanwhile.
+        """Return the token ids of `text`. Special tokens that are written out in the text count as such."""
+        # Unlike the call for one text, the batch call lets other threads of the interpreter run meanwhile.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of a whole sequence; ids that the tokenizer does not know have none."""
+        """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, special or not; perhaps not whole characters. Empty for an unknown id."""
+        """Return the bytes of one token, special or not; perhaps not whole characters. Empty for an unknown id."""
         known = self._bytes.get(token_id)
         if known is None:
             piece = self._inner.id_to_token(token_id) if token_id >= 0 else None
@@ -188,7 +188,7 @@ class Tokenizer:
         return known
 
     def visible_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token as output text has them: none for special tokens."""
+        """Return the bytes that one token adds to an output: none for special tokens."""
         known = self._visible.get(token_id)
         if known is None:
             known = b"" if token_id in self._special_ids else self.token_bytes(token_id)
@@ -196,7 +196,7 @@ class Tokenizer:
         return known
 
     def token_text(self, token_id: int) -> str:
-        r"""One token to show to a person; one that is not whole characters as `bytes:\xe2\x82`."""
+        r"""Return one token for a person to read; incomplete characters are written as `bytes:\xe2\x82`."""
         piece = self.token_bytes(token_id)
         try:
             return piece.decode()
@@ -211,7 +211,7 @@ class Tokenizer:
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """A function from a token's text in the vocabulary to the bytes that it stands for in the middle of an output.
+    """Return a function from a token's text in the vocabulary to the bytes that it stands for inside an output.
 
     Raises: ModelError for decoders in which a token's text depends on its neighbours.
     """
@@ -219,7 +219,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes
     kinds = {step["type"] for step in steps}
     if not kinds <= {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"} or not steps:
         found = ", ".join(sorted(kinds)) or "none"
-        raise ModelError(f"decoder of kind {found}; ByteLevel, Metaspace and ByteFallback are served")
+        raise ModelError(f"decoder of kind {found}; only ByteLevel, Metaspace and ByteFallback are served")
     replacements = [_replacement(step) for step in steps if step["type"] in ("Metaspace", "Replace")]
     has_byte_fallback = "ByteFallback" in kinds
     is_byte_level = "ByteLevel" in kinds
@@ -246,12 +246,12 @@ def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if "String" not in step["pattern"]:
-        raise ModelError("decoder that replaces by a regular expression")
+        raise ModelError("the decoder replaces by a regular expression, which is not supported")
     return step["pattern"]["String"], step["content"]
 
 
 def _fallback_byte(piece: str) -> bytes | None:
-    """The byte that a piece like `<0x0A>` stands for."""
+    """Return the byte that a piece like `<0x0A>` stands for."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])
@@ -261,7 +261,7 @@ def _fallback_byte(piece: str) -> bytes | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest for 256 and up, in order."""
+    """Return character -> byte of byte-level BPE: printable Latin-1 is itself, the rest is 256 and up, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -279,7 +279,7 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _named_special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token, ... -> text, from tokenizer_config.json, else from special_tokens_map.json."""
+    """Read bos_token, eos_token, ... -> text from tokenizer_config.json, otherwise from special_tokens_map.json."""
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         document = _read_json(folder / name)
@@ -292,7 +292,7 @@ def _named_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """The default chat template: chat_template.jinja before the one in tokenizer_config.json."""
+    """Read the default chat template: chat_template.jinja before the one in tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -303,7 +303,7 @@ def _chat_template(folder: Path) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty when there is none. Raises: ModelError naming the file."""
+    """Read the object in a JSON file; empty if there is no file. Raises: ModelError naming the file."""
     if not path.is_file():
         return {}
     try:

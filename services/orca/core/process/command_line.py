@@ -1,4 +1,4 @@
-"""The argument parser of `orca` commands that have no settings record of their own (settings.py)."""
+"""The argument parser of `orca` commands that have no settings dataclass (settings.py)."""
 
 import argparse
 from typing import Any, NoReturn
@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from orca.core.domain.errors import SettingError
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises SettingError for a bad command line, as every `orca` command does."""
+class CommandLineParser(argparse.ArgumentParser):
+    """Reports a bad command line by a SettingError, as every `orca` command does."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **arguments})

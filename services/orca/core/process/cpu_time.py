@@ -1,11 +1,11 @@
-"""What a process has computed so far, as the kernel counts it."""
+"""CPU time of a process, as the kernel counts it."""
 
 import os
 from pathlib import Path
 
 
-def processor_time_s(pid: int | None) -> float:
-    """Seconds of processor time of all threads of a process, to a hundredth; 0 when there is none.
+def cpu_time_s(pid: int | None) -> float:
+    """Return the CPU seconds of all threads of a process, to a hundredth; 0 if there is no such process.
 
     Source: proc(5), /proc/PID/stat, utime and stime.
     """

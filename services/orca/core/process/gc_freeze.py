@@ -1,9 +1,9 @@
-"""Keeps searches for garbage off what lasts as long as its process.
+"""Keeps the garbage collector away from objects that last as long as their process.
 
-A process imports its own module without any meanwhile:  python -m orca.core.process.gc_freeze MODULE ARGUMENTS...
+This runs a module whose imports are not collected:  python -m orca.core.process.gc_freeze MODULE ARGUMENTS...
 
-What an import makes lasts as long as the process, and there is so much of it that the searches took an eighth of the
-time in which torch is imported and a fifth of a gateway's.
+The objects that an import makes last as long as the process. There are so many of them that collections took an eighth
+of the time in which torch is imported, and a fifth of a gateway's.
 """
 
 import atexit
@@ -13,15 +13,17 @@ import sys
 from types import ModuleType
 
 
-def leave_all_out() -> None:
-    """No later search for garbage looks at what there is by now, because it lasts as long as the process. One search
-    through a model and what it takes to load it, PyTorch among it, took 0.14 s, a fortieth of a benchmark's time."""
+def freeze_all() -> None:
+    """Leave all objects that exist now out of later collections, because they last as long as the process.
+
+    One collection through a model and all that loads it, including PyTorch, took 0.14 s, a fortieth of a benchmark.
+    """
     gc.collect()
     _freeze()
 
 
-def imported(name: str) -> ModuleType:
-    """The module. What it brings, if it is new, is left out of all later searches for garbage, too."""
+def import_frozen(name: str) -> ModuleType:
+    """Import a module. Objects that a first import makes are left out of all later collections."""
     if name in sys.modules:
         return sys.modules[name]
     gc.disable()
@@ -34,9 +36,9 @@ def imported(name: str) -> ModuleType:
 
 def _freeze() -> None:
     gc.freeze()
-    # Extension modules complain of leaks at the end of a process that cannot find what it holds.
+    # Extension modules report leaks at the end of a process whose objects are still frozen.
     atexit.register(gc.unfreeze)
 
 
 if __name__ == "__main__":
-    imported(sys.argv[1]).main(sys.argv[2:])
+    import_frozen(sys.argv[1]).main(sys.argv[2:])

@@ -1,9 +1,9 @@
-"""The internal port of a part: plain HTTP for whoever runs the part, answered by the part's own event loop.
+"""The internal port of a service: plain HTTP for probes and operators, answered by the service's own event loop.
 
-`GET /health` says that the loop turns and nothing else, so that no outage of a neighbour restarts this part; what a
-part does at the moment is told by pages of its own, such as a scheduler's `/ready`. Health has to come out of the loop
-itself: a thread would answer beside a loop that is blocked, and so would gRPC, whose pings are
-answered by threads of its own. Whoever can reach the port may read it; it belongs on an internal network.
+`GET /health` says only that the loop runs, so that no outage of a neighbour restarts this service. Other pages, such as
+a scheduler's `/ready`, show what the service does at the moment. The loop itself has to answer for its health: a thread
+would answer for a loop that is blocked, and so would gRPC, whose own threads answer pings. Everyone who can reach the
+port may read it, so it belongs on an internal network.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 REQUEST_S = 5.0
-"""Bound on one connection, from its first byte to its last."""
+"""Longest time of one connection, from its first byte to its last."""
 HEAD_BYTES_MAX = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one path answers."""
+    """The answer of one path."""
 
     body: bytes
     content_type: str = "application/json"
@@ -33,14 +33,14 @@ class InternalPort:
     """One listening socket: `port = await InternalPort.open("127.0.0.1:0", {...})`, and `port.close()` at the end."""
 
     def __init__(self, pages: Mapping[str, Callable[[], Page]]) -> None:
-        """Args: pages: what else than /health there is, each made anew for every call."""
+        """Args: pages: path -> function that makes the page for each call; /health is there without it."""
         self._pages = {"/health": lambda: HEALTH, **pages}
         self._server: asyncio.Server | None = None
         self.address = ""  # host:port, once open
 
     @classmethod
     async def open(cls, address: str, pages: Mapping[str, Callable[[], Page]] | None = None) -> "InternalPort":
-        """Listen at host:port; port 0 takes a free one. Raises: OSError when the address cannot be had."""
+        """Listen at host:port; port 0 takes a free one. Raises: OSError if the address is not available."""
         internal_port = cls(pages or {})
         host, _, port = address.rpartition(":")
         server = await asyncio.start_server(internal_port._answer, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
@@ -49,12 +49,12 @@ class InternalPort:
         return internal_port
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Stop taking calls."""
         if self._server is not None:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request a connection: probes and scrapes are seconds apart."""
+        """Answer one request per connection: probes and scrapes are seconds apart."""
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")

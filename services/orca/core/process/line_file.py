@@ -1,4 +1,4 @@
-"""A file that gets whole lines from somebody who must not be disturbed: the iteration logs."""
+"""A file of whole lines whose writer must never wait or fail: the iteration logs."""
 
 import logging
 from pathlib import Path
@@ -8,23 +8,23 @@ log = logging.getLogger(__name__)
 
 
 class LineFile:
-    """Appends lines, each handed to the system at once, so that a process that is killed leaves whole lines.
+    """Appends lines and gives each to the system at once, so that a process that is killed leaves whole lines.
 
-    That costs a system call a line: 0.4 microseconds more than a buffer of 64 KiB, measured with lines of 1 KB.
-    A file that cannot be written, as on a full disk, costs its writer nothing but lines: the line that did not fit is
-    kept and finished once there is room again, those in between are lost. The log tells both.
+    That costs one system call per line: 0.4 microseconds more than a buffer of 64 KiB, measured with lines of 1 KB.
+    If the file cannot be written, as on a full disk, the writer goes on and only lines are lost. The line that did not
+    fit is kept and finished when there is room again, the lines in between are dropped. Both events are logged.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError when the file cannot be opened."""
+        """Raises: OSError if the file cannot be opened."""
         self._path = path
         self._file = path.open("ab", buffering=0)
         self._unwritten = b""  # of the line that did not fit
         self._is_full = False
-        self._lost = 0  # lines since it is full
+        self._lost = 0  # lines dropped since the file is full
 
     def write(self, line: bytes) -> None:
-        """line: with its line feed."""
+        """Args: line: with its line feed."""
         self._push()
         if self._unwritten:
             self._lost += 1
@@ -36,7 +36,7 @@ class LineFile:
         self._push()
 
     def _push(self) -> None:
-        """Write what is left of a line, or as much as there is room for."""
+        """Write the rest of a line, or as much as there is room for."""
         try:
             while self._unwritten:
                 # The system may take only a part.

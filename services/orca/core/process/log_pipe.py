@@ -1,8 +1,8 @@
-"""Log lines into a pipe that somebody may stop reading: whoever logs never waits for it.
+"""Writes log lines into a pipe without ever making the caller wait, even if nobody reads the pipe.
 
-A write to a full pipe blocks, and in a service that is its event loop: one stuck log collector would freeze streams,
-heartbeats and leases. So a thread does the writing, behind a queue with a bound; what does not fit is counted and told
-of as soon as the pipe takes bytes again.
+A write to a full pipe blocks, and in a service it would block the event loop: one stuck log collector would freeze
+streams, heartbeats and leases. So a thread writes from a bounded queue. Lines that do not fit are counted. The count is
+logged as soon as the pipe takes bytes again.
 """
 
 import collections
@@ -12,10 +12,10 @@ import select
 import threading
 
 QUEUE_BYTES_MAX = 1 << 20
-"""Lines that wait to be written: some thousands."""
+"""Bound on the lines that wait to be written: some thousands."""
 
 FLUSH_SECONDS = 1.0
-"""A process that ends waits so long for its last lines to leave."""
+"""A process that ends waits this long for its last lines to be written."""
 
 
 class PipeHandler(logging.Handler):
@@ -48,7 +48,7 @@ class PipeHandler(logging.Handler):
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all lines are written, for a while."""
+        """Wait until all lines are written, FLUSH_SECONDS at most."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._has_work() or self._is_writing), FLUSH_SECONDS)
 
@@ -64,8 +64,8 @@ class PipeHandler(logging.Handler):
                 self._queued_bytes = self._lost = 0
             self._write(batch)
             if lost:
-                # Behind the lines that filled the queue, where the lost ones would have come.
-                self._write(self._line_of_lost(lost))
+                # After the lines that filled the queue, where the lost lines would have been.
+                self._write(self._format_lost(lost))
 
     def _has_work(self) -> bool:
         return bool(self._lines or self._lost)
@@ -73,20 +73,20 @@ class PipeHandler(logging.Handler):
     def _write(self, content: bytes) -> None:
         rest = memoryview(content)
         try:
-            # Past the stream's own buffer: its lock, held by a write that never returns, would abort the interpreter.
+            # Bypass the stream's own buffer: its lock, held by a write that never returns, would abort the interpreter.
             while rest:
                 rest = rest[self._write_some(rest) :]
         except OSError:
-            # Nobody will ever read these lines, and there is nowhere else to say so.
+            # Nobody will ever read these lines, and there is no other place to report that.
             return
 
     def _write_some(self, content: memoryview) -> int:
-        """Write at least a byte. Returns: how many. Raises: OSError when nobody will ever read."""
+        """Write at least one byte. Returns: the number of bytes. Raises: OSError if nobody will ever read."""
         while True:
             try:
                 return os.write(self._descriptor, content)
             except BlockingIOError:
-                # Whoever shares the pipe made it non-blocking; this thread waits all the same.
+                # Another process that shares the pipe made it non-blocking. This thread waits all the same.
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
@@ -94,7 +94,7 @@ class PipeHandler(logging.Handler):
         room.register(self._descriptor, select.POLLOUT)
         room.poll()
 
-    def _line_of_lost(self, lost: int) -> bytes:
+    def _format_lost(self, lost: int) -> bytes:
         record = logging.LogRecord(
             __name__, logging.WARNING, __file__, 0, "%d log lines lost: nobody read them in time", (lost,), None
         )

@@ -1,11 +1,11 @@
 """Log lines of every process: JSON for machines, one readable line for a person at a terminal.
 
-A line is one event. What belongs to a request or a step goes into `extra`, never only into the message:
+A line is one event. Ids and numbers of a request or a step go into `extra`, never only into the message:
 
     log.info("request ended", extra={"request_id": request.id, "claim": claim.number, "epoch": epoch.number})
 
-JSON fields: `time` (UTC, RFC 3339 with microseconds), `level`, `logger`, `service`, `message`, `exception` where there
-is one (type, message and traceback in one string), and every key of `extra`.
+JSON fields: `time` (UTC, RFC 3339 with microseconds), `level`, `logger`, `service`, `message`, `exception` if there is
+one (type, message and traceback in one string), and every key of `extra`.
 """
 
 import io
@@ -22,24 +22,24 @@ from orca.core.process.log_pipe import PipeHandler
 
 Format = Literal["json", "text", "auto"]
 
-# What logging itself puts on a record; all other attributes came in through `extra`.
+# Attributes that logging itself puts on a record. All others came in through `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure_logging(
     service: str, *, fmt: Format = "auto", level: int | str = "INFO", stream: IO[str] | None = None
 ) -> None:
-    """Send every log record of this process to `stream`, in place of whatever was configured before.
+    """Send every log record of this process to `stream`, and drop any earlier configuration.
 
     Args:
-        service: the process's role and place, such as `gateway` or `worker-0`; part of every line.
+        service: role and number of the process, such as `gateway` or `worker-0`; part of every line.
         fmt: "auto" is "text" when `stream` is a terminal and "json" otherwise.
-        level: the least level that is written, by number or name.
+        level: the lowest level that is written, by number or name.
         stream: standard error when None.
     Raises: ValueError when the format or the level is unknown.
     """
     if fmt not in ("json", "text", "auto"):
-        raise ValueError(f"log format {fmt!r} is none of json, text, auto")
+        raise ValueError(f"log format {fmt!r} is not one of json, text, auto")
     stream = sys.stderr if stream is None else stream
     is_text = stream.isatty() if fmt == "auto" else fmt == "text"
     handler = _handler(stream)
@@ -49,7 +49,7 @@ def configure_logging(
 
 
 def _handler(stream: IO[str]) -> logging.Handler:
-    """Straight into what never makes a writer wait: a file, or memory. Whatever may be read slowly gets a queue."""
+    """Return a handler that writes directly to a file or memory, and through a queue to what may be read slowly."""
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:
@@ -60,7 +60,7 @@ def _handler(stream: IO[str]) -> logging.Handler:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. A value that JSON cannot hold is written as its `str`."""
+    """Formats a record as one JSON object. A value that JSON cannot hold is written as its `str`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01.250 INFO worker-0 message (request_id=..., step=7)`, newlines escaped, a traceback below it."""
+    """Formats `12:00:01.250 INFO worker-0 message (request_id=..., step=7)`: newlines escaped, a traceback below."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -109,5 +109,5 @@ def _time_of(record: logging.LogRecord) -> datetime:
 
 
 def _extra_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The `extra` fields of a record, in the order given, those that are None left out."""
+    """Return the `extra` fields of a record in the order given, without those that are None."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD and value is not None}

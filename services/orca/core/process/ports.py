@@ -1,12 +1,12 @@
-"""Ports for servers that are told theirs on the command line, some time before they listen on it."""
+"""Free ports for servers that get their port on the command line, some time before they listen on it."""
 
 import os
 import secrets
 import socket
 from collections import deque
 
-# Below the ports that the kernel gives to connections and to servers that ask for any (from 32768), so that none of
-# those comes in between; and below the node ports of Kubernetes (from 30000).
+# Below the ports that the kernel gives to connections and to servers that ask for any port (from 32768), so that none
+# of those takes one meanwhile; and below the node ports of Kubernetes (from 30000).
 _FIRST, _COUNT = 20_000, 10_000
 _HELD_MAX = 256
 
@@ -15,16 +15,16 @@ _held: deque[int] = deque()
 
 
 def free_port() -> int:
-    """A port on which nobody listens now, on any IPv4 address of this machine.
+    """Return a port on which nobody listens now, on any IPv4 address of this machine.
 
-    Nobody else who asks here gets it, in this process or another, while this process lives or until it has asked for
-    256 more: the port stays bound. A server that sets SO_REUSEADDR, as every one of ours does, can listen on it.
+    The port stays bound while this process lives, or until it has asked for 256 more. So no other caller gets it, in
+    this process or another. A server that sets SO_REUSEADDR, as all of ours do, can listen on it.
     """
     while True:
         port = _FIRST + secrets.randbelow(_COUNT)
         with socket.socket() as holder:
             try:
-                holder.bind(("", port))  # without SO_REUSEADDR: fails also when another only holds it
+                holder.bind(("", port))  # without SO_REUSEADDR it fails also if another process only holds the port
             except OSError:
                 continue
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Settings of a service: one frozen dataclass, read once from flags over variables over defaults.
+"""Settings of a service: one frozen dataclass, read once. Flags override variables, which override defaults.
 
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Settings:
@@ -9,9 +9,9 @@
 
     settings = read_settings(Settings, argv, environment, prefix="ORCA_GATEWAY_", prog="orca gateway", description="")
 
-`--port 80` and `ORCA_GATEWAY_PORT=80` then say the same. An unknown flag, an unknown variable with the prefix, a
-missing or a bad value stops the start with the name of the flag or variable. The dataclass is also the command line's
-reference.
+`--port 80` and `ORCA_GATEWAY_PORT=80` then mean the same. An unknown flag, an unknown variable with the prefix, and a
+missing or bad value stop the start with the name of the flag or variable. The dataclass is also the reference of the
+command line.
 """
 
 import argparse
@@ -32,39 +32,39 @@ S = TypeVar("S")
 def setting(
     default: Any, help_text: str, *, least: float | None = None, choices: Sequence[str] = (), is_secret: bool = False
 ) -> Any:
-    """A field of a settings dataclass.
+    """Define a field of a settings dataclass.
 
     Args:
-        least: smallest value allowed; None bounds nothing.
+        least: smallest value allowed; None allows any.
         choices: the only values allowed; none for any.
-        is_secret: kept out of the record's repr.
+        is_secret: keep the value out of the dataclass's repr.
     """
     metadata = {"help": help_text, "least": least, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=metadata, repr=not is_secret)
 
 
 def required(help_text: str) -> Any:
-    """A field without a default: the start stops unless it is given."""
+    """Define a field without a default: the start stops unless it is given."""
     return setting(dataclasses.MISSING, help_text)
 
 
 def log_format_setting() -> Any:
-    return setting("auto", "auto is text on a terminal, else json", choices=LOG_FORMATS)
+    return setting("auto", "auto means text on a terminal, otherwise json", choices=LOG_FORMATS)
 
 
 def log_level_setting() -> Any:
-    return setting("info", "least level logged", choices=LOG_LEVELS)
+    return setting("info", "lowest level that is logged", choices=LOG_LEVELS)
 
 
 def check_bounds(settings: Any) -> None:
-    """Raises: BadValue naming the first field that is under its `least` or not of its `choices`."""
+    """Raise for the first field that is under its `least` or not one of its `choices`. Raises: BadValue."""
     for field in dataclasses.fields(settings):
         _check_field(field, getattr(settings, field.name))
 
 
-def require(is_good: bool, settings: Any, name: str, rule: str) -> None:
-    """Raises: BadValue "setting NAME: VALUE is not RULE" unless `is_good`."""
-    if not is_good:
+def require(is_valid: bool, settings: Any, name: str, rule: str) -> None:
+    """Raise BadValue "setting NAME: VALUE is not RULE" unless `is_valid`."""
+    if not is_valid:
         raise _broken(name, getattr(settings, name), rule)
 
 
@@ -77,7 +77,7 @@ def read_settings(
     prog: str,
     description: str,
 ) -> S:
-    """Read flags over variables over defaults.
+    """Read the settings. Flags override variables, which override defaults.
 
     Raises: SettingError that names the flag or variable; SystemExit only for --help.
     """
@@ -94,7 +94,7 @@ def read_settings(
 
 
 def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str) -> S:
-    """Settings that have no flags: every part of a deployment is given the same variables.
+    """Read settings that have no flags: every service of a deployment gets the same variables.
 
     Raises: SettingError that names the variable.
     """
@@ -102,9 +102,9 @@ def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str
 
 
 def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: str) -> None:
-    """Look at each variable of a part by itself: whoever starts the part gives it other settings beside them.
+    """Check each variable of a service by itself, before other settings are added to them.
 
-    Raises: SettingError that names one which is unknown, cannot be read or is out of its field's bounds.
+    Raises: SettingError that names a variable which is unknown, cannot be read or is out of its field's bounds.
     """
     fields = _fields(kind)
     with _naming(lambda name: prefix + name.upper()):
@@ -113,13 +113,13 @@ def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: 
 
 
 def is_address(text: str, *, least_port: int = 0) -> bool:
-    """Whether `text` is host:port."""
+    """Return whether `text` is host:port."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and least_port <= int(port) <= 65_535
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host; a name other than localhost counts as reached from outside."""
+    """Return whether only this machine can reach the host. Names other than localhost count as reachable by others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -127,14 +127,14 @@ def is_loopback(host: str) -> bool:
 
 
 def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
-    """A record's own fields, in their order, before those it inherits: its help begins with what it is about."""
+    """Return a dataclass's own fields in their order, before inherited ones: its help begins with its own topic."""
     own = list(kind.__annotations__)
     fields = sorted(dataclasses.fields(kind), key=lambda field: (*own, field.name).index(field.name))
     return {field.name: field for field in fields}
 
 
 def _check_field(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Raises: BadValue when it is under the field's `least` or not of its `choices`; None is neither."""
+    """Raise BadValue if the value is under the field's `least` or not one of its `choices`. None is allowed."""
     least, choices = field.metadata["least"], field.metadata["choices"]
     if value is None:
         return
@@ -159,7 +159,7 @@ def _help(field: "dataclasses.Field[Any]") -> str:
 
 
 def _argument(field: "dataclasses.Field[Any]") -> dict[str, Any]:
-    """A switch may be given without its value: `--keep` is `--keep true`."""
+    """Return argparse's options for a field. A switch may have no value: `--keep` is `--keep true`."""
     if field.type is bool:
         return {"nargs": "?", "const": "true", "metavar": "true|false"}
     return {"metavar": "|".join(field.metadata["choices"]) or _METAVARS.get(field.type)}
@@ -174,14 +174,14 @@ def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> 
 
 
 def _build(kind: type[S], texts: Mapping[str, str], source: Callable[[str], str]) -> S:
-    """`source`: as of `_naming`."""
+    """Args: source: as for `_naming`."""
     with _naming(source):
         return kind(**_values(kind, texts))
 
 
 @contextmanager
 def _naming(source: Callable[[str], str]) -> Iterator[None]:
-    """`source` gives the flag or variable that sets a field: what a person has to mend."""
+    """Name the flag or variable, which the user has to correct, in errors. Args: source: field -> flag or variable."""
     try:
         yield
     except BadValue as error:
@@ -208,7 +208,7 @@ def _switch(text: str) -> bool:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """At least one: an empty variable in place of a list of keys must not leave an API open."""
+    """Read one word or more: an empty variable for a list of API keys must not leave the API open."""
     if words := tuple(word.strip() for word in text.split(",") if word.strip()):
         return words
     raise ValueError(text)
@@ -221,7 +221,7 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     bool: _switch,
     tuple[str, ...]: _words,
 }
-_RULES: Mapping[Any, str] = {bool: "true or false", tuple[str, ...]: "words, parted by commas"}
+_RULES: Mapping[Any, str] = {bool: "true or false", tuple[str, ...]: "a comma-separated list of words"}
 _METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", tuple[str, ...]: "A,B"}
 
 

@@ -62,29 +62,30 @@ class StageServicer:
     """
 
     def Status(self, request, context):
-        """What the stage is and where it stands; answered at any time, also while weights load.
+        """Reports the stage's identity and state. Answers at any time, also while weights load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """Join an epoch above the last one, with empty state. Answers when the stage's ranks have met all others.
+        """Joins an epoch above the last one, with empty state. Answers when the stage's ranks have met all others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """One step. The controller passes it on to the next stage at once and answers without waiting for computation.
+        """Takes one step. The controller sends it on to the next stage at once and answers without waiting for computation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Results(self, request, context):
-        """Of the last stage: one message for each step of the epoch, in step order. Of the others: no message. Of all: ends
-        with ABORTED and the reason when the epoch is over there, so that a failure anywhere is known at once.
+        """Streams results. The last stage sends one message for each step of the epoch, in step order; other stages send none.
+        On every stage the stream ends with ABORTED and the reason when the epoch is over there, so that a failure anywhere
+        is known at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,7 +236,7 @@ class Stage:
 
 
 class RendezvousStub:
-    """Where the ranks of an epoch meet, served by the scheduler: a small key-value store that lives as long as the epoch.
+    """The meeting point for the ranks of an epoch: a small key-value store in the scheduler. It lives as long as the epoch.
     """
 
     def __init__(self, channel):
@@ -272,7 +273,7 @@ class RendezvousStub:
 
 
 class RendezvousServicer:
-    """Where the ranks of an epoch meet, served by the scheduler: a small key-value store that lives as long as the epoch.
+    """The meeting point for the ranks of an epoch: a small key-value store in the scheduler. It lives as long as the epoch.
     """
 
     def Set(self, request, context):
@@ -282,14 +283,14 @@ class RendezvousServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Waits until all keys are there, at most timeout_ms; DEADLINE_EXCEEDED otherwise.
+        """Waits until all keys exist, at most timeout_ms; DEADLINE_EXCEEDED otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Add(self, request, context):
-        """Adds to a counter (absent counts as 0) and returns the sum.
+        """Adds to a counter (an absent one is 0) and returns the sum.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -345,7 +346,7 @@ def add_RendezvousServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rendezvous:
-    """Where the ranks of an epoch meet, served by the scheduler: a small key-value store that lives as long as the epoch.
+    """The meeting point for the ranks of an epoch: a small key-value store in the scheduler. It lives as long as the epoch.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Frames on a local stream socket (frame_stream.py), as a thread reads and writes them: every call waits."""
+"""Frames on a local stream socket (frame_stream.py) for threads: every call blocks."""
 
 import contextlib
 import socket
@@ -9,11 +9,11 @@ from orca.core.transport.frame_stream import K, take_frame
 
 _READ_BYTES = 1 << 16
 _LAST_S = 0.1
-"""How long the last frame waits for one that is being written."""
+"""Longest time for which the last frame waits for a frame that is being written."""
 
 
 class FrameSocket(Generic[K]):
-    """One end: reads by one thread, whole-frame writes by any."""
+    """One end of the socket: one thread reads, any thread writes whole frames."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class FrameSocket(Generic[K]):
         """
         Args:
             connection: closed by close().
-            kinds: what the frames that come may be.
-            arrived: what was read of it before.
-            frame_bytes_max: payload of the longest that is taken; None trusts the peer.
-            takes_sockets: they may come with frames; elsewhere the kernel drops them.
+            kinds: the kinds of frames that may come.
+            arrived: bytes that were read from the connection before.
+            frame_bytes_max: longest payload that is accepted; None trusts the peer.
+            takes_sockets: sockets may come with frames; otherwise the kernel drops them.
         """
         connection.setblocking(True)
         self._connection = connection
@@ -42,48 +42,48 @@ class FrameSocket(Generic[K]):
         self._write_lock = threading.Lock()
 
     def read(self) -> tuple[K, bytes] | None:
-        """The next frame; None when the peer is gone. Raises: ValueError for an unknown kind or a frame too long."""
+        """Return the next frame; None if the peer is gone. Raises: ValueError for an unknown kind or a long frame."""
         while (frame := take_frame(self._arrived, self._kinds, self._frame_bytes_max)) is None:
             try:
                 data = self._receive()
             except OSError:
-                return None  # it was reset, or closed here
+                return None  # the connection was reset, or closed here
             if not data:
                 return None
             self._arrived += data
         return frame
 
     def take_socket(self) -> socket.socket:
-        """The oldest socket that came with a frame (FrameStream.write_with) and was not taken.
+        """Return the oldest socket that came with a frame (FrameStream.write_with_socket) and was not taken.
 
-        Raises: OSError when there is none: this process had no descriptor left for it.
+        Raises: OSError if there is none: this process had no descriptor left for it.
         """
         if not self._descriptors:
-            raise OSError("a socket was sent, and this process has no descriptor left for it")
+            raise OSError("a socket was sent, but this process has no file descriptor left for it")
         taken = socket.socket(fileno=self._descriptors.pop(0))
         taken.set_inheritable(False)
         return taken
 
     def write(self, frame: bytes) -> None:
-        """Raises: OSError when the peer is gone."""
+        """Write one frame. Raises: OSError if the peer is gone."""
         with self._write_lock:
             self._connection.sendall(frame)
 
     def end(self, last: bytes = b"") -> None:
-        """End both ways, and every call that waits; close() is still to follow. From any thread, more than once.
+        """End both directions and every call that waits. Any thread may call this, repeatedly; close() has to follow.
 
-        Args: last: a frame for the peer, which goes out unless the one before it waits for the peer to read.
+        Args: last: a frame for the peer. It is sent unless the frame before it waits for the peer to read.
         """
-        # Whoever has just written may hold the lock a moment longer.
+        # A thread that has just written may hold the lock a moment longer.
         if last and self._write_lock.acquire(timeout=_LAST_S):
             with contextlib.suppress(OSError):  # gone, or full
                 self._connection.send(last, socket.MSG_DONTWAIT)
             self._write_lock.release()
-        with contextlib.suppress(OSError):  # it was closed before
+        with contextlib.suppress(OSError):  # closed before
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket. For the thread that reads: what has its number next is nothing for it to read."""
+        """Close the socket. Only the reading thread may call this: its descriptor's number may be reused at once."""
         with self._write_lock:
             self._connection.close()
         while self._descriptors:

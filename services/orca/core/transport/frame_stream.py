@@ -1,7 +1,7 @@
-"""Frames on a local stream socket, as an event loop reads and writes them.
+"""Frames on a local stream socket for an event loop.
 
-Layout of a frame, little endian: u32 bytes that follow the header, u8 kind, payload. What the kinds are is each
-socket's own business.
+Layout of a frame, little endian: u32 number of bytes that follow the header, u8 kind, payload. Each socket defines its
+own kinds.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 HEADER = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
 _READS = 16
-"""In a row, before the loop turns to others."""
+"""Reads in a row, before the loop turns to others."""
 FRAME_BYTES_MAX = 64 << 20
-"""As for a message of gRPC (core.transport.grpc_links): nobody makes this process hold more."""
+"""As for a message of gRPC (core.transport.grpc_links): no peer can make this process hold more."""
 
 K = TypeVar("K", bound=enum.IntEnum)
 
@@ -26,16 +26,16 @@ def encode(kind: enum.IntEnum, payload: bytes) -> bytes:
 
 
 def take_frame(arrived: bytearray, kinds: type[K], frame_bytes_max: int | None) -> tuple[K, bytes] | None:
-    """Cut the first frame off what has arrived; None while it is not whole.
+    """Cut the first frame off what has arrived; return None while it is incomplete.
 
-    Args: frame_bytes_max: payload of the longest that is taken; None takes any.
+    Args: frame_bytes_max: longest payload that is accepted; None accepts any.
     Raises: ValueError for an unknown kind or a frame that is too long.
     """
     if len(arrived) < HEADER.size:
         return None
     size, kind = HEADER.unpack_from(arrived)
     if frame_bytes_max is not None and size > frame_bytes_max:
-        raise ValueError(f"a frame of {size} bytes, {frame_bytes_max} are allowed")
+        raise ValueError(f"a frame of {size} bytes is too long: {frame_bytes_max} are allowed")
     end = HEADER.size + size
     if len(arrived) < end:
         return None
@@ -45,18 +45,18 @@ def take_frame(arrived: bytearray, kinds: type[K], frame_bytes_max: int | None) 
 
 
 class FrameStream(Generic[K]):
-    """One end: reads as they come, writes that never wait.
+    """One end of the socket: reads frames as they come, and writes without waiting.
 
-    asyncio's own streams drop what has arrived and was not read yet when a write finds the peer gone or the socket is
-    reset. A peer's last frame is the one that says why it ends, so here reading knows nothing of writing.
+    If a write finds the peer gone or the socket is reset, asyncio's own streams drop what has arrived and was not read
+    yet. A peer's last frame says why it ends, so here reading is independent of writing.
     """
 
     def __init__(self, connection: socket.socket, kinds: type[K], frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         """
         Args:
             connection: closed by close().
-            kinds: what the frames that come may be.
-            frame_bytes_max: payload of the longest that is taken; may be changed at any time.
+            kinds: the kinds of frames that may come.
+            frame_bytes_max: longest payload that is accepted; may be changed at any time.
         """
         self.frame_bytes_max = frame_bytes_max
         connection.setblocking(False)
@@ -70,8 +70,8 @@ class FrameStream(Generic[K]):
         self._is_sent = asyncio.Event()
 
     async def frames(self) -> AsyncGenerator[tuple[K, bytes], None]:
-        """Frames until the peer is gone. Raises: ValueError for an unknown kind or a frame that is too long."""
-        # A reader that stays: the loop's sock_recv would be told of the socket anew for each frame.
+        """Yield frames until the peer is gone. Raises: ValueError for an unknown kind or a frame that is too long."""
+        # One reader for all frames: the loop's sock_recv would register the socket again for each frame.
         self._loop.add_reader(self._connection, self._receive)
         try:
             while not self._is_at_end:
@@ -83,16 +83,16 @@ class FrameStream(Generic[K]):
             self._stop_reading()
 
     def write(self, frame: bytes) -> None:
-        """Hand a frame over, at once if the socket takes it. A peer that is gone gets none."""
+        """Send a frame, at once if the socket takes it. For a peer that is gone this does nothing."""
         if self._unsent:
             self._unsent += frame
         elif (sent := self._send(frame)) < len(frame):
             self._send_later(frame[sent:])
 
-    async def write_with(self, frame: bytes, connection: socket.socket) -> None:
-        """Send a frame behind all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
+    async def write_with_socket(self, frame: bytes, connection: socket.socket) -> None:
+        """Send a frame after all that is unsent, and a copy of a socket with it (FrameSocket.take_socket).
 
-        Raises: OSError when the peer is gone.
+        Raises: OSError if the peer is gone.
         """
         while True:
             await self.flush()
@@ -100,24 +100,24 @@ class FrameStream(Generic[K]):
                 sent = socket.send_fds(self._connection, [frame], [connection.fileno()])
                 break
             except BlockingIOError:
-                self._send_later(b"")  # what was unsent has just filled the socket
+                self._send_later(b"")  # the unsent bytes have just filled the socket
                 await self._is_sent.wait()
         if sent < len(frame):
             self._send_later(frame[sent:])
 
     def stop(self) -> tuple[socket.socket, bytes]:
-        """Read no more. Returns: the socket, still to be closed by close(), and what has arrived and was not taken."""
+        """Stop reading. Returns: the socket, still to be closed by close(), and the bytes that were not taken."""
         self._stop_reading()
         return self._connection, bytes(self._arrived)
 
     async def flush(self) -> None:
-        """Wait until all is sent, or the peer gone."""
+        """Wait until all is sent, or the peer is gone."""
         while self._unsent:
             self._is_sent.clear()
             await self._is_sent.wait()
 
     def close(self) -> None:
-        """Drop what was not sent. Who waits for frames waits for ever: cancel it first."""
+        """Close, and drop what was not sent. A task that waits for frames would wait for ever: cancel it first."""
         if self._connection.fileno() >= 0:
             self._stop_reading()
             self._loop.remove_writer(self._connection)
@@ -131,23 +131,23 @@ class FrameStream(Generic[K]):
             self._loop.remove_reader(self._connection)
 
     def _receive(self) -> None:
-        """Read all there is: uvloop tells of a socket that was reset, with bytes in it or not, no second time.
+        """Read all there is: uvloop calls back only once for a socket that was reset, even if bytes are left in it.
 
-        A peer that sends faster than it is read has its turn again and again, and may fill twice the longest frame.
+        For a peer that sends faster than it is read, this calls itself again. It may fill twice the longest frame.
         """
         if self._is_at_end:
             return
         self._has_news.set()
         for _ in range(_READS):
             if len(self._arrived) > 2 * (self.frame_bytes_max + HEADER.size):
-                self._loop.call_soon(self._receive)  # once frames were taken
+                self._loop.call_soon(self._receive)  # after frames were taken
                 return
             try:
                 data = self._connection.recv(_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                # The peer left frames unread. The kernel says so only behind all that it had sent.
+                # The peer left frames unread. The kernel reports that only after all that the peer had sent.
                 data = b""
             self._arrived += data
             if not data:
@@ -159,7 +159,7 @@ class FrameStream(Generic[K]):
         return take_frame(self._arrived, self._kinds, self.frame_bytes_max)
 
     def _send_later(self, rest: bytes) -> None:
-        """Once the socket has room; `_is_sent` tells when that and all else is sent."""
+        """Send when the socket has room; `_is_sent` is set when all is sent."""
         self._unsent += rest
         self._is_sent.clear()
         self._loop.add_writer(self._connection, self._send_rest)
@@ -171,7 +171,7 @@ class FrameStream(Generic[K]):
             self._is_sent.set()
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Returns: how many of the bytes need not be sent any more."""
+        """Send what the socket takes. Returns: the number of bytes that need not be sent any more."""
         try:
             return self._connection.send(data)
         except BlockingIOError:

@@ -1,14 +1,14 @@
-"""Steps and results between a master and a stage of one machine: a plain socket beside gRPC.
+"""Steps and results between a master and a stage on one machine: a plain socket besides gRPC.
 
-gRPC hands each message through five threads of each end. There and back with 16 rows takes 2.1 ms by it, and 1.1 ms of
-processor time in master and controller; in frames 1.6 and 0.35 ms, and 1.4 and 0.2 ms where the stage is one rank, to
-which the controller hands the link on (two processors; `PYTHONPATH=tests python tests/engine/measure_engine.py 1 1`):
-time that a model on the same processors goes without. Only what there is for each step travels here. Joining, asking
-and failing stay with gRPC, which also notices a peer that is frozen.
+gRPC passes each message through five threads on each end. A round trip with 16 rows takes 2.1 ms over gRPC, and 1.1 ms
+of CPU time in master and controller. In frames it takes 1.6 and 0.35 ms, or 1.4 and 0.2 ms if the stage is one rank, to
+which the controller hands the link on (two CPUs; `PYTHONPATH=tests python tests/engine/measure_engine.py 1 1`). A model
+on the same CPUs would miss that time. Only steps and results travel here. Joins, status and failures stay with gRPC,
+which also notices a peer that is frozen.
 
-The stage listens on a name of Linux's abstract namespace, which nobody can reach from another machine or another
-network namespace, so another pod: there the steps go by gRPC. The name and a key are told by the stage's Status, over
-whatever protects the gRPC links; who does not show the key is not listened to.
+The stage listens on a name in Linux's abstract namespace. Other machines and other network namespaces, so other pods,
+cannot reach it: there the steps go by gRPC. The stage's Status reply contains the name and a key, protected as the gRPC
+links are. A peer that does not show the key is ignored.
 """
 
 import asyncio
@@ -26,40 +26,40 @@ from orca.core.transport.frame_stream import FRAME_BYTES_MAX, FrameStream, encod
 
 log = logging.getLogger(__name__)
 
-LocalLink = FrameStream["Kind"]
+LocalLink = FrameStream["LinkFrameKind"]
 
 _WORD_BYTES = 16
 _HELLO_BYTES_MAX = 4096
-"""Of the frame that shows the key: who has not shown it is not let fill any memory."""
+"""Longest frame of a peer that has not shown the key, so that it cannot fill memory."""
 _UNPROVED_MAX = 16
-"""Links at a time whose key was not seen yet; further ones are hung up on."""
+"""Links at a time that have not shown the key yet. Further ones are closed."""
 _PAUSE_S = 1.0
-"""Before the next link is taken where the process has no descriptor left for one."""
+"""Pause before the next link is accepted if the process has no descriptor left for one."""
 
 
-class Kind(enum.IntEnum):
-    """What a frame says, and its payload."""
+class LinkFrameKind(enum.IntEnum):
+    """The kind of a frame, which decides its payload."""
 
     # Master to stage.
     HELLO = 1  # LocalHello bytes; the first frame
     STEP = 2  # StepMessage bytes
     # Stage to master.
     RESULT = 11  # ResultMessage bytes
-    OVER = 12  # text: why the stage takes no step and sends no result any more; the last frame
+    OVER = 12  # text: why the epoch is over for this stage; the last frame
 
 
-def read_step(kind: Kind, payload: bytes) -> pb.StepMessage:
-    """What a frame of a master brings behind its HELLO. Raises: ValueError or DecodeError for what is no step."""
-    if kind is not Kind.STEP:
-        raise ValueError(f"{kind.name} behind the first frame")
+def read_step(kind: LinkFrameKind, payload: bytes) -> pb.StepMessage:
+    """Read a frame that a master sends after its HELLO. Raises: ValueError or DecodeError for anything but a step."""
+    if kind is not LinkFrameKind.STEP:
+        raise ValueError(f"a {kind.name} frame after the first frame")
     return pb.StepMessage.FromString(payload)
 
 
-class Door:
-    """A stage's listening end."""
+class LocalListener:
+    """The listening end on a stage."""
 
     def __init__(self, on_link: Callable[[LocalLink], None]) -> None:
-        """Args: on_link: gets each link that is opened; nothing was read from it, its HELLO neither."""
+        """Args: on_link: called with each new link, of which nothing was read, not even its HELLO."""
         self._on_link = on_link
         self._loop = asyncio.get_running_loop()
         name, key = f"orca-{secrets.token_hex(_WORD_BYTES)}", secrets.token_hex(_WORD_BYTES)
@@ -72,21 +72,23 @@ class Door:
         self._listen()
 
     def close(self) -> None:
-        """Open no more links."""
+        """Stop accepting links."""
         if self._listening.fileno() >= 0:
             self._loop.remove_reader(self._listening)
         self._listening.close()
 
-    async def hello(self, link: LocalLink, frames: AsyncIterator[tuple[Kind, bytes]], limit_s: float) -> pb.Epoch:
-        """The epoch that a link's first frame names.
+    async def read_hello(
+        self, link: LocalLink, frames: AsyncIterator[tuple[LinkFrameKind, bytes]], limit_s: float
+    ) -> pb.Epoch:
+        """Read a link's first frame and return the epoch that it names.
 
         Args: frames: of the link.
-        Raises: PermissionError when it does not show the key within `limit_s`.
+        Raises: PermissionError if the frame does not show the key within `limit_s`.
         """
         self._unproved += 1
         try:
             if self._unproved > _UNPROVED_MAX:
-                raise PermissionError("too many others have not shown the key either")
+                raise PermissionError("too many other links have not shown the key either")
             async with asyncio.timeout(limit_s):
                 kind, payload = await anext(frames)
             hello = pb.LocalHello.FromString(payload)
@@ -94,8 +96,8 @@ class Door:
             raise PermissionError(f"no first frame: {type(error).__name__} {error}") from error
         finally:
             self._unproved -= 1
-        if kind is not Kind.HELLO or not hmac.compare_digest(hello.key.encode(), self.address.key.encode()):
-            raise PermissionError("it does not show the key")
+        if kind is not LinkFrameKind.HELLO or not hmac.compare_digest(hello.key.encode(), self.address.key.encode()):
+            raise PermissionError("the link does not show the key")
         link.frame_bytes_max = FRAME_BYTES_MAX
         return hello.epoch
 
@@ -107,27 +109,30 @@ class Door:
         try:
             connection, _ = self._listening.accept()
         except (BlockingIOError, ConnectionError):
-            return  # it has gone again
+            return  # the peer has left again
         except OSError as error:
-            log.warning("no local link can be taken for now: %s", error)
+            log.warning("no local link can be accepted for now: %s", error)
             self._loop.remove_reader(self._listening)
             self._loop.call_later(_PAUSE_S, self._listen)
             return
-        self._on_link(FrameStream(connection, Kind, _HELLO_BYTES_MAX))
+        self._on_link(FrameStream(connection, LinkFrameKind, _HELLO_BYTES_MAX))
 
 
 def open_link(address: pb.LocalAddress, epoch: pb.Epoch) -> LocalLink | None:
-    """A link to the stage that told `address`, for one epoch that it has joined; None where there is no way to it."""
+    """Open a link to a stage, for one epoch that it has joined; return None if the stage cannot be reached.
+
+    Args: address: from the stage's Status reply.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
-        connection.connect(_abstract(address))  # at once or not at all: the other end is in this kernel
+        connection.connect(_abstract(address))  # never waits: the other end is in this kernel
     except OSError as error:
         connection.close()
-        log.info("a stage has no local link, steps go by gRPC: %s", error)
+        log.info("no local link to a stage, steps go by gRPC: %s", error)
         return None
-    link = FrameStream(connection, Kind)
-    link.write(encode(Kind.HELLO, pb.LocalHello(key=address.key, epoch=epoch).SerializeToString()))
+    link = FrameStream(connection, LinkFrameKind)
+    link.write(encode(LinkFrameKind.HELLO, pb.LocalHello(key=address.key, epoch=epoch).SerializeToString()))
     return link
 
 

@@ -1,7 +1,7 @@
-"""The one place where orca.core.domain.step meets engine_pb2: every conversion between our types and the wire.
+"""Every conversion between orca.core.domain.step and engine_pb2.
 
-Stop strings stay behind on purpose: they are matched by the scheduler on text, no stage ever sees them. A top_k that
-keeps all tokens is None for us and 0 on the wire.
+Stop strings are left out on purpose: the scheduler matches them on text, and no stage ever sees them. A top_k that
+keeps all tokens is None in our types and 0 on the wire.
 """
 
 from orca.core.domain.errors import EngineError
@@ -10,20 +10,20 @@ from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, StageT
 from orca.core.transport import engine_pb2 as pb
 
 CONTRACT = 1
-"""Number of what the messages of steps and results mean. It rises when one of them changes, also by a new field:
-scheduler and stages of one group must mean the same, so a group of two numbers is not formed."""
+"""Version of the messages for steps and results. It rises when one of them changes, also by a new field. Scheduler and
+stages of one group must mean the same, so a group with two versions is not formed."""
 
 
-def require_same_contract(told: int, who: str) -> None:
+def require_same_contract(contract: int, who: str) -> None:
     """
     Args:
-        told: by `who`, a stage or the scheduler; 0 by releases from before the number, which meant 1.
+        contract: reported by `who`, a stage or the scheduler; 0 from releases before the number, which meant 1.
     Raises: EngineError.
     """
-    theirs = told or 1
+    theirs = contract or 1
     if theirs != CONTRACT:
         raise EngineError(
-            f"{who} is of another release: it speaks contract {theirs} of scheduler and stages, this one {CONTRACT}"
+            f"{who} is of another release: it has contract {theirs} of scheduler and stages, this one has {CONTRACT}"
         )
 
 
@@ -32,7 +32,7 @@ def epoch_to_wire(epoch: Epoch) -> pb.Epoch:
 
 
 def epoch_from_wire(message: pb.Epoch) -> Epoch:
-    """An epoch; number 0 (and no holder) where the message holds none."""
+    """Return the epoch; its number is 0 and its holder empty if the message has none."""
     return Epoch(message.number, message.holder)
 
 
@@ -161,7 +161,7 @@ def _sampled_from_wire(message: pb.Sampled) -> Sampled:
 def _token_from_wire(message: pb.Sampled) -> Token:
     has_logprob = message.HasField("logprob")
     if not has_logprob and not message.prompt_logprobs:
-        # Nearly all of them, and there is one for each row of a step.
+        # True for nearly all of them, and there is one for each row of a step.
         return Token(message.token)
     return Token(
         id=message.token,

@@ -1,6 +1,6 @@
-"""Brings the answer of an accepted call to its client, as a stream of events or whole.
+"""Delivers the answer of an accepted call to its client, as a stream of events or whole.
 
-A plain ASGI response: it sees the client go, takes out its reader entry then, and leaves the rest to the pool.
+A delivery is a plain ASGI response. When the client leaves, it removes its reader entry. The pool does the rest.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from starlette.types import Receive, Scope, Send
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.answer.log_watcher import Follower
+from orca.gateway.answer.log_watcher import LogSubscription
 from orca.gateway.answer.offload import in_thread, is_long, write_answer
-from orca.gateway.errors import ApiError, answer_to, answer_to_end
+from orca.gateway.errors import ApiError, api_error, end_error
 from orca.gateway.http.connection import SEND_BODY
-from orca.gateway.limits.drain import Drain, draining
+from orca.gateway.limits.drain import Drain, draining_error
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
-from orca.gateway.render.render import ChoiceStream, Reading, Rendering, error_event, resume_event, stream_end
-from orca.pool.log_slice import LogSlice
+from orca.gateway.render.render import ChoiceStream, RenderModel, RenderOptions, error_event, resume_event, stream_end
+from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Timing:
-    """When things happened to a call, on the clock of `time.perf_counter`, in seconds."""
+class CallTiming:
+    """Times of a call in seconds, on the clock of `time.perf_counter`."""
 
     started: float
     first_token: float | None = None
@@ -39,19 +39,19 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class AcceptedCall:
     """A call that the pool has stored."""
 
     requests: Sequence[Request]
-    rendering: Rendering
-    follower: Follower
-    timing: Timing
-    leave: Callable[[bool], None]  # ends the reader entry; is told whether all ends were read
-    cursor: Cursor = field(default_factory=dict)  # what a stream's client has already
-    is_resumed: bool = False  # the call itself was made by an earlier connection
+    options: RenderOptions
+    subscription: LogSubscription
+    timing: CallTiming
+    remove_reader: Callable[[bool], None]  # removes the reader entry; the argument is whether all ends were read
+    cursor: Cursor = field(default_factory=dict)  # the events that a stream's client has already
+    is_resumed: bool = False  # an earlier connection made the call
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
-    # Told when the connection is over, with the ends that went out, by request.
-    closed: Callable[["Accepted", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
+    # Called when the connection is over, with the ends that were sent, by request.
+    on_closed: Callable[["AcceptedCall", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
 
     @property
     def parent(self) -> str:
@@ -59,12 +59,12 @@ class Accepted:
 
 
 class Delivery(Response):
-    """What streams and whole answers have in common: the client may go at any moment."""
+    """The common part of streams and whole answers: the client may leave at any moment."""
 
-    def __init__(self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain) -> None:
+    def __init__(self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain) -> None:
         super().__init__()
         self._accepted = accepted
-        self._reading = reading
+        self._render_model = render_model
         self._metrics = metrics
         self._drain = drain
         self._ends: dict[str, End] = {}
@@ -72,24 +72,24 @@ class Delivery(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = self._accepted
         gone = asyncio.create_task(_wait_until_gone(receive))
-        gone.add_done_callback(lambda _: accepted.follower.close())
-        self._drain.add(accepted.follower.close)
+        gone.add_done_callback(lambda _: accepted.subscription.close())
+        self._drain.add(accepted.subscription.close)
         self._metrics.open_connections.inc()
         try:
             await self._deliver(scope, send)
         finally:
             gone.cancel()
-            self._drain.remove(accepted.follower.close)
-            accepted.follower.close()
-            accepted.leave(self._has_ended())
+            self._drain.remove(accepted.subscription.close)
+            accepted.subscription.close()
+            accepted.remove_reader(self._has_ended())
             self._metrics.open_connections.dec()
-            self._record()
+            self._log_end()
 
     async def _deliver(self, scope: Scope, send: Send) -> None:
         raise NotImplementedError
 
-    def _note(self, parts: Sequence[tuple[str, LogSlice]], tokens: int) -> None:
-        """Times of the tokens that go out now, so many, and ends."""
+    def _record(self, parts: Sequence[tuple[str, LogSlice]], tokens: int) -> None:
+        """Record the times of the tokens that are sent now, and the ends. Args: tokens: their number."""
         now = time.perf_counter()
         timing = self._accepted.timing
         if tokens:
@@ -108,7 +108,7 @@ class Delivery(Response):
             if part.end is not None:
                 self._ends[request_id] = part.end
                 if request_id not in self._accepted.ended_before:
-                    # Here and not behind the last end, which a client that leaves never sees.
+                    # Count here and not after the last end, which a client that leaves never sees.
                     self._metrics.count_end(part.end.reason)
                     self._metrics.generation_tokens.observe(part.end.count)
         if self._has_ended():
@@ -117,21 +117,21 @@ class Delivery(Response):
     def _has_ended(self) -> bool:
         return len(self._ends) == len(self._accepted.requests)
 
-    def _in_order(self) -> list[End]:
+    def _ends_in_order(self) -> list[End]:
         return [self._ends[request.id] for request in self._accepted.requests]
 
-    def _record(self) -> None:
+    def _log_end(self) -> None:
         """Count and log how the call ended for its client."""
         accepted = self._accepted
-        accepted.closed(accepted, self._ends)
+        accepted.on_closed(accepted, self._ends)
         if not self._has_ended():
             self._metrics.disconnects.inc()
             log.info(
-                "cut" if self._drain.is_cut else "client left",
+                "answer cut" if self._drain.is_cut else "client left",
                 extra={"request_id": accepted.parent, "ended": len(self._ends)},
             )
             return
-        ends = self._in_order()
+        ends = self._ends_in_order()
         seconds = time.perf_counter() - accepted.timing.started
         if not accepted.is_resumed:
             self._metrics.e2e_latency.observe(seconds)
@@ -144,22 +144,22 @@ class Delivery(Response):
 
 
 class StreamDelivery(Delivery):
-    """Server-sent events; all that wait for this reader go out in one write, but for long prompts that are echoed."""
+    """Delivers server-sent events. Those that wait are sent in one write, except after a long prompt that is echoed."""
 
     def __init__(
-        self, accepted: Accepted, reading: Reading, metrics: Metrics, drain: Drain, *, keep_alive_s: float
+        self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain, *, keep_alive_s: float
     ) -> None:
-        """Args: keep_alive_s: a stream that has been quiet for so long says that it lives."""
-        super().__init__(accepted, reading, metrics, drain)
+        """Args: keep_alive_s: a stream that has been quiet for this long sends a comment."""
+        super().__init__(accepted, render_model, metrics, drain)
         self._keep_alive_s = keep_alive_s
-        self._written_s = 0.0  # of the loop's clock
+        self._written_s = 0.0  # last write, on the loop's clock
 
     async def _deliver(self, scope: Scope, send: Send) -> None:
         await send(_start(200, self._stream_headers()))
         send = scope.get("extensions", {}).get(SEND_BODY, {"send": send})["send"]
         self._written_s = asyncio.get_running_loop().time()
-        # As for ids: who does not ask for event streams may read every line as an event.
-        comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.rendering.event_ids else None
+        # As for ids: a client that does not ask for event streams may read every line as an event.
+        comments = asyncio.create_task(self._keep_alive(send)) if self._accepted.options.event_ids else None
         try:
             async for events in self._all_events():
                 self._written_s = asyncio.get_running_loop().time()
@@ -170,7 +170,7 @@ class StreamDelivery(Delivery):
         await send(_body(b"", more=False))
 
     async def _keep_alive(self, send: Send) -> None:
-        """Comments, which clients skip: by them a stream that waits is told from one whose gateway is lost."""
+        """Send comments, which clients skip: they distinguish a stream that waits from one whose gateway is lost."""
         clock = asyncio.get_running_loop().time
         while True:
             if (quiet_s := self._written_s + self._keep_alive_s - clock()) > 0:
@@ -184,22 +184,22 @@ class StreamDelivery(Delivery):
         streams = {request.id: self._stream_of(request) for request in accepted.requests}
         while len(self._ends) < len(streams):
             try:
-                parts = await accepted.follower.next()
+                parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                yield error_event(answer_to(error).body())
+                yield error_event(api_error(error).body())
                 return
             if parts is None:
                 if self._drain.is_cut:
                     yield self._cut_event(streams)
                 return
-            for piece in _pieces(parts, streams) if accepted.rendering.echo else (parts,):
-                events = await self._events(piece, streams)
-                # A client that resumes has the first ones: they are not written, so nothing goes out for them.
+            for group in _write_groups(parts, streams) if accepted.options.echo else (parts,):
+                events = await self._events(group, streams)
+                # A client that resumes has the first events: they are not written again.
                 if events:
                     yield events
 
     def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
-        stream = ChoiceStream(request, self._accepted.rendering, self._reading)
+        stream = ChoiceStream(request, self._accepted.options, self._render_model)
         last_event_id = self._accepted.cursor.get(request.choice)
         return stream if last_event_id is None else ResumedChoice(stream, last_event_id)
 
@@ -211,22 +211,22 @@ class StreamDelivery(Delivery):
         for request_id, part in parts:
             stream = streams[request_id]
             if is_long(stream.tokens_to_echo):
-                written = await in_thread(partial(_written, stream, part))
+                written = await in_thread(partial(_token_events, stream, part))
             else:
-                written = _written(stream, part)
+                written = _token_events(stream, part)
             tokens += len(written)
             events += written
             if part.end is not None:
                 events.append(stream.end(part.end))
-        self._note(parts, tokens)
+        self._record(parts, tokens)
         if len(self._ends) == len(streams):
-            events.append(stream_end(self._accepted.requests, self._accepted.rendering, self._in_order()))
+            events.append(stream_end(self._accepted.requests, self._accepted.options, self._ends_in_order()))
         return b"".join(events)
 
     def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:
-        """What a stream ends with when this gateway goes before it does."""
-        error = draining()
-        if not self._accepted.rendering.event_ids:
+        """Return the last event of a stream that outlives this gateway."""
+        error = draining_error()
+        if not self._accepted.options.event_ids:
             return error_event(error.body())
         return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
 
@@ -240,46 +240,46 @@ class StreamDelivery(Delivery):
         }
 
 
-def _pieces(
+def _write_groups(
     parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
 ) -> Iterator[Sequence[tuple[str, LogSlice]]]:
-    """Parts that go out in one write: a long prompt's is taken by the client before the next one is rendered."""
-    piece = []
+    """Yield the parts of each write. A long prompt ends one: the client takes it before the next one is rendered."""
+    group = []
     for request_id, part in parts:
-        piece.append((request_id, part))
+        group.append((request_id, part))
         if is_long(streams[request_id].tokens_to_echo):
-            yield piece
-            piece = []
-    if piece:
-        yield piece
+            yield group
+            group = []
+    if group:
+        yield group
 
 
-def _written(stream: ChoiceStream | ResumedChoice, part: LogSlice) -> list[bytes]:
-    """The events of its tokens that the client has not."""
+def _token_events(stream: ChoiceStream | ResumedChoice, part: LogSlice) -> list[bytes]:
+    """Return the events of a part's tokens that the client does not have."""
     return [event for event in map(stream.token, part.tokens) if event]
 
 
 class WholeDelivery(Delivery):
-    """One JSON answer when every choice has ended."""
+    """Delivers one JSON answer when every choice has ended."""
 
     async def _deliver(self, scope: Scope, send: Send) -> None:  # noqa: ARG002 - a stream's signature
         accepted = self._accepted
         tokens: dict[str, list[Token]] = {request.id: [] for request in accepted.requests}
         while len(self._ends) < len(tokens):
             try:
-                parts = await accepted.follower.next()
+                parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                return await self._send(send, *_error(answer_to(error)))
+                return await self._send(send, *_error(api_error(error)))
             if parts is None:
-                return await self._send(send, *_error(draining())) if self._drain.is_cut else None
-            self._note(parts, sum(len(part.tokens) for _, part in parts))
+                return await self._send(send, *_error(draining_error())) if self._drain.is_cut else None
+            self._record(parts, sum(len(part.tokens) for _, part in parts))
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)
-        for end in self._in_order():
-            if (failure := answer_to_end(end.reason)) is not None:
+        for end in self._ends_in_order():
+            if (failure := end_error(end.reason)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
-        answer = await write_answer(accepted.requests, accepted.rendering, logs, self._reading)
+        answer = await write_answer(accepted.requests, accepted.options, logs, self._render_model)
         return await self._send(send, 200, answer, {})
 
     async def _send(self, send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

@@ -1,8 +1,8 @@
-"""One watcher per process reads the logs of all open connections: one pool call a step, however many streams run, and
-none where the news brought the entries themselves.
+"""Reads the logs of all open connections of the process: one pool call per step, however many streams run.
 
-The pool's notifications are hints, so the watcher keeps a cursor per log and asks again. A connection that does not
-take its tokens is not read for until it does: the log is its buffer, and slow readers only hurt themselves.
+If the pool's news brought the entries themselves, no call is made at all. News are hints that may be lost, so the
+watcher keeps a cursor for each log and reads again. While a connection does not take its tokens, its logs are not read:
+the log is the buffer, and a slow reader slows only itself.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ import math
 from collections.abc import Iterable, Mapping
 
 from orca.core.domain.errors import OrcaError, PoolUnavailable, UnknownRequest
-from orca.core.process.batches import batches
+from orca.core.process.batched import batched
 from orca.pool.api import Pool
 from orca.pool.hints import LogNews
-from orca.pool.log_slice import LogSlice
+from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 1.0  # between two reads that no hint asked for
-TURNS_SECONDS = 8  # in which all logs are read whatever was told of them: what a lost hint may cost
+WAIT_SECONDS = 1.0  # between two reads without news
+ROUND_SECONDS = 8  # all logs are read once in this time, whatever the news said: the cost of a lost hint
 OUTAGE_SECONDS = 0.2  # between two attempts while the pool is away
-UNSEEN_SECONDS = 0.01  # before tokens that were told of and could not be read are looked for again
+UNSEEN_SECONDS = 0.01  # before the next attempt to read tokens that the news announced and that could not be read
 READ_MAX = 256  # logs that one call reads: Redis and this process turn to others in between
-UNTAKEN_MAX = 1024  # tokens read for a connection and not taken by it
+UNTAKEN_MAX = 1024  # tokens that were read for a connection and that it has not taken
 
 
-class Follower:
-    """What one connection sees of the logs of its parent. Leave it by `close`."""
+class LogSubscription:
+    """The part of the logs that one connection reads. `close` ends it."""
 
     def __init__(self, watcher: "LogWatcher", request_ids: Iterable[str]) -> None:
         self._watcher = watcher
@@ -39,9 +39,9 @@ class Follower:
         self.untaken_tokens = 0
 
     async def next(self) -> list[tuple[str, LogSlice]] | None:
-        """All that came since the last call, at least one slice; None once closed.
+        """Wait for log slices and return all that came since the last call; None once closed.
 
-        Raises: UnknownRequest when the pool has lost the record (a fail-over, a Redis without its file).
+        Raises: UnknownRequest if the pool has lost the record (a fail-over, a Redis without its file).
         """
         await self._has_news.wait()
         if self._is_closed:
@@ -55,12 +55,12 @@ class Follower:
         return taken
 
     def close(self) -> None:
-        """Stop following; wakes `next`."""
+        """End the subscription and wake `next`."""
         self._is_closed = True
         self._has_news.set()
         self._watcher.forget(self)
 
-    def give(self, request_id: str, part: LogSlice) -> None:
+    def add(self, request_id: str, part: LogSlice) -> None:
         self._untaken.append((request_id, part))
         self.untaken_tokens += len(part.tokens)
         self._has_news.set()
@@ -71,51 +71,51 @@ class Follower:
 
 
 class LogWatcher:
-    """Reads the logs of all followers. `run` is one task of the process."""
+    """Reads the logs of all subscriptions. `run` is one task of the process."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        # Per log, who reads it and the entries that each was given; several connections may read one log.
-        self._reading: dict[str, dict[Follower, int]] = {}
-        # The least of these: from where each log is to be read. What news are told of by.
+        # For each log its readers, and the number of entries that each has. Several connections may read one log.
+        self._reading: dict[str, dict[LogSubscription, int]] = {}
+        # The smallest of these numbers: from here each log is read. The news use it too.
         self._cursors: dict[str, int] = {}
-        self._paused: dict[Follower, dict[str, int]] = {}
-        # Logs of these to be read at once: such as may have had something when they came, and such of which there is
-        # more than was read. Nobody tells of that again.
+        self._paused: dict[LogSubscription, dict[str, int]] = {}
+        # Logs to be read at once: those that may have had entries at their subscription, and those that have more
+        # entries than one read brought. No news will announce these entries again.
         self._unread: set[str] = set()
-        self._in_turn: list[str] = []  # all logs as they were, those not read since
-        self._turn_s = -math.inf  # when it was last their turn, on the loop's clock
+        self._round: list[str] = []  # the rest of the present round: logs that are still to be read without news
+        self._round_s = -math.inf  # when the round last went on, on the loop's clock
         self._is_all_due = False
         self._news: LogNews | None = None  # while `run` waits there
         self._has_cursors = asyncio.Event()
 
-    def follow(self, request_ids: Iterable[str], *, are_new: bool = False) -> Follower:
+    def subscribe(self, request_ids: Iterable[str], *, are_new: bool = False) -> LogSubscription:
         """Read these logs from their start.
 
-        Args: are_new: they were empty a moment ago, and what comes is told of: nothing is read before.
+        Args: are_new: the logs were empty a moment ago, so nothing is read before news come.
         """
-        follower = Follower(self, request_ids)
-        for request_id in follower.request_ids:
-            self._read_on(follower, request_id, 0)
-            if not are_new or (self._news is not None and self._news.told_before(request_id)):
+        subscription = LogSubscription(self, request_ids)
+        for request_id in subscription.request_ids:
+            self._read_on(subscription, request_id, 0)
+            if not are_new or (self._news is not None and self._news.length_before(request_id)):
                 self._unread.add(request_id)
-        self._look_again()
-        return follower
+        self._end_wait()
+        return subscription
 
-    def forget(self, follower: Follower) -> None:
-        self._paused.pop(follower, None)
-        for request_id in follower.request_ids:
-            self._stop_reading(follower, request_id)
+    def forget(self, subscription: LogSubscription) -> None:
+        self._paused.pop(subscription, None)
+        for request_id in subscription.request_ids:
+            self._stop_reading(subscription, request_id)
 
-    def resume(self, follower: Follower) -> None:
-        """The follower has taken what there was: read on for it if it was paused."""
-        for request_id, cursor in self._paused.pop(follower, {}).items():
-            self._read_on(follower, request_id, cursor)
+    def resume(self, subscription: LogSubscription) -> None:
+        """Read on for a subscription that has taken its slices, if it was paused."""
+        for request_id, cursor in self._paused.pop(subscription, {}).items():
+            self._read_on(subscription, request_id, cursor)
             self._unread.add(request_id)
-        self._look_again()
+        self._end_wait()
 
     async def run(self) -> None:
-        """Until cancelled. Outages of the pool are waited out."""
+        """Read until cancelled, through outages of the pool."""
         was_away = False
         with self._pool.log_news(self._cursors) as self._news:
             while True:
@@ -124,7 +124,7 @@ class LogWatcher:
                     self._has_cursors.clear()
                     continue
                 try:
-                    await self._look(self._news)
+                    await self._read_new(self._news)
                     if was_away:
                         was_away = False
                         log.info("pool back")
@@ -138,56 +138,56 @@ class LogWatcher:
                     self._is_all_due = True
                     await asyncio.sleep(OUTAGE_SECONDS)
 
-    def _look_again(self) -> None:
-        """Let a wait end that knew nothing of what is to be read now."""
+    def _end_wait(self) -> None:
+        """End a wait that began before the logs that are to be read now were known."""
         if self._cursors:
             self._has_cursors.set()
         if self._unread and self._news is not None:
             self._news.end_wait()
 
-    async def _look(self, news: LogNews) -> None:
-        """Wait for news and read what is new; in turn also logs of which nobody told.
+    async def _read_new(self, news: LogNews) -> None:
+        """Wait for news and read the new entries; in rounds, read logs without news as well.
 
-        A hint may have been lost, and so may a record: a Redis that restarts fast is away from nobody's calls, but
-        breaks the link by which it tells. So some logs are read once a second, and each within TURNS_SECONDS.
+        A hint may be lost, and so may a record: a Redis that restarts fast may fail no call, but breaks the link that
+        brings the news. So some logs are read once a second, and each within ROUND_SECONDS.
         """
         longer = await news.wait(0.0 if self._unread else WAIT_SECONDS)
         self._is_all_due = self._is_all_due or longer is None
-        told = {request_id: part for request_id in longer or () if (part := news.slice(request_id)) is not None}
-        self._deliver(told)
-        # What is new before what is long: a call may have no room for both.
-        untold = (longer or frozenset()) - told.keys()
-        due = [*untold, *self._unread, *self._turn()]
+        brought = {request_id: part for request_id in longer or () if (part := news.slice(request_id)) is not None}
+        self._deliver(brought)
+        # New entries before the rest of long logs: a call may have no room for both.
+        announced = (longer or frozenset()) - brought.keys()
+        due = [*announced, *self._unread, *self._next_of_round()]
         starts = {request_id: self._cursors[request_id] for request_id in due}
         if not starts:
             return
         self._unread.difference_update(starts)
         is_seen = await self._read(starts)
         self._is_all_due = False
-        if untold and not is_seen:
-            # Told of, but not to be seen yet: replicas have not confirmed it.
+        if announced and not is_seen:
+            # The tokens were announced but cannot be read yet: replicas have not confirmed them.
             await asyncio.sleep(UNSEEN_SECONDS)
 
-    def _turn(self) -> list[str]:
-        """Logs whose turn it is to be read without any news."""
+    def _next_of_round(self) -> list[str]:
+        """Return the logs that are now to be read without news."""
         now = asyncio.get_running_loop().time()
         if self._is_all_due:
-            self._turn_s = now
-            self._in_turn.clear()
+            self._round_s = now
+            self._round.clear()
             return list(self._cursors)
-        if now <= self._turn_s + WAIT_SECONDS:
+        if now <= self._round_s + WAIT_SECONDS:
             return []
-        self._turn_s = now
-        self._in_turn = self._in_turn or list(self._cursors)
-        many = max(READ_MAX, math.ceil(len(self._cursors) * WAIT_SECONDS / TURNS_SECONDS))
-        taken = self._in_turn[-many:]
-        del self._in_turn[-many:]
+        self._round_s = now
+        self._round = self._round or list(self._cursors)
+        count = max(READ_MAX, math.ceil(len(self._cursors) * WAIT_SECONDS / ROUND_SECONDS))
+        taken = self._round[-count:]
+        del self._round[-count:]
         return [request_id for request_id in taken if request_id in self._cursors]
 
     async def _read(self, starts: Mapping[str, int]) -> bool:
-        """Read these logs and deliver what is new; whether anything was."""
+        """Read these logs and deliver new entries. Returns: whether there were any."""
         is_seen = False
-        for logs in batches(list(starts.items()), READ_MAX):
+        for logs in batched(list(starts.items()), READ_MAX):
             parts = await self._pool.read_many(dict(logs), for_all=True)
             self._deliver(parts)
             is_seen = is_seen or bool(parts)
@@ -197,35 +197,35 @@ class LogWatcher:
         for request_id, part in parts.items():
             if part is not None and part.is_cut and request_id in self._cursors:
                 self._unread.add(request_id)
-            for follower, cursor in list(self._reading.get(request_id, {}).items()):
+            for subscription, cursor in list(self._reading.get(request_id, {}).items()):
                 if part is None:
-                    follower.fail(UnknownRequest(request_id))
-                    self.forget(follower)
-                # Whoever is behind what was read, or before it, gets its part by another read.
+                    subscription.fail(UnknownRequest(request_id))
+                    self.forget(subscription)
+                # A reader whose cursor is outside of the slice gets its part by another read.
                 elif 0 <= cursor - part.start <= len(part.tokens):
-                    self._give(follower, request_id, _from(cursor, part))
+                    self._deliver_part(subscription, request_id, _slice_from(cursor, part))
 
-    def _give(self, follower: Follower, request_id: str, part: LogSlice) -> None:
+    def _deliver_part(self, subscription: LogSubscription, request_id: str, part: LogSlice) -> None:
         if not part.tokens and part.end is None:
             return
-        follower.give(request_id, part)
+        subscription.add(request_id, part)
         cursor = part.start + len(part.tokens)
         if part.end is not None:
-            self._stop_reading(follower, request_id)
-        elif follower.untaken_tokens >= UNTAKEN_MAX:
-            self._stop_reading(follower, request_id)
-            self._paused.setdefault(follower, {})[request_id] = cursor
+            self._stop_reading(subscription, request_id)
+        elif subscription.untaken_tokens >= UNTAKEN_MAX:
+            self._stop_reading(subscription, request_id)
+            self._paused.setdefault(subscription, {})[request_id] = cursor
         else:
-            self._read_on(follower, request_id, cursor)
+            self._read_on(subscription, request_id, cursor)
 
-    def _read_on(self, follower: Follower, request_id: str, cursor: int) -> None:
+    def _read_on(self, subscription: LogSubscription, request_id: str, cursor: int) -> None:
         reading = self._reading.setdefault(request_id, {})
-        reading[follower] = cursor
+        reading[subscription] = cursor
         self._cursors[request_id] = min(reading.values())
 
-    def _stop_reading(self, follower: Follower, request_id: str) -> None:
+    def _stop_reading(self, subscription: LogSubscription, request_id: str) -> None:
         reading = self._reading.get(request_id, {})
-        reading.pop(follower, None)
+        reading.pop(subscription, None)
         if reading:
             self._cursors[request_id] = min(reading.values())
         else:
@@ -234,8 +234,8 @@ class LogWatcher:
             self._unread.discard(request_id)
 
 
-def _from(cursor: int, part: LogSlice) -> LogSlice:
-    """What of a part begins at `cursor`."""
+def _slice_from(cursor: int, part: LogSlice) -> LogSlice:
+    """Return the rest of a slice from `cursor` on."""
     if cursor == part.start:
         return part
     return LogSlice(cursor, part.tokens[cursor - part.start :], part.end)

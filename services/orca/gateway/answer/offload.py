@@ -1,8 +1,8 @@
-"""Rendering of what is long beside the loop, whose streams go on meanwhile: whole answers a choice at a time, long ones
-in a thread, and there also the first event of a stream that echoes a long prompt.
+"""Renders long answers in a thread, so that other streams of the event loop go on meanwhile.
 
-One thread for all of them, since Python computes in one at a time anyway and each more would only take turns from the
-loop. Answers that are rendered together take turns by choice.
+Whole answers are rendered one choice at a time, long choices in the thread. So is the first event of a stream that
+echoes a long prompt. All share one thread: Python runs one thread at a time anyway, and each further one would only
+take time from the loop. Answers that are rendered together take turns by choice.
 """
 
 import asyncio
@@ -12,59 +12,60 @@ from functools import partial
 from typing import TypeVar
 
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.render.render import Reading, Rendering, text_so_far, whole_answer, whole_choice
+from orca.gateway.render.render import RenderModel, RenderOptions, text_so_far, whole_answer, whole_choice
 
 T = TypeVar("T")
 
 INLINE_TOKENS = 256
-"""More are rendered in the thread; so many take a millisecond or two of the loop."""
+"""More tokens are rendered in the thread; this many take a millisecond or two of the loop."""
 
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="render")
 
 
 async def write_answer(
     requests: Sequence[Request],
-    rendering: Rendering,
+    options: RenderOptions,
     logs: Sequence[tuple[Sequence[Token], End]],
-    reading: Reading,
+    render_model: RenderModel,
 ) -> bytes:
-    """The answer to a call that does not stream. No choice may have failed (see `answer_to_end`)."""
+    """Render the answer to a call that does not stream. No choice may have failed (see `end_error`)."""
     choices = [
-        await _aside(
-            _weight(request, rendering, tokens), partial(whole_choice, request, rendering, tokens, end, reading)
+        await _render(
+            _token_count(request, options, tokens), partial(whole_choice, request, options, tokens, end, render_model)
         )
         for request, (tokens, end) in zip(requests, logs, strict=True)
     ]
-    return whole_answer(requests, rendering, choices, [end for _, end in logs])
+    return whole_answer(requests, options, choices, [end for _, end in logs])
 
 
 async def write_text(
-    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End | None, reading: Reading
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
 ) -> str:
-    """The text of a choice that these tokens bring, and its end where there is one."""
-    return await _aside(
-        _weight(request, rendering, tokens), partial(text_so_far, request, rendering, tokens, end, reading)
+    """Render the text of a choice from its tokens, and from its end if it has ended."""
+    return await _render(
+        _token_count(request, options, tokens), partial(text_so_far, request, options, tokens, end, render_model)
     )
 
 
-def _weight(request: Request, rendering: Rendering, tokens: Sequence[Token]) -> int:
-    """Tokens that are rendered for a choice."""
-    return len(tokens) + (len(request.prompt) if rendering.echo else 0)
+def _token_count(request: Request, options: RenderOptions, tokens: Sequence[Token]) -> int:
+    """Count the tokens that are rendered for a choice."""
+    return len(tokens) + (len(request.prompt) if options.echo else 0)
 
 
-def is_long(weight: int) -> bool:
-    """Args: weight: tokens to render."""
-    return weight > INLINE_TOKENS
+def is_long(token_count: int) -> bool:
+    """Return whether this many tokens are to be rendered in the thread."""
+    return token_count > INLINE_TOKENS
 
 
 async def in_thread(render: Callable[[], T]) -> T:
+    """Render in the thread."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, render)
 
 
-async def _aside(weight: int, render: Callable[[], T]) -> T:
-    if is_long(weight):
+async def _render(token_count: int, render: Callable[[], T]) -> T:
+    if is_long(token_count):
         return await in_thread(render)
     rendered = render()
-    # There may be many short choices: others have their turn between them.
+    # There may be many short choices: let other tasks run between them.
     await asyncio.sleep(0)
     return rendered

@@ -1,6 +1,6 @@
-"""Spans of a call: queue, prefill, decode, deliver. Exported only where OTEL_EXPORTER_OTLP_ENDPOINT is set.
+"""Traces calls by spans: queue, prefill, decode, deliver. They are exported only if OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
-W3C trace context comes in with the call and goes on with its requests, exported or not.
+The call's W3C trace context is passed on to its requests, with or without export.
 """
 
 import os
@@ -16,24 +16,24 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from orca.gateway.answer.delivery import Timing
+from orca.gateway.answer.delivery import CallTiming
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 CLOSE_SECONDS = 1.0
-"""For the last spans to leave. The exporter's own bound, half a minute, is longer than a pod may take to end."""
+"""Longest time for the last spans. The exporter's own limit, half a minute, is longer than a pod may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """The span of one call, and what its requests are to carry on."""
+    """The span of one call, and the trace context for its requests."""
 
     span: Span | None
     traceparent: str | None
 
 
 class Tracing:
-    """Makes spans, or passes contexts through when there is nowhere to export to."""
+    """Makes spans, or only passes contexts on if there is no exporter."""
 
     def __init__(self, exporter: SpanExporter | None) -> None:
         self._provider: TracerProvider | None = None
@@ -43,19 +43,17 @@ class Tracing:
 
     @classmethod
     def from_environment(cls) -> "Tracing":
-        """As OpenTelemetry's own variables say."""
+        """Read OpenTelemetry's own variables."""
         if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
             return cls(None)
-        # Imported only here: it is slow to load and most gateways run without.
+        # Imported only here: it is slow to load, and most gateways run without it.
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         return cls(OTLPSpanExporter())
 
-    def start(self, name: str, headers: Mapping[str, str]) -> CallSpan:
-        """Begin a call's span under the caller's, if its headers name one."""
-        given = headers.get("traceparent")
-        if given is not None and not TRACEPARENT.fullmatch(given):
-            given = None
+    def start(self, name: str, traceparent: str | None) -> CallSpan:
+        """Begin a call's span under the span that its `traceparent` header names. A malformed one is ignored."""
+        given = None if traceparent is None or not TRACEPARENT.fullmatch(traceparent) else traceparent
         if self._provider is None:
             return CallSpan(None, given)
         context = TraceContextTextMapPropagator().extract({"traceparent": given} if given else {})
@@ -65,7 +63,7 @@ class Tracing:
         return CallSpan(span, carrier.get("traceparent"))
 
     def fail(self, call: CallSpan, error: BaseException) -> None:
-        """End the span of a call that was not accepted. The error's words are the client's, its kind tells enough."""
+        """End the span of a call that was not accepted, with the error's type: its message may quote the client."""
         if call.span is not None:
             call.span.set_status(StatusCode.ERROR, type(error).__name__)
             call.span.end()
@@ -73,11 +71,11 @@ class Tracing:
     def finish(
         self,
         call: CallSpan,
-        timing: Timing,
+        timing: CallTiming,
         attributes: Mapping[str, str | int | float],
         first_claimed_ms: int | None = None,
     ) -> None:
-        """End a call's span, with one child per phase that it came to.
+        """End a call's span, with one child for each phase that the call reached.
 
         Args:
             first_claimed_ms: wall clock, Unix milliseconds; without it, waiting and the first iteration are one span.
@@ -106,7 +104,7 @@ class Tracing:
         call.span.end(delivered)
 
     def close(self) -> None:
-        """Export what is left; what a collector does not take in time is lost, and the process ends."""
+        """Export the remaining spans. Spans that the collector does not take in time are lost, and the process ends."""
         if self._provider is not None:
             closing = threading.Thread(target=self._provider.shutdown, daemon=True)
             closing.start()

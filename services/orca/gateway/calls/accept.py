@@ -1,6 +1,6 @@
-"""From a body to a submission: every check that needs no pool, the prompt's tokens, and how to sample.
+"""Turns a body into a submission: every check that needs no pool, the prompt, and the sampling parameters.
 
-Straight-line and without I/O; what a call gets from outside (ids, time, chance) comes in as a `Call`.
+The code is straight-line and without I/O. Ids, time and chance come in as a `CallContext`.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ from typing import Any
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unbuilt
+from orca.gateway.calls.opened_call import OpenedCall
+from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
 from orca.gateway.errors import ApiError
-from orca.gateway.latency_goals import NO_GOALS, Goals
-from orca.gateway.models.models import Served
-from orca.gateway.render.render import Kind, Rendering
+from orca.gateway.models.models import ServedModel
+from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import Settings
-from orca.pool.api import OnDisconnect, Submission
+from orca.pool.records import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
@@ -26,25 +26,22 @@ SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a call gets from outside its body."""
+class CallContext:
+    """Everything besides the body that decides a submission: the opened call, and ids, time and chance."""
 
+    call: OpenedCall
     parent: str
     reader: str
     now_ms: int  # wall clock, Unix milliseconds
     seed: int  # used where the body has none, [0, 2^63)
-    max_total_tokens: int | None = None  # of the longest request that fits, where known
-    event_ids: bool = False
-    owner: str = ""
-    digest: str = ""  # of the body, where the call may be repeated
-    is_kept: bool = False  # unless the body says otherwise, it goes on when nobody reads it
-    traceparent: str | None = None
-    goals: Goals = NO_GOALS
+    digest: str  # of the body if the call may be repeated; otherwise empty
+    is_kept: bool  # unless the body says otherwise, the call goes on when nobody reads it
+    traceparent: str | None  # trace context for the call's requests
 
 
-def completion_prompts(body: CompletionBody, served: Served, settings: Settings) -> list[str | list[int]]:
-    """The prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
-    refuse_unbuilt(body.model_extra or {}, COMPLETION)
+def completion_prompts(body: CompletionBody, served: ServedModel, settings: Settings) -> list[str | list[int]]:
+    """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
+    refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
@@ -57,25 +54,25 @@ def completion_prompts(body: CompletionBody, served: Served, settings: Settings)
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest("prompt must be text or token ids, or a list of either, not empty", param="prompt")
     _check_choices(len(prompt), choices, settings)
-    for i, one in enumerate(prompt):
-        if not isinstance(one, str):
-            if isinstance(one, list):
-                # First, because looking at each of a million ids takes long.
-                _check_context(len(one), served, param="prompt")
-            _check_token_ids(one, served.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
+    for i, element in enumerate(prompt):
+        if not isinstance(element, str):
+            if isinstance(element, list):
+                # First, because checking each of a million ids takes long.
+                _check_context(len(element), served, param="prompt")
+            _check_token_ids(element, served.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
 
 
-async def chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
-    """The text of a chat as the model's template writes it. Raises: InvalidRequest."""
+async def chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: Settings) -> str:
+    """Render a chat by the model's template. Raises: InvalidRequest."""
     if len(body.messages or []) > settings.inline_messages_max:
         return await asyncio.to_thread(_chat_prompt, body, served, settings)
     return _chat_prompt(body, served, settings)
 
 
-def _chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settings) -> str:
+def _chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: Settings) -> str:
     if isinstance(body, ChatBody):
-        refuse_unbuilt(body.model_extra or {}, CHAT)
+        refuse_unsupported(body.model_extra or {}, CHAT)
         _check_stream(body)
         _check_choices(1, body.n or 1, settings)
     if served.chat_template is None:
@@ -89,32 +86,38 @@ def _chat_prompt(body: ChatBody | TokenizeBody, served: Served, settings: Settin
 
 
 def submission(
-    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], served: Served, settings: Settings, call: Call
+    body: CompletionBody | ChatBody,
+    prompts: Sequence[Sequence[int]],
+    served: ServedModel,
+    settings: Settings,
+    context: CallContext,
+    max_total_tokens: int | None,
 ) -> Submission:
-    """All requests of a call: n choices of each prompt, in order.
+    """Make all requests of a call: n choices of each prompt, in order.
 
     Args:
         prompts: token ids of each prompt.
+        max_total_tokens: prompt and output of the longest request that fits; None if that is unknown.
     Raises: InvalidRequest naming the field.
     """
     sampling = _sampling(body, served, settings)
     choices = body.n or 1
-    seed = call.seed if body.seed is None else body.seed
-    limits = [max_new_tokens(body, len(prompt), served, settings, call.max_total_tokens) for prompt in prompts]
-    # Once for all choices of a prompt, which may be long.
+    seed = context.seed if body.seed is None else body.seed
+    limits = [max_new_tokens(body, len(prompt), served, settings, max_total_tokens) for prompt in prompts]
+    # Shared by all choices of a prompt, which may be long.
     shared_prompts = [tuple(prompt) for prompt in prompts]
     requests = [
         Request(
-            parent=call.parent,
+            parent=context.parent,
             choice=i * choices + choice,
             revision=served.info.revision,
             prompt=prompt,
             max_new_tokens=limits[i],
-            # Every prompt gets the seeds that it would get alone.
+            # Every prompt gets the seeds that it would get in a call of its own.
             sampling=SamplingParams(**sampling, seed=(seed + choice) % SEEDS),
-            deadline_ms=call.goals.deadline_ms(body.deadline_ms, limits[i]),
-            first_token_deadline_ms=call.goals.first_token_deadline_ms,
-            traceparent=call.traceparent,
+            deadline_ms=context.call.goals.deadline_ms(body.deadline_ms, limits[i]),
+            first_token_deadline_ms=context.call.goals.first_token_deadline_ms,
+            traceparent=context.traceparent,
         )
         for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
@@ -123,26 +126,26 @@ def submission(
     if sampling["min_tokens"] > least:
         raise InvalidRequest(f"min_tokens {sampling['min_tokens']} is more than max_tokens {least}", param="min_tokens")
     return Submission(
-        parent=call.parent,
+        parent=context.parent,
         requests=tuple(requests),
-        reader=call.reader,
-        on_disconnect=_on_disconnect(body, call),
-        render=_rendering(body, served, call).to_json(),
-        owner=call.owner,
-        digest=call.digest,
+        reader=context.reader,
+        on_disconnect=_on_disconnect(body, context),
+        render=_render_options(body, served, context).to_json(),
+        owner=context.call.owner,
+        digest=context.digest,
     )
 
 
 def max_new_tokens(
     body: CompletionBody | ChatBody,
     prompt_length: int,
-    served: Served,
+    served: ServedModel,
     settings: Settings,
     max_total_tokens: int | None = None,
 ) -> int:
-    """Tokens that the body asks for; a default, cut to the context and to what fits, where it asks for none.
+    """Return the most tokens to generate: the body's number, otherwise a default cut to the context and to what fits.
 
-    Raises: InvalidRequest when they do not fit into the model's context.
+    Raises: InvalidRequest if they do not fit into the model's context.
     """
     limit = served.info.max_model_len
     if prompt_length == 0:
@@ -154,7 +157,7 @@ def max_new_tokens(
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
     if asked is None:
-        # A prompt that leaves no room beside it is left to the pool to refuse.
+        # If the prompt leaves no room, the pool refuses it.
         return max(1, min(default, limit - prompt_length, (max_total_tokens or limit) - prompt_length))
     if prompt_length + asked > limit:
         message = (
@@ -162,26 +165,26 @@ def max_new_tokens(
             f"are more than the model's context of {limit}"
         )
         raise ApiError(400, message, param=param, code="context_length_exceeded")
-    # A prompt is scored by the iteration that would give its first token, which is then not shown.
+    # A prompt is scored by the iteration that draws its first token. That token is not shown.
     return max(1, asked)
 
 
-def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Settings) -> dict[str, Any]:
-    """The fields of SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
+def _sampling(body: CompletionBody | ChatBody, served: ServedModel, settings: Settings) -> dict[str, Any]:
+    """Return all SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
     stop_token_ids = body.stop_token_ids or []
     if len(stop_token_ids) > settings.stop_token_ids_max:
         raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
     _check_token_ids(stop_token_ids, served.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
     return {
-        "temperature": _or(body.temperature, 1.0),
-        # One that cuts nothing may be larger than any number that the stages are sent.
+        "temperature": _float_or(body.temperature, 1.0),
+        # A top_k that cuts nothing may be larger than the field of the stages' messages.
         "top_k": body.top_k if 0 < (body.top_k or 0) < served.info.vocab_size else None,
-        "top_p": _or(body.top_p, 1.0),
-        "min_p": _or(body.min_p, 0.0),
-        "repetition_penalty": _or(body.repetition_penalty, 1.0),
-        "presence_penalty": _or(body.presence_penalty, 0.0),
-        "frequency_penalty": _or(body.frequency_penalty, 0.0),
+        "top_p": _float_or(body.top_p, 1.0),
+        "min_p": _float_or(body.min_p, 0.0),
+        "repetition_penalty": _float_or(body.repetition_penalty, 1.0),
+        "presence_penalty": _float_or(body.presence_penalty, 0.0),
+        "frequency_penalty": _float_or(body.frequency_penalty, 0.0),
         "logit_bias": _logit_bias(body.logit_bias or {}, served, settings),
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
@@ -192,34 +195,36 @@ def _sampling(body: CompletionBody | ChatBody, served: Served, settings: Setting
     }
 
 
-def _on_disconnect(body: GenerationBody, call: Call) -> OnDisconnect:
+def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
     if body.background and body.on_disconnect == "cancel":
-        raise InvalidRequest("on_disconnect: nobody reads a call in the background: it is kept", param="on_disconnect")
+        raise InvalidRequest(
+            "on_disconnect: a background call has no reader, so it must be kept", param="on_disconnect"
+        )
     if body.on_disconnect is None:
-        return OnDisconnect.KEEP if call.is_kept else OnDisconnect.CANCEL
+        return OnDisconnect.KEEP if context.is_kept else OnDisconnect.CANCEL
     return OnDisconnect(body.on_disconnect)
 
 
-def _rendering(body: CompletionBody | ChatBody, served: Served, call: Call) -> Rendering:
-    options = body.stream_options if body.stream else None
-    continuous = bool(options and options.continuous_usage_stats)
-    return Rendering(
-        kind=Kind.CHAT if isinstance(body, ChatBody) else Kind.COMPLETION,
+def _render_options(body: CompletionBody | ChatBody, served: ServedModel, context: CallContext) -> RenderOptions:
+    stream_options = body.stream_options if body.stream else None
+    continuous = bool(stream_options and stream_options.continuous_usage_stats)
+    return RenderOptions(
+        kind=AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION,
         model=served.info.name,
-        created=call.now_ms // 1000,
+        created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
-        include_usage=bool(options and options.include_usage),
+        include_usage=bool(stream_options and stream_options.include_usage),
         continuous_usage=continuous,
         return_token_ids=bool(body.return_token_ids),
-        event_ids=call.event_ids,
-        goals=call.goals,
+        event_ids=context.call.wants_event_ids,
+        goals=context.call.goals,
     )
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
-    """Alternatives to report for output and prompt tokens."""
+    """Return the numbers of alternatives to report for output and for prompt tokens."""
     if isinstance(body, CompletionBody):
         return body.logprobs, body.logprobs if body.echo else None
     if body.top_logprobs and not body.logprobs:
@@ -239,21 +244,21 @@ def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _logit_bias(bias: dict[str, float], served: Served, settings: Settings) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: dict[str, float], served: ServedModel, settings: Settings) -> tuple[tuple[int, float], ...]:
     if len(bias) > settings.logit_bias_max:
         raise InvalidRequest(f"logit_bias has more than {settings.logit_bias_max} entries", param="logit_bias")
     pairs: dict[int, float] = {}
     for key, value in bias.items():
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
         if not 0 <= token_id < served.info.vocab_size:
-            raise InvalidRequest(f"logit_bias has {key[:32]!r}, which is no token id", param="logit_bias")
+            raise InvalidRequest(f"logit_bias has {key[:32]!r}, which is not a token id", param="logit_bias")
         if not -100 <= value <= 100:
             raise InvalidRequest(f"logit_bias of {key} must be between -100 and 100", param="logit_bias")
         pairs[token_id] = value
     return tuple(sorted(pairs.items()))
 
 
-def _check_context(prompt_length: int, served: Served, *, param: str) -> None:
+def _check_context(prompt_length: int, served: ServedModel, *, param: str) -> None:
     limit = served.info.max_model_len
     if prompt_length >= limit:
         message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
@@ -284,10 +289,10 @@ def _check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates expect it: its content as one text."""
+    """Return a message as templates expect it: its content is one text."""
     where = f"messages[{index}]."
     extra = message.model_extra or {}
-    refuse_unbuilt(extra, MESSAGE, where)
+    refuse_unsupported(extra, MESSAGE, where)
     if message.role == "user" and message.content is None:
         raise InvalidRequest(f"{where}content: is required in a user's message", param=f"{where}content")
     return {"role": message.role, "content": _text_of(message.content, where)} | {
@@ -304,7 +309,7 @@ def _text_of(content: Any, where: str) -> str:
     for i, part in enumerate(content):
         name = f"{where}content[{i}]"
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name} is not a part of type text: nothing else is supported", param=name)
+            raise InvalidRequest(f"{name} must be a part of type text: no other type is supported", param=name)
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -313,5 +318,5 @@ def _prompt_param(body: GenerationBody) -> str:
     return "messages" if isinstance(body, ChatBody) else "prompt"
 
 
-def _or(value: float | None, default: float) -> float:
+def _float_or(value: float | None, default: float) -> float:
     return default if value is None else float(value)

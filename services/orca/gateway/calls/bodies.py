@@ -1,14 +1,14 @@
 """The JSON bodies of the API: names, types and ranges of fields, as the OpenAPI document shows them.
 
-null means the default everywhere. Unknown fields are ignored; those in `unsupported_fields.py` are refused. What a
-field's value means beside the others (prompt length, model, token ids) is checked in `accept.py`.
+null means the default everywhere. Unknown fields are ignored; those in `unsupported_fields.py` are refused. `accept.py`
+checks what depends on several fields or on the model (prompt length, token ids).
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-# Unions are checked by hand in `accept.py`: a list of a hundred thousand token ids must not be tried as four types.
+# `accept.py` checks unions: pydantic would try a list of a hundred thousand token ids as four types.
 Prompt = Annotated[
     Any,
     WithJsonSchema(
@@ -55,85 +55,89 @@ Content = Annotated[
 
 
 class Body(BaseModel):
-    """Strict: a number is not a string, a boolean is not a number. Other fields stay in `model_extra`."""
+    """A strict body: a number is not a string, a boolean is not a number. Other fields stay in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str | None = Field(None, description="Name of the served model; the only one where missing.")
+    model: str | None = Field(None, description="Name of the served model; by default the only one.")
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    include_usage: bool | None = Field(None, description="A last chunk without choices brings usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Each chunk brings usage so far.")
+    include_usage: bool | None = Field(None, description="Send a last chunk with usage and without choices.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far in each chunk.")
 
 
 class GenerationBody(Body):
-    """What completions and chat completions have in common."""
+    """Fields that completions and chat completions have in common."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, description="Choices per prompt; 1 where missing.")
-    temperature: float | None = Field(None, ge=0, le=2, description="1 where missing; 0 is greedy.")
+    n: int | None = Field(None, ge=1, description="Choices per prompt; 1 by default.")
+    temperature: float | None = Field(None, ge=0, le=2, description="1 by default; 0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, description="Most likely tokens kept; 0 and -1 keep all.")
+    top_k: int | None = Field(None, ge=-1, description="Number of most likely tokens to keep; 0 and -1 keep all.")
     min_p: float | None = Field(None, ge=0, le=1)
     # Logits are divided by it, in float32: near 0 they overflow.
-    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 where missing.")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="1 by default.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100, added to its logit.")
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Same seed, same tokens; else drawn.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=2**63 - 1, description="The same seed gives the same tokens; random by default."
+    )
     stop: Stop = None
     stop_token_ids: list[int] | None = Field(None, description="Token ids that end the output.")
-    min_tokens: int | None = Field(None, ge=0, description="The output does not end by itself before so many tokens.")
+    min_tokens: int | None = Field(None, ge=0, description="The output does not end by itself before this many tokens.")
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
-        None, description="Whether encoding adds the tokenizer's special tokens: true for completions, false for chat."
+        None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."
     )
     on_disconnect: Literal["cancel", "keep"] | None = Field(
         None,
-        description="What becomes of the request when nobody reads it for a while: cancel where missing, keep with "
+        description="What happens to the request when nobody reads it for a while; by default cancel, and keep with "
         "background or an Idempotency-Key.",
     )
     background: bool | None = Field(
-        None, description="Answer 202 at once, with the id; as the header `Prefer: respond-async`."
+        None, description="Answer 202 with the id at once, as with the header `Prefer: respond-async`."
     )
     deadline_ms: int | None = Field(
-        None, ge=1, le=2**31, description="End the request so many ms after it was accepted, unfinished."
+        None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
     )
 
 
 class CompletionBody(GenerationBody):
-    prompt: Prompt = Field(description="What to continue.")
+    prompt: Prompt = Field(description="Text to continue.")
     max_tokens: int | None = Field(
-        None, ge=0, description="Tokens to generate at most; 16 where missing; 0, with echo only, scores the prompt."
+        None, ge=0, description="Most tokens to generate; 16 by default; 0 needs echo and scores the prompt."
     )
-    echo: bool | None = Field(None, description="The prompt comes before the output.")
-    logprobs: int | None = Field(None, ge=0, le=20, description="So many alternatives beside each token.")
-    best_of: int | None = Field(None, description="1 or n: the answer holds every choice that is generated.")
+    echo: bool | None = Field(None, description="Repeat the prompt before the output.")
+    logprobs: int | None = Field(None, ge=0, le=20, description="Number of alternatives to report for each token.")
+    best_of: int | None = Field(None, description="1 or n: the answer has every choice that is generated.")
 
 
 class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
-        description="Which of them the model knows is its chat template's to say."
+        description="The model's chat template decides which of these it supports."
     )
     content: Content = None
 
 
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1, description="As max_completion_tokens, which goes first.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="An older name of max_completion_tokens, which overrides it."
+    )
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="Tokens to generate at most; a setting (512), cut to the context, where missing."
+        None, ge=1, description="Most tokens to generate; by default a setting (512), cut to the context."
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool | None = Field(None, description="True where missing.")
+    add_generation_prompt: bool | None = Field(None, description="True by default.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
 
 
@@ -142,7 +146,7 @@ class TokenizeBody(Body):
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, where missing.")
+    add_special_tokens: bool | None = Field(None, description="By default true for a prompt, false for messages.")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
@@ -157,7 +161,7 @@ class ErrorDetail(BaseModel):
 
     message: str = Field(min_length=1, description="For people.")
     type: str = Field(min_length=1)
-    param: str | None = Field(min_length=1, description="The field or header at fault, if it is one.")
+    param: str | None = Field(min_length=1, description="The field or header at fault, if there is one.")
     code: str = Field(min_length=1, description="For programs.")
 
 

@@ -1,8 +1,8 @@
-"""Fields that would change the meaning of an answer and are not built: refused by name, never dropped.
+"""Fields that would change an answer and are not supported: refused by name, never dropped.
 
-Each has the values that mean nothing; null always does. A field that is missing here and in `bodies.py` is harmless
-and ignored. The names are those of OpenAI's API and of what other servers add to it, by which clients know them: a
-constraint or a sampler that is dropped in silence gives an answer which its client takes for another.
+Each field has its neutral values, which are allowed; null is always neutral. A field that is missing here and in
+`bodies.py` is harmless and ignored. The names are from OpenAI's API and from additions of other servers that clients
+use. If a constraint or a sampler were dropped silently, the client would take the answer for one that obeys it.
 """
 
 from collections.abc import Mapping
@@ -111,12 +111,12 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unbuilt(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
     """Raises: InvalidRequest naming the first field that is set to more than a neutral value.
 
     Args:
-        given: the fields of a body beyond those that are built.
-        where: what stands before the field's name, such as `messages[2].`.
+        given: the fields of a body beyond those that are supported.
+        where: prefix of the field's name in the error, such as `messages[2].`.
     """
     for name, value in given.items():
         if name in table and value is not None and not _is_one_of(value, table[name]):

@@ -1,15 +1,15 @@
-"""Answers through a proxy do not begin before the proxy has seen the end of the request that it forwards.
+"""Delays answers through a proxy until the proxy has seen the end of the request that it forwards.
 
 A reverse proxy written in Go, such as Traefik or Caddy, closes its own request's body when the first byte of an answer
-comes back (net/http, before Server.EnableFullDuplex). If it has not looked for the end of that body yet, which it does
-in a read of its own behind the last byte, it takes this for a broken request and cuts the answer off. Headers here
-leave within a few milliseconds of the body: on two busy processors, 27 of 676 answers through Traefik 3.6 were cut
-behind their headers, and with a pause of 50 ms none of 610.
+comes back (net/http, before Server.EnableFullDuplex). It sees the end of that body only by a separate read after the
+last byte. If it has not read yet, it takes the request for broken and cuts the answer off. Headers leave the gateway
+within a few milliseconds of the body: on two busy CPUs, 27 of 676 answers through Traefik 3.6 were cut after their
+headers, and with a pause of 50 ms none of 610.
 
-The pause is time for a goroutine of the proxy to run once. A proxy that gets no processor for longer still cuts: beside
-six busy processes with the shares of a pod that asks for 1 CPU, of a Traefik with those of one that asks for none 3 of
-260 answers, with shares like theirs none of 523. So the headers of a stream, of little use alone, wait further, for its
-first event: the busier the machine, the later that is.
+The pause lets a goroutine of the proxy run once. A proxy that gets no CPU for longer still cuts. Next to six busy
+processes with the CPU shares of a pod that requests 1 CPU, a Traefik with the shares of a pod without a request cut 3
+of 260 answers; with the same shares as the others it cut none of 523. So the headers of a stream, of little use alone,
+wait longer, for the first event: the busier the machine, the later that is.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca.gateway.http.connection import SEND_BODY
 
 FIRST_EVENT_S = 1.0
-"""From the end of a request: a client whose first event takes longer is told that its call was accepted."""
+"""If the first event comes later than this after the end of the request, the headers are sent without it."""
 
 _MARKS = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
-class BehindProxy:
-    """Holds the start of an answer to a request that has a body and was forwarded; all others pass untouched.
+class ProxyPause:
+    """Delays the start of the answer to a forwarded request with a body; all others pass unchanged.
 
-    It goes out with the first of the answer's body, or after `FIRST_EVENT_S`.
+    The start is sent with the first part of the answer's body, or after `FIRST_EVENT_S`.
 
-    Args: pause_s: from the end of a request to the first byte of its answer, at least. 0 holds nothing.
+    Args: pause_s: least time from the end of a request to the first byte of its answer. 0 delays nothing.
     """
 
     def __init__(self, app: ASGIApp, pause_s: float) -> None:
@@ -44,33 +44,33 @@ class BehindProxy:
         answer = _Answer(send, self._pause_s)
         extensions = scope.get("extensions", {})
         if SEND_BODY in extensions:
-            send_body = answer.behind_start(extensions[SEND_BODY]["send"])
+            send_body = answer.after_start(extensions[SEND_BODY]["send"])
             scope = {**scope, "extensions": {**extensions, SEND_BODY: {"send": send_body}}}
 
-        async def hearing() -> Message:
+        async def receive_and_note_time() -> Message:
             message = await receive()
             if message["type"] == "http.request":
-                answer.heard_s = time.monotonic()
+                answer.received_s = time.monotonic()
             return message
 
         try:
-            await self._app(scope, hearing, answer.send)
+            await self._app(scope, receive_and_note_time, answer.send)
         except Exception:
-            await answer.begin()  # what was told as an answer is one, and is cut off: it is no other error now
+            await answer.begin()  # an answer that has begun is cut off: it must not turn into another error
             raise
         finally:
             answer.close()
 
 
 class _Answer:
-    """One that is on its way out. `heard_s` is when the last of its request came, by `time.monotonic`."""
+    """One answer on its way out. `received_s` is when the end of its request came, by `time.monotonic`."""
 
     def __init__(self, send: Send, pause_s: float) -> None:
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         self._send = send
         self._pause_s = pause_s
         self._start: Message | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._late: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
@@ -81,17 +81,17 @@ class _Answer:
             await self.begin()
             await self._send(message)
 
-    def behind_start(self, send: Send) -> Send:
-        """What sends a body past this one: not before its start."""
+    def after_start(self, send: Send) -> Send:
+        """Return a `send` for the body that sends the start first."""
 
-        async def sending(message: Message) -> None:
+        async def send_after_start(message: Message) -> None:
             await self.begin()
             await send(message)
 
-        return sending
+        return send_after_start
 
     async def begin(self) -> None:
-        """Send the start, if there is one that has not gone out, behind the pause."""
+        """Send the start after the pause, if there is one that was not sent."""
         await self._begin(self._pause_s)
 
     def close(self) -> None:
@@ -99,10 +99,10 @@ class _Answer:
             self._late.cancel()
 
     async def _begin(self, least_s: float) -> None:
-        if self._start is None and not self._turn.locked():
+        if self._start is None and not self._lock.locked():
             return
-        await asyncio.sleep(self.heard_s + least_s - time.monotonic())
-        async with self._turn:  # who comes while it leaves waits for it
+        await asyncio.sleep(self.received_s + least_s - time.monotonic())
+        async with self._lock:  # others wait while the start is being sent
             start, self._start = self._start, None
             if start is not None:
                 await self._send(start)

@@ -1,12 +1,12 @@
-"""One client's connection: uvicorn's protocol with the bounds, the words and the endings that it lacks.
+"""One client's connection: uvicorn's HTTP protocol, plus size and time limits, OpenAI-shaped errors and clean shutdown.
 
-Bounded are the connections themselves, the bytes and number of headers, the time in which a request's line and headers
-arrive (a body's bytes and time: receive.py), and how long a closed one waits for its client to read the rest (an open
-one: server.py). Whatever is refused here is answered in OpenAI's shape, as every error of a route is. A client that
-only shuts its way out is answered, an HTTP/1.0 client never sees chunks.
+The limits are on the connections themselves, on the bytes and number of headers, on the time in which a request's line
+and headers arrive (a body's bytes and time: receive.py), and on how long a closed connection waits for its client to
+read the rest (an open one: server.py). A refusal here has OpenAI's shape, as every error of a route does. A client that
+only shuts its sending side is answered. An HTTP/1.0 client never sees chunks.
 
-One request at a time: reading goes on while an answer is written, since only that shows that the client has left, so a
-second request that comes meanwhile is thrown away and the connection ends behind the answer. HTTP leaves both to the
+One request at a time: reading goes on while an answer is written, since only that shows that the client has left. So a
+second request that comes meanwhile is thrown away, and the connection ends after the answer. HTTP leaves both to the
 server; clients that pipeline send again what got no answer.
 """
 
@@ -14,7 +14,6 @@ import asyncio
 import enum
 import fcntl
 import functools
-import socket
 import termios
 import time
 from collections.abc import Callable, Sequence
@@ -22,75 +21,73 @@ from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from orca.gateway.errors import ApiError
-from orca.gateway.http.bounds import Door, HeadSize
+from orca.gateway.http.bounds import HeaderTimer, HeadSize, OpenConnections
+from orca.gateway.http.closing import Closing
 
-LINGER_SECONDS = 1.0
-"""A client that still sends when it is refused reads the answer in this time, instead of a reset connection."""
-
-TURNED_AWAY_MAX = 64
-"""Connections beyond the bounds that linger at a time; open_files.py leaves room for them. The others close at once."""
-
-TAKEN_LEAST_BYTES = 16 << 10
-"""So many, or the rest, the client of a closed connection has to take in each `unread_seconds_max`."""
-
-HALF_CLOSED_SECONDS = 0.25
-"""Between two looks at whether a client that shut its way out has left altogether."""
+LINGERING_MAX = 64
+"""Refused connections that linger at a time (server.OTHER_FILES leaves room for them). The others close at once."""
 
 SEND_BODY = "orca.send_body"
-"""ASGI extension: `send` takes the parts of an answer's body, once its start has gone through all middleware, which has
-to do with nothing else: an event of a stream would pass six layers of it."""
+"""ASGI extension: `send` takes the parts of an answer's body, once its start has gone through all middleware.
+
+Middleware has to do with nothing else: an event of a stream would pass six layers of it."""
 
 
-class _SecondRequest(Exception):
+class _PipelinedRequest(Exception):
     """A request began before the one in front of it was answered."""
 
 
 class _Phase(enum.Enum):
-    """Of a connection. It only goes down this list."""
+    """The phase of a connection. It only goes down this list."""
 
     OPEN = enum.auto()  # requests are taken, one after the other
-    LAST = enum.auto()  # the request at hand is the last: what comes behind it is thrown away
+    LAST = enum.auto()  # the request at hand is the last: what comes after it is thrown away
     ENDING = enum.auto()  # the last answer was written
 
 
 class Connection(HttpToolsProtocol):
-    """A subclass names its `door` (see `connections`)."""
+    """A subclass names its `open_connections` (see `connection_class`).
 
-    door: Door
-    address: str | None = None  # under which it is counted, if it is
+    Most methods here are callbacks that uvicorn, its parser and asyncio name, so the class has more of them than one
+    idea needs. What they decide is in bounds.py and closing.py.
+    """
+
+    open_connections: OpenConnections
+    address: str | None = None  # the address under which it is counted, if it is counted
     _was_let_in = False
-    _header_timer: asyncio.TimerHandle | None = None
-    _unread_timer: asyncio.TimerHandle | None = None
     _is_in_head = False  # between a request's first byte and the end of its headers
     _phase = _Phase.OPEN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._size = HeadSize(self.door.settings)
+        settings = self.open_connections.settings
+        self._size = HeadSize(settings)
+        self._header_timer = HeaderTimer(self.loop, settings.header_seconds_max, self._end_without_headers)
+        self._closing = Closing(transport, self.loop, unread_seconds_max=settings.unread_seconds_max)
         address = self.client[0] if self.client else ""
-        refusal = self.door.enter(address)
+        refusal = self.open_connections.enter(address)
         if refusal is None:
             self.address, self._was_let_in = address, True
-            self._start_header_timer()
+            self._header_timer.start()
         else:
-            self.door.turned_away += 1
+            self.open_connections.lingering += 1
             self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
+        self._header_timer.stop()
+        self._closing.stop()
         self._unset_keepalive_if_required()
         self._leave()
         if not self._was_let_in:
-            self.door.turned_away -= 1
+            self.open_connections.lingering -= 1
         super().connection_lost(exc)
 
     def _leave(self) -> None:
         if self.address is not None:
-            self.door.leave(self.address)
+            self.open_connections.leave(self.address)
             self.address = None
 
     def data_received(self, data: bytes) -> None:
@@ -99,25 +96,27 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self.cycle is None or self.cycle.response_complete:
             # Time runs for whatever comes between two answers: an empty line, the rest of a body that nobody wanted.
-            self._start_header_timer()
+            self._header_timer.start()
         try:
             self._parse(data)
         except httptools.HttpParserUpgrade:
-            # Nothing but HTTP/1.1 is spoken here. The request itself was read and is answered; the parser is stuck.
-            self._end_behind_request()
+            # Only HTTP/1.1 is spoken here. The request itself was read and is answered; the parser is stuck.
+            self._end_after_request()
             return
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _SecondRequest):
-                self._end_behind_request()
+            if isinstance(error.__context__, _PipelinedRequest):
+                self._end_after_request()
             else:
                 self._refuse(_answer_to_parser(error))
             return
-        if (refusal := self._size.fed(len(data))) is not None:
+        if (refusal := self._size.add_parsed(len(data))) is not None:
             self._refuse(refusal)
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. Where an Upgrade header made it stop in front of a body, another one reads on: clients that
-        offer HTTP/2 that way, as Java's does, send the body at once, and whoever does not know the offer ignores it.
+        """Feed the parser. If an Upgrade header made it stop in front of a body, let another parser read on.
+
+        Clients that offer HTTP/2 by that header, as Java's does, send the body at once, and a server that does not know
+        the offer ignores it.
         """
         try:
             self.parser.feed_data(data)
@@ -127,153 +126,141 @@ class Connection(HttpToolsProtocol):
             if not framing:
                 raise
         # Outside of the handler: errors are told apart by what they were raised from.
-        listener = _BehindHead(self)
+        listener = _AfterHead(self)
         self.parser = httptools.HttpRequestParser(listener)
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n\r\n")
-        listener.is_behind = True
+        listener.is_after_head = True
         self.parser.feed_data(data[read:])
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the way to the client stays open: it does for the answer to a request that came whole."""
+        """Return whether the way to the client stays open: it does for the answer to a request that came whole."""
         cycle = self.cycle
         if self._phase is _Phase.ENDING or cycle is None or cycle.response_complete or cycle.more_body:
-            self._close()
+            self._closing.close()
             return False
         cycle.keep_alive = False
-        self._probe(cycle)
-        self._watch_half_closed(cycle)
+        self._closing.watch_half_closed(cycle)
         return True
 
     @property
     def is_listening(self) -> bool:
-        """Whether what comes in is looked at; else it is thrown away."""
+        """Whether what comes in is parsed; otherwise it is thrown away."""
         return self._phase is _Phase.OPEN
 
-    # What the parser tells of.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        self._size.told()
+        self._size.note_callback()
         if self.cycle is not None and not self.cycle.response_complete:
-            raise _SecondRequest
-        # It may have begun to run in these very bytes, at the end of a body that came behind its answer.
+            raise _PipelinedRequest
+        # It may have begun to run in these very bytes, at the end of a body that came after its answer.
         self._unset_keepalive_if_required()
         self._is_in_head = True
         self._size.begin()
-        self._start_header_timer()
+        self._header_timer.start()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._size.told()
+        self._size.note_callback()
         super().on_url(url)
         self._size.check_url(self.url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._size.told()
+        self._size.note_callback()
         self._size.add(name, value)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_header_timer()
+        self._header_timer.stop()
         super().on_headers_complete()
         self._is_in_head = False
         cycle = self.cycle
-        cycle.transport = _Outlet(self, cycle)  # type: ignore[assignment]
+        cycle.transport = _AnswerTransport(self, cycle)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             cycle.send = functools.partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
         self.scope["extensions"] = {**self.scope.get("extensions", {}), SEND_BODY: {"send": cycle.send}}
 
     def on_body(self, body: bytes) -> None:
-        self._size.told()
+        self._size.note_callback()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and _body_framing(self.headers):
             return
-        self._size.told()
-        self._stop_header_timer()
+        self._size.note_callback()
+        self._header_timer.stop()
         super().on_message_complete()
         if self.cycle.response_complete and self._phase is not _Phase.ENDING:
-            # The answer came before the body's end: the time of an idle connection, which it began, begins anew.
+            # The answer came before the body's end: the time of an idle connection, which it began, begins again.
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-            self.door.idle[self] = time.monotonic()
+            self.open_connections.idle[self] = time.monotonic()
 
     def on_response_complete(self) -> None:
         if self._phase is _Phase.ENDING:
             return
         super().on_response_complete()
         if self.cycle.more_body:
-            self._start_header_timer()
+            self._header_timer.start()
         elif self.timeout_keep_alive_task is not None:
-            self.door.idle[self] = time.monotonic()
+            self.open_connections.idle[self] = time.monotonic()
 
     def _unset_keepalive_if_required(self) -> None:
-        self.door.idle.pop(self, None)
+        self.open_connections.idle.pop(self, None)
         super()._unset_keepalive_if_required()
 
     # Endings.
 
     def give_way(self) -> bool:
-        """As Kept. What was written is with the client's system, and no byte of another request with ours."""
-        if self.transport.is_closing() or self.transport.get_write_buffer_size() or self._has_unread():
+        """As IdleConnection. What was written is with the client's system; no byte of another request is with ours."""
+        transport = self.transport
+        if transport.is_closing() or transport.get_write_buffer_size() or _has_unread_bytes(transport):
             return False
         self._unset_keepalive_if_required()
         self._leave()
-        self._close()
+        self._closing.close()
         return True
 
     def end_if_idle(self) -> None:
-        """While a gateway drains: the client comes back on a new connection, by which it reaches another one."""
-        if self.door.is_idle_for_long(self):
+        """Close while the gateway drains: the client comes back on a new connection and reaches another gateway."""
+        if self.open_connections.is_idle_for_long(self):
             self.give_way()
 
-    def _has_unread(self) -> bool:
-        """Whether bytes came that the loop has not turned to yet."""
-        number = self.transport.get_extra_info("socket").fileno()
-        return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
+    def end_after_answer(self, *, is_read: bool) -> None:
+        """Close. If the client still sends, it gets time to read the answer first.
 
-    def end_behind_answer(self, *, is_read: bool) -> None:
-        """Close; not before the client had time to read the answer if it still sends.
-
-        Args: is_read: whether the whole request was.
+        Args: is_read: the whole request was read.
         """
         self._phase = _Phase.ENDING
-        self._stop_header_timer()
-        is_one_too_many = not self._was_let_in and self.door.turned_away > TURNED_AWAY_MAX
+        self._header_timer.stop()
+        is_one_too_many = not self._was_let_in and self.open_connections.lingering > LINGERING_MAX
         if is_read or is_one_too_many or self.transport.is_closing() or not self.transport.can_write_eof():
-            self._close()
+            self._closing.close()
             return
-        self.transport.write_eof()
+        self._closing.linger()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_SECONDS, self._close)
 
     def timeout_keep_alive_handler(self) -> None:
-        self._close()
+        self._closing.close()
 
-    def _close(self) -> None:
-        """Close when the client has taken what was written. One that takes no more is cut off, for it never would."""
-        self.transport.close()
-        if self._unread_timer is None:
-            self._cut_unless_read()
-
-    def _cut_unless_read(self, before: int | None = None) -> None:
-        """Args: before: bytes that waited for the client when this was last looked at."""
-        unread = self.transport.get_write_buffer_size()
-        if before is not None and unread > before - TAKEN_LEAST_BYTES:
-            self.transport.abort()
-        elif unread:
-            seconds = self.door.settings.unread_seconds_max
-            self._unread_timer = self.loop.call_later(seconds, self._cut_unless_read, unread)
-
-    def _end_behind_request(self) -> None:
-        """Take nothing that comes behind the request that was read."""
+    def _end_after_request(self) -> None:
+        """Take nothing that comes after the request that was read."""
         self._phase = _Phase.LAST
         if self.cycle.response_complete:
-            self._close()
+            self._closing.close()
         else:
             self.cycle.keep_alive = False
+
+    def _end_without_headers(self) -> None:
+        """End a connection on which a request's line and headers did not arrive in time."""
+        if self._is_in_head:
+            seconds = self.open_connections.settings.header_seconds_max
+            message = f"the headers did not arrive within {seconds:g} seconds"
+            self._refuse(ApiError(408, message, kind="timeout_error", code="header_timeout"))
+        else:
+            self._closing.close()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what no route can, and end the connection. An answer that is on its way is given up with it."""
@@ -286,75 +273,29 @@ class Connection(HttpToolsProtocol):
             if not is_answerable:
                 self.transport.abort()
                 return
-        body = error.body()
-        own = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
-        own["connection"] = "close"
-        headers = [*self.server_state.default_headers, *((name.encode(), text.encode()) for name, text in own.items())]
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.door.refused(error.status)
-        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
-        self.end_behind_answer(is_read=False)
-
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.door.settings.header_seconds_max, self._give_up)
-
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _give_up(self) -> None:
-        """The line and the headers of a request did not arrive in time."""
-        self._header_timer = None
-        if self._is_in_head:
-            message = f"the headers did not arrive within {self.door.settings.header_seconds_max:g} seconds"
-            self._refuse(ApiError(408, message, kind="timeout_error", code="header_timeout"))
-        else:
-            self._close()
-
-    def _probe(self, cycle: RequestResponseCycle) -> None:
-        """Send what means nothing to a client, so that the system of one that has left answers with a reset.
-
-        An end of input says only that the client will send no more. Before an answer begins that is an interim
-        response; between two chunks it is a zero in front of the next chunk's size. An HTTP/1.0 client knows neither:
-        the next bytes of its answer tell.
-        """
-        if cycle.scope["http_version"] == "1.0":
-            return
-        if not cycle.response_started:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif cycle.chunked_encoding:
-            self.transport.write(b"0")
-
-    def _watch_half_closed(self, cycle: RequestResponseCycle) -> None:
-        """Nobody reads from the connection any more, so that a reset has to be looked for."""
-        if self.transport.is_closing() or cycle.response_complete:
-            return
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
-            return
-        self.loop.call_later(HALF_CLOSED_SECONDS, self._watch_half_closed, cycle)
+        self.open_connections.on_refusal(error.status)
+        self.transport.write(_refusal_bytes(error, self.server_state))
+        self.end_after_answer(is_read=False)
 
 
-class _BehindHead:
-    """Listens to a parser for a connection that knows the head already: the parser is fed one for the body's length."""
+class _AfterHead:
+    """Parser callbacks for a connection that has the head already: the parser is fed one for the body's length."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.is_behind = False
+        self.is_after_head = False
 
-    def __getattr__(self, callback: str) -> Callable[..., None]:
-        tell = getattr(self._connection, callback)
-        return lambda *told: tell(*told) if self.is_behind else None
-
-
-def connections(door: Door) -> type[Connection]:
-    """The protocol of the connections that pass this door."""
-    return type("Connection", (Connection,), {"door": door})
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        callback = getattr(self._connection, name)
+        return lambda *arguments: callback(*arguments) if self.is_after_head else None
 
 
-class _Outlet:
+def connection_class(open_connections: OpenConnections) -> type[Connection]:
+    """Return the protocol of the connections that are counted in `open_connections`."""
+    return type("Connection", (Connection,), {"open_connections": open_connections})
+
+
+class _AnswerTransport:
     """The transport as one answer sees it: closing it lingers."""
 
     def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
@@ -368,11 +309,11 @@ class _Outlet:
         return self._connection.transport.is_closing()
 
     def close(self) -> None:
-        self._connection.end_behind_answer(is_read=not (self._cycle.more_body or not self._connection.is_listening))
+        self._connection.end_after_answer(is_read=not (self._cycle.more_body or not self._connection.is_listening))
 
 
 async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: Any) -> None:
-    """To HTTP/1.0 an answer of unknown length ends with its connection, instead of in chunks."""
+    """End an answer of unknown length with its connection instead of in chunks, as HTTP/1.0 has it."""
     if message["type"] == "http.response.start":
         names = {name.lower() for name, _ in message.get("headers", [])}
         if b"content-length" not in names:
@@ -383,8 +324,18 @@ async def _send_without_chunks(cycle: RequestResponseCycle, send: Any, message: 
     await send(message)
 
 
+def _refusal_bytes(error: ApiError, server_state: ServerState) -> bytes:
+    """Return a whole HTTP response."""
+    body = error.body()
+    own = {"content-type": "application/json", "content-length": str(len(body)), **error.headers()}
+    own["connection"] = "close"
+    headers = [*server_state.default_headers, *((name.encode(), text.encode()) for name, text in own.items())]
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return STATUS_LINE[error.status] + lines + b"\r\n" + body
+
+
 def _answer_to_parser(error: httptools.HttpParserError) -> ApiError:
-    """What a callback of ours raised, or the parser's own reason in a sentence."""
+    """Return what a callback of ours raised, or the parser's own reason in a sentence."""
     cause = error.__context__
     if isinstance(cause, ApiError):
         return cause
@@ -393,8 +344,14 @@ def _answer_to_parser(error: httptools.HttpParserError) -> ApiError:
 
 
 def _body_framing(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The header that says how long a request's body is; empty where it has none. `headers` have lower-case names."""
+    """Return the header that says how long a request's body is; empty without a body. Names are in lower case."""
     for name, value in headers:
         if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
             return name + b": " + value
     return b""
+
+
+def _has_unread_bytes(transport: asyncio.Transport) -> bool:
+    """Return whether bytes have come that the loop has not read yet."""
+    number = transport.get_extra_info("socket").fileno()
+    return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))

@@ -1,6 +1,6 @@
-"""Takes a JSON body off the wire: bounded in bytes, time and depth, then checked against its model.
+"""Receives a JSON body: bounded in bytes, time and depth, then checked against its model.
 
-Starlette and uvicorn bound none of these. All that can be wrong comes out as an ApiError: 400, 408, 413, 415 or 503.
+Starlette and uvicorn bound none of these. Every problem is an ApiError: 400, 408, 413, 415 or 503.
 """
 
 import asyncio
@@ -8,7 +8,8 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -22,47 +23,67 @@ from orca.gateway.settings import Settings
 BodyType = TypeVar("BodyType", bound=BaseModel)
 
 
-class Intake:
-    """The bytes of all bodies that a process holds at a time, bounded: many calls may send theirs slowly at once."""
+class BodyBudget:
+    """Bounds the bytes of all bodies that a process holds at a time: many calls may send theirs slowly at once."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.held_bytes = 0
 
     @contextlib.contextmanager
-    def call(self) -> Iterator["Held"]:
-        """What a call receives in it is held until it leaves."""
-        held = Held(self)
+    def for_call(self) -> Iterator["CallBudget"]:
+        """Open the budget of one call. Its bytes are released at the end of the context."""
+        budget = CallBudget(self)
         try:
-            yield held
+            yield budget
         finally:
-            self.held_bytes -= held.total_bytes
+            self.held_bytes -= budget.total_bytes
 
     def take(self, count: int) -> None:
-        """Raises: ApiError 503 when there is no room for so many bytes more."""
+        """Take bytes for a body. Raises: ApiError 503 if there is no room for them."""
         if self.held_bytes + count > self._bytes_max:
             message = f"the bodies of other calls fill the {self._bytes_max} bytes that there are for them"
             raise ApiError(503, message, kind=UNAVAILABLE, code="too_many_bodies", retry_after_s=1, closes=True)
         self.held_bytes += count
 
 
-class Held:
-    """The bytes that one call holds of an intake."""
+class CallBudget:
+    """The bytes that one call holds of a `BodyBudget`."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, body_budget: BodyBudget) -> None:
+        self._body_budget = body_budget
         self.total_bytes = 0
 
     def take(self, count: int) -> None:
-        """Raises: ApiError 503."""
-        self._intake.take(count)
+        """Take bytes for the call's body. Raises: ApiError 503."""
+        self._body_budget.take(count)
         self.total_bytes += count
 
 
-async def receive_body(request: Request, model: type[BodyType], settings: Settings, held: Held) -> BodyType:
-    """Raises: ApiError; starlette's ClientDisconnect when the client went away."""
-    _check_headers(request)
-    raw = await _read(request, settings, held)
+@dataclass(frozen=True, slots=True)
+class UnreadBody:
+    """A body that was not received yet, and the headers that describe it."""
+
+    content_type: str
+    content_encoding: str
+    content_length: str  # empty if the body comes in chunks
+    chunks: AsyncIterator[bytes]
+
+    @classmethod
+    def of(cls, request: Request) -> "UnreadBody":
+        headers = request.headers
+        return cls(
+            content_type=headers.get("content-type", ""),
+            content_encoding=headers.get("content-encoding", "identity"),
+            content_length=headers.get("content-length", ""),
+            chunks=request.stream(),
+        )
+
+
+async def receive_body(unread: UnreadBody, model: type[BodyType], settings: Settings, budget: CallBudget) -> BodyType:
+    """Read a body and check it. Raises: ApiError; starlette's ClientDisconnect when the client went away."""
+    _check_headers(unread)
+    raw = await _read(unread, settings, budget)
     if len(raw) > settings.inline_body_bytes_max:
         return await asyncio.to_thread(_checked, raw, model, settings)
     return _checked(raw, model, settings)
@@ -81,29 +102,29 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
         raise _first_problem(error) from error
 
 
-def _check_headers(request: Request) -> None:
-    """Nothing but JSON: browsers send any other kind for any web page, without asking this server first (CORS)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def _check_headers(unread: UnreadBody) -> None:
+    """Refuse all but JSON: browsers send other kinds for any web page, without asking this server first (CORS)."""
+    kind = unread.content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         message = f"the Content-Type header must be application/json, not {kind[:64]!r}"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = unread.content_encoding.strip().lower()
     if encoding != "identity":
-        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must come as they are"
+        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must not be encoded"
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
 
 
-async def _read(request: Request, settings: Settings, held: Held) -> bytes:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > settings.body_bytes_max:
+async def _read(unread: UnreadBody, settings: Settings, budget: CallBudget) -> bytes:
+    length = unread.content_length
+    if length.isdecimal() and int(length) > settings.body_bytes_max:
         raise _too_large(settings)
     body = bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds_max):
-            async for chunk in request.stream():
+            async for chunk in unread.chunks:
                 if len(body) + len(chunk) > settings.body_bytes_max:
                     raise _too_large(settings)
-                held.take(len(chunk))
+                budget.take(len(chunk))
                 body += chunk
     except TimeoutError as error:
         message = f"the body did not arrive within {settings.body_seconds_max:g} seconds"
@@ -117,50 +138,50 @@ def _too_large(settings: Settings) -> ApiError:
 
 
 def _parse(body: bytes) -> Any:
-    """orjson refuses what Python's own parser lets through: NaN, lone surrogates, invalid UTF-8, endless nesting."""
+    """Parse JSON by orjson, which refuses what Python's own parser accepts: NaN, lone surrogates, endless nesting."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         found = next((word for word in ("NaN", "Infinity") if error.doc.startswith(word, error.pos)), None)
-        reason = error if found is None else f"it has {found}, which JSON does not know, at {_place(error)}"
+        reason = error if found is None else f"it has {found}, which is not JSON, at {_place(error)}"
         raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from error
 
 
 def _check_names(body: bytes, document: Any) -> None:
-    """Two fields of one name: parsers disagree on which one counts, so a proxy's view of a call could differ from ours.
+    """Refuse two fields of one name: parsers disagree on which one counts, so a proxy could see another call than this.
 
-    orjson keeps one of them and says nothing, so the names in the text are counted too: that takes a tenth of parsing
-    once more, which is done only to find out which name it is.
+    orjson silently keeps one of them, so the names in the text are counted too. That takes a tenth of the time of
+    parsing. The text is parsed again only to find the name.
     """
-    # Valid JSON: a backslash stands in a string, in front of what it escapes.
+    # The JSON is valid, so a backslash is inside a string and in front of the character that it escapes.
     without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if sum(1 for string in _STRING.finditer(without_escapes) if string[1]) == _count_names(document):
         return
     try:
-        json.loads(body, object_pairs_hook=_unique)
-    except _Twice as error:
+        json.loads(body, object_pairs_hook=_check_unique)
+    except _RepeatedName as error:
         name = str(error)
-        raise ApiError(400, f"{name}: is there twice in one object", param=name, code="invalid_json") from error
+        raise ApiError(400, f"{name}: occurs twice in one object", param=name, code="invalid_json") from error
 
 
 _STRING = re.compile(rb'"[^"]*+"[ \t\r\n]*+(:?)')
-"""A string without escapes; a name if a colon follows it."""
+"""A string without escapes; it is a name if a colon follows."""
 
 
 def _count_names(value: Any) -> int:
-    """Names of all objects in a document."""
+    """Count the names in all objects of a document."""
     own = len(value) if isinstance(value, dict) else 0
     return own + sum(map(_count_names, _containers_in(value)))
 
 
-class _Twice(Exception):
+class _RepeatedName(Exception):
     """A name that an object has twice."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _Twice(next(name for name, count in counts.items() if count > 1)[:64])
+        raise _RepeatedName(next(name for name, count in counts.items() if count > 1)[:64])
 
 
 def _place(error: orjson.JSONDecodeError) -> str:
@@ -168,7 +189,7 @@ def _place(error: orjson.JSONDecodeError) -> str:
 
 
 def _check_shape(document: Any, settings: Settings) -> None:
-    """Raises: ApiError for more levels, or more objects and lists, than a body may have."""
+    """Refuse too many levels, or too many objects and lists. Raises: ApiError."""
     level, count = [document], 0
     for _ in range(settings.nesting_max):
         count += len(level)
@@ -182,9 +203,9 @@ def _check_shape(document: Any, settings: Settings) -> None:
 
 
 def _containers_in(value: Any) -> list[Any]:
-    """The objects and lists that an object or a list holds itself."""
+    """Return the objects and lists that an object or a list contains directly."""
     children = value.values() if isinstance(value, dict) else value
-    # A million token ids are passed over without a turn of the interpreter for each.
+    # This skips a million token ids without a step of the interpreter for each.
     if _CONTAINERS.isdisjoint(map(type, children)):
         return []
     return [child for child in children if type(child) in _CONTAINERS]
@@ -194,12 +215,12 @@ _CONTAINERS = frozenset((dict, list))
 
 
 def _first_problem(error: ValidationError) -> ApiError:
-    """The first problem as a sentence that begins with the field, written as in JavaScript."""
+    """Return the first problem as a sentence that begins with the field, written as in JavaScript."""
     problem = error.errors(include_url=False)[0]
     field = ""
     for part in problem["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    return ApiError(400, f"{field}: {_in_words(problem)}", param=field, code="invalid_value")
+    return ApiError(400, f"{field}: {_describe(problem)}", param=field, code="invalid_value")
 
 
 _WORDS = {
@@ -217,12 +238,12 @@ _WORDS = {
     "greater_than": "must be above {gt}",
     "less_than_equal": "must be at most {le}",
 }
-"""pydantic's kinds of problems, in words for people who know JSON and not pydantic."""
+"""Descriptions of pydantic's kinds of problems for people who know JSON and not pydantic."""
 
 
-def _in_words(problem: ErrorDetails) -> str:
+def _describe(problem: ErrorDetails) -> str:
     given = problem["input"]
-    # orjson makes floats of whole numbers beyond 64 bits.
+    # orjson turns whole numbers beyond 64 bits into floats.
     if problem["type"] == "int_type" and isinstance(given, float) and abs(given) >= 2**63:
         return "is too large a number"
     bounds = {

@@ -1,10 +1,10 @@
-"""Keys of clients. Routes check them, by a dependency or by a call; never a rule about path strings.
+"""Checks API keys. Routes call the check, or have it as a dependency; no rule looks at path strings.
 
-These routes are open, every other one needs a key where there are keys:
+These routes are open. If there are keys, every other route needs one:
 
-    /               the page's own text: it holds no data, and asks for a key to send with its calls
-    /health         kubelets probe it and have no key; it tells nothing
-    /ready          likewise; names the model, its groups and how many requests wait
+    /               the page's own text: it has no data, and asks for a key to send with its calls
+    /health         kubelets probe it and have no key; it reveals nothing
+    /ready          likewise; it names the model, its groups and the number of waiting requests
     /metrics        scrapers have no key; sums over all clients, no prompts and no keys; see the setting metrics_port
     /openapi.json   the API's document: the same text for every deployment
 """
@@ -28,42 +28,41 @@ from orca.gateway.settings import Settings
 log = logging.getLogger(__name__)
 
 KEYS_SHOWN = "orca.keys_shown"
-"""In a call's scope: a list that the middleware puts there, and that gets the key which the call showed."""
+"""Key in a call's scope: a list from the middleware, to which the key that the call showed is added."""
 
-BEHIND_ANSWER = "orca.behind_answer"
-"""In a call's scope: what ends when its answer has ended. The middleware puts it there."""
+ANSWER_STACK = "orca.answer_stack"
+"""Key in a call's scope: an exit stack from the middleware, which is closed when the call's answer has ended."""
 
 KEY_FOUND = "orca.key_found"
-"""In a call's scope: what `shown_key` found."""
+"""Key in a call's scope: the result of `shown_key`."""
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
-"""The table above, for the tests. Nothing is decided by it."""
+"""The table above, for the tests. It decides nothing."""
 
 
 def check_access(settings: Settings, keys: KeyRing) -> None:
-    """Say who may call. An API that is open to a network has to be wanted.
-
-    Raises: SettingError.
-    """
+    """Log who may call, and refuse an API that would be open to a network by mistake. Raises: SettingError."""
     if not keys.is_open:
         log.info("calls must show an API key", extra={"keys": len(keys.names)})
     elif is_loopback(settings.host):
-        log.info("the API is open, to this machine only: no keys are set")
+        log.info("the API is open to this machine only: no keys are set")
     elif settings.open_to_network:
         log.warning("the API is open to all who can reach %s: no keys are set, and open_to_network is", settings.host)
     else:
         raise SettingError(
-            f"setting host: {settings.host} can be reached from outside and no API keys are set: give api_keys_file "
+            f"setting host: {settings.host} can be reached from outside and no API keys are set: set api_keys_file "
             "(`orca keys make NAME` makes a key), or set open_to_network to true"
         )
 
 
 def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], Awaitable[None]]:
-    """What lets a call pass if it shows one of `keys` and keeps within that key's limits; a dependency, too.
+    """Return a check that a call shows one of `keys` and keeps that key's limits. It is usable as a dependency.
 
-    A call is counted until its answer has ended. Not by a dependency that yields, for which FastAPI runs some hundred
-    functions a call. Args: makes_work: as for `KeyRing.enter`.
-    Raises (what is returned): ApiError 401 or 429.
+    A call counts until its answer has ended. A dependency that yields could do that too, but FastAPI would run some
+    hundred functions for it per call.
+
+    Args: makes_work: as for `KeyRing.enter`.
+    The check raises: ApiError 401 or 429.
     """
 
     async def check(request: Request) -> None:
@@ -72,14 +71,14 @@ def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], Awaitab
         key = shown_key(keys, request.scope)
         if key is None:
             raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
-        behind_answer: contextlib.ExitStack = request.scope[BEHIND_ANSWER]
-        behind_answer.enter_context(counted(keys, key, request.scope, makes_work=makes_work))
+        answer_stack: contextlib.ExitStack = request.scope[ANSWER_STACK]
+        answer_stack.enter_context(counted(keys, key, request.scope, makes_work=makes_work))
 
     return check
 
 
 def shown_key(keys: KeyRing, scope: Scope) -> ApiKey | None:
-    """The one of `keys` that a call shows; it is looked for once."""
+    """Return the one of `keys` that a call shows. The scope keeps the result."""
     if KEY_FOUND not in scope:
         scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
         scope[KEY_FOUND] = keys.find(shown.strip() if scheme.lower() == "bearer" else "")
@@ -89,7 +88,7 @@ def shown_key(keys: KeyRing, scope: Scope) -> ApiKey | None:
 
 @contextlib.contextmanager
 def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> Iterator[None]:
-    """A call counts for its key, and against its limits while it lasts. Args, raises: as `KeyRing.enter`."""
+    """Count a call for its key, and against the key's limits while it lasts. Args, raises: as `KeyRing.enter`."""
     scope[KEYS_SHOWN].append(key)
     keys.enter(key, makes_work=makes_work)
     try:
@@ -98,16 +97,15 @@ def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> It
         keys.leave(key, makes_work=makes_work)
 
 
-def owner_of(request: Request) -> str:
-    """A word for the key that a call was let in by, which tells nothing of it: what is stored with the call's requests.
-
-    Without keys everybody is one owner, and the word is empty.
-    """
-    key = key_of(request)
-    return "" if key is None else hashlib.sha256(b"orca owner " + key.digest).hexdigest()[:32]
-
-
-def key_of(request: Request) -> ApiKey | None:
-    """The key that a call was let in by; None where there are no keys."""
-    shown: list[ApiKey] = request.scope[KEYS_SHOWN]
+def key_of(scope: Scope) -> ApiKey | None:
+    """Return the key that let a call in; None where there are no keys."""
+    shown: list[ApiKey] = scope[KEYS_SHOWN]
     return shown[0] if shown else None
+
+
+def owner_of(key: ApiKey | None) -> str:
+    """Return the text that stands for a key in stored requests. It does not reveal the key.
+
+    Without keys everybody is one owner, and the text is empty.
+    """
+    return "" if key is None else hashlib.sha256(b"orca owner " + key.digest).hexdigest()[:32]

@@ -1,9 +1,10 @@
-"""The end of a gateway: from the first signal on it takes no calls, and open answers have a while to end.
+"""Draining: from the first signal on a gateway takes no calls, and open answers have some time to end.
 
     serving --begin--> draining --every answer has ended, or cut--> over
 
-Draining, it still listens: calls get 503 with Retry-After and go to another gateway, and /ready says 503. What is open
-when the time is over is cut: a stream with event ids says where to go on (render.resume_event), others fail in words.
+While it drains, it still listens: calls get 503 with Retry-After and go to another gateway, and /ready answers 503.
+When the time is over, open answers are cut. A stream with event ids says where to resume (render.resume_event), others
+end with an error.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from orca.gateway.errors import UNAVAILABLE, ApiError
 
 
 class Drain:
-    """Shared by the server, which hears the signals, and the calls."""
+    """The drain state, shared by the server, which gets the signals, and the calls."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -22,11 +23,11 @@ class Drain:
 
     @property
     def open_answers(self) -> int:
-        """Accepted calls that this gateway is answering."""
+        """Number of accepted calls that this gateway is answering."""
         return len(self._open)
 
     def begin(self, seconds: float) -> None:
-        """Take no more calls, and cut what is still open after so many seconds."""
+        """Stop taking calls, and after this time cut the answers that are still open."""
         if not self.has_begun:
             self.has_begun = True
             asyncio.get_running_loop().call_later(seconds, self.cut)
@@ -38,12 +39,12 @@ class Drain:
             close()
 
     def check(self) -> None:
-        """Raises: ApiError 503 when no calls are taken any more."""
+        """Raise if no calls are taken any more. Raises: ApiError 503."""
         if self.has_begun:
-            raise draining()
+            raise draining_error()
 
     def add(self, close: Callable[[], None]) -> None:
-        """An answer is open, and `close` wakes it to see that it is cut."""
+        """Register an open answer. Args: close: wakes the answer, which then sees `is_cut`."""
         self._open.add(close)
         if self.is_cut:
             close()
@@ -52,6 +53,6 @@ class Drain:
         self._open.discard(close)
 
 
-def draining() -> ApiError:
-    message = "this gateway is shutting down: call again, for another one or its successor"
+def draining_error() -> ApiError:
+    message = "this gateway is shutting down: call again to reach another one"
     return ApiError(503, message, kind=UNAVAILABLE, code="gateway_draining", retry_after_s=1, closes=True)

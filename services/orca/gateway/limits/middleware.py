@@ -5,13 +5,13 @@ import contextlib
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca.core.api_keys import ApiKey
-from orca.gateway.limits.auth import BEHIND_ANSWER, KEYS_SHOWN
+from orca.gateway.limits.auth import ANSWER_STACK, KEYS_SHOWN
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.metrics import Metrics
 
 
-class CountHttp:
-    """Counts HTTP answers by method, route and status, and by the key that their call showed."""
+class HttpMetrics:
+    """Counts HTTP answers by method, route and status, and by the key that the call showed."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -24,7 +24,7 @@ class CountHttp:
 
         is_answered = False
 
-        async def counting(message: Message) -> None:
+        async def count_and_send(message: Message) -> None:
             nonlocal is_answered
             if message["type"] == "http.response.start":
                 is_answered = True
@@ -32,22 +32,22 @@ class CountHttp:
             await send(message)
 
         try:
-            await self._app(scope, receive, counting)
+            await self._app(scope, receive, count_and_send)
         except Exception:
-            # A bug of ours, which Starlette answers outside of all middleware.
+            # A bug in the gateway: Starlette answers it outside of all middleware.
             if not is_answered:
                 self._count(scope, 500)
             raise
 
     def _count(self, scope: Scope, status: int) -> None:
-        # The route's template: paths that nobody serves must not make up metrics.
+        # Count by the route's template: unknown paths must not create metrics.
         self._metrics.count_http(scope["method"], getattr(scope.get("route"), "path", "other"), status)
         for key in scope.get(KEYS_SHOWN, ()):
             self._metrics.count_key(key.name, status)
 
 
-class TellLimits:
-    """Tells of the rate of the key that a call showed, and knows when its answer ends."""
+class RateLimitHeaders:
+    """Adds the headers about the key's rate, and closes the call's exit stack when its answer ends."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -60,18 +60,18 @@ class TellLimits:
         shown: list[ApiKey] = []
         scope[KEYS_SHOWN] = shown
 
-        async def telling(message: Message) -> None:
+        async def add_headers_and_send(message: Message) -> None:
             if message["type"] == "http.response.start" and shown:
-                told = [(name.encode(), text.encode()) for name, text in self._keys.headers(shown[0]).items()]
-                message = {**message, "headers": [*message["headers"], *told]}
+                added = [(name.encode(), text.encode()) for name, text in self._keys.headers(shown[0]).items()]
+                message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
-        with contextlib.ExitStack() as scope[BEHIND_ANSWER]:
-            await self._app(scope, receive, telling)
+        with contextlib.ExitStack() as scope[ANSWER_STACK]:
+            await self._app(scope, receive, add_headers_and_send)
 
 
 class HeadAsGet:
-    """Answers HEAD as GET without a body, as HTTP asks for; routers made for APIs do not."""
+    """Answers HEAD as GET without a body, as HTTP requires. FastAPI's router does not."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,12 +83,12 @@ class HeadAsGet:
 
         inner = {**scope, "method": "GET"}
 
-        async def without_body(message: Message) -> None:
+        async def send_without_body(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Metrics outside count the method that was used, and the route that the router noted.
+                # HttpMetrics outside counts the method that was used, and the route that the router recorded.
                 scope["route"] = inner.get("route")
                 await send(message)
             else:
                 await send({**message, "body": b""})
 
-        await self._app(inner, receive, without_body)
+        await self._app(inner, receive, send_without_body)

@@ -1,7 +1,7 @@
-"""A model's chat template: messages to the text that the model was trained on.
+"""A model's chat template: turns messages into text of the form that the model was trained on.
 
-The environment is the one that Hugging Face templates are written for. Templates come with the weights and are not
-trusted: they run in Jinja's immutable sandbox and see plain JSON values only.
+The Jinja environment is the one for which Hugging Face templates are written. Templates come with the weights and are
+not trusted: they run in Jinja's immutable sandbox and see plain JSON values only.
 """
 
 import json
@@ -22,7 +22,7 @@ class ChatTemplate:
     """A compiled template with the tokenizer's named special tokens."""
 
     def __init__(self, source: str, named_special_tokens: Mapping[str, str]) -> None:
-        """Raises: ModelError when the template is not valid Jinja."""
+        """Raises: ModelError if the template is not valid Jinja."""
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -36,13 +36,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, special tokens written out.
+        """Return the prompt's text, with special tokens written out.
 
         Args:
             messages: JSON objects with `role` and `content`.
             add_generation_prompt: end with the opening of the assistant's answer.
-            variables: further ones for the template; they do not replace those of this method.
-        Raises: InvalidRequest when the template refuses the messages.
+            variables: more variables for the template; they do not replace those of this method.
+        Raises: InvalidRequest if the template refuses the messages.
         """
         given = {
             **(variables or {}),
@@ -55,7 +55,7 @@ class ChatTemplate:
         try:
             return self._template.render(given)
         except Exception as error:
-            # A template is a program of its author's: whatever it raises is about these messages.
+            # A template is its author's program: any error that it raises is about these messages.
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
@@ -72,7 +72,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is plain content."""
+    """The tag `{% generation %}`, which marks the assistant's text for training; here its body is plain content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's variable
 
@@ -88,7 +88,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML characters, which a prompt must not."""
+    """Write JSON without escaping HTML characters, as Jinja's own filter does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -96,6 +96,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    # Local time, as the templates' authors have it.
-    return datetime.now().strftime(form)  # noqa: DTZ005
+def _strftime_now(format_text: str) -> str:
+    # Local time, as authors of templates expect it.
+    return datetime.now().strftime(format_text)  # noqa: DTZ005

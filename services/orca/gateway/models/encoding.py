@@ -1,7 +1,7 @@
-"""Text to token ids without holding up the process: what cannot fit is refused before it is encoded.
+"""Encodes text to token ids without blocking the process; text that cannot fit is refused before.
 
-Encoding costs a millisecond for each few KB, so a body's worth of text would keep a thread busy for seconds, only for
-its prompt to be refused by its number of tokens.
+Encoding a few KB takes a millisecond. So the text of a large body would keep a thread busy for seconds, only to be
+refused for its number of tokens.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ class Encoder:
         self._context = info.max_model_len
         self._tokenizer = tokenizer
         self._settings = settings
-        # Half of the processors: the loop, whose streams go on meanwhile, needs one.
+        # Half of the CPUs: the event loop, whose streams go on meanwhile, needs one.
         threads = max(1, len(os.sched_getaffinity(0)) // 2)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
-    async def prompt(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt. Raises: ApiError 400 when the text cannot fit into the model's context."""
+    async def encode_prompt(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """Encode a prompt. Raises: ApiError 400 if the text cannot fit into the model's context."""
         if _may_exceed(text, self._limit_without_vocabulary):
             size, limit = _size(text), await self._limit()
             if size > limit:
@@ -38,8 +38,8 @@ class Encoder:
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
         return await self._encode(text, add_special_tokens)
 
-    async def any(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text that need not fit, to count them. Raises: ApiError 400 beyond the setting's bound."""
+    async def encode_text(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
+        """Encode a text that need not fit, to count its tokens. Raises: ApiError 400 beyond the setting's limit."""
         if _may_exceed(text, self._settings.tokenize_bytes_max):
             size, limit = _size(text), max(self._settings.tokenize_bytes_max, await self._limit())
             if size > limit:
@@ -53,7 +53,7 @@ class Encoder:
             encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
             return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        # A call may bring many texts: streams go on between them.
+        # A call may have many texts: let streams go on between them.
         await asyncio.sleep(0)
         return ids
 
@@ -62,23 +62,23 @@ class Encoder:
         return self._context * self._settings.bytes_per_token_max
 
     async def _limit(self) -> int:
-        """Bytes of text beyond which nothing is encoded.
+        """Return the most bytes of text that are encoded.
 
-        The longest token alone would be a proof for most tokenizers; but some shorten text before they part it, or
-        make one token of a run of unknown characters, whence the setting as well, which is far above what text needs.
+        For most tokenizers the longest token alone gives a safe limit. Some tokenizers shorten text before they split
+        it, or make one token of a run of unknown characters. So the setting, far above what text needs, counts too.
         """
-        # Walks the vocabulary the first time.
+        # The first call reads the whole vocabulary.
         longest = await asyncio.to_thread(lambda: self._longest_token)
         return max(self._limit_without_vocabulary, self._context * longest)
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes of the longest token of the vocabulary."""
+        """Bytes of the vocabulary's longest token."""
         return max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
 
 
 def _may_exceed(text: str, limit: int) -> bool:
-    """Whether a text could have more bytes, without writing them: a character has four at most."""
+    """Return whether a text could have more bytes, without encoding it: a character has at most four."""
     return len(text) * 4 > limit
 
 

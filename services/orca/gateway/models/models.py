@@ -1,8 +1,8 @@
-"""The models that a gateway knows: it reads answers of all of them, and accepts calls for the one in force.
+"""The models that a gateway knows: it renders answers of all of them, and accepts calls for the current one.
 
-While a deployment changes its model, the pool names one revision in force, first the old one, then the new one, and
-requests of both are running or were answered lately. So a gateway is given both for that time, and learns from the pool
-which one new calls are for.
+The pool names one revision in force: the current model. While a deployment changes its model, this is first the old
+one, then the new one, and requests of both are running or were answered lately. So a gateway has both models for that
+time, and learns from the pool which one is current.
 """
 
 import logging
@@ -14,48 +14,48 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
-from orca.gateway.render.render import Reading
+from orca.gateway.render.render import RenderModel
 from orca.gateway.settings import Settings
-from orca.pool.counts import PoolStats
+from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One model, with all that it takes to accept calls for it and to write its answers."""
+class ServedModel:
+    """One model, with all that is needed to accept calls for it and to render its answers."""
 
     info: ModelInfo
     tokenizer: Tokenizer
     encoder: Encoder
     chat_template: ChatTemplate | None
-    reading: Reading
-    created: int = 0  # Unix seconds: when its config.json was written, 0 where that is not known
+    render_model: RenderModel
+    created: int = 0  # Unix seconds: when its config.json was written; 0 if unknown
 
     @classmethod
-    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> "Served":
-        """Raises: ModelError when the chat template is broken."""
+    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> "ServedModel":
+        """Raises: ModelError if the chat template is broken."""
         template = tokenizer.chat_template
         return cls(
             info,
             tokenizer,
             Encoder(info, tokenizer, settings),
             None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
-            Reading(tokenizer, frozenset(info.eos_token_ids)),
-            _written(info.folder / "config.json"),
+            RenderModel(tokenizer, frozenset(info.eos_token_ids)),
+            _changed_at(info.folder / "config.json"),
         )
 
 
-def _written(path: Path) -> int:
-    """Unix seconds of a file's last change, 0 when there is none."""
+def _changed_at(path: Path) -> int:
+    """Return the Unix seconds of a file's last change; 0 if there is no file."""
     return int(path.stat().st_mtime) if path.is_file() else 0
 
 
-def load_newest(settings: Settings) -> Served:
-    """The gateway's own model. Raises: ModelError when it cannot be served."""
+def load_newest(settings: Settings) -> ServedModel:
+    """Load the gateway's own model. Raises: ModelError if it cannot be served."""
     own = OtherModel(
         folder=settings.model,
         name=settings.name,
@@ -66,18 +66,18 @@ def load_newest(settings: Settings) -> Served:
     return _load(own, settings)
 
 
-def load_others(settings: Settings) -> list[Served]:
-    """The models beside the gateway's own. One that cannot be read must not keep it from serving: it is left out."""
+def load_others(settings: Settings) -> list[ServedModel]:
+    """Load the other models. One that cannot be read is left out: it must not keep the gateway from serving."""
     found = []
-    for other in map(OtherModel.read, settings.other_models):
+    for other in map(OtherModel.from_text, settings.other_models):
         try:
             found.append(_load(other, settings))
         except (ModelError, OSError) as error:
-            log.error("another model is left out, its requests cannot be read here: %s", error)
+            log.error("one of other_models is left out, its requests cannot be read here: %s", error)
     return found
 
 
-def _load(model: OtherModel, settings: Settings) -> Served:
+def _load(model: OtherModel, settings: Settings) -> ServedModel:
     info = load_model_info(
         model.folder,
         name=model.name,
@@ -85,60 +85,77 @@ def _load(model: OtherModel, settings: Settings) -> Served:
         quantization=model.quantization,
         max_model_len=model.max_model_len,
     )
-    return Served.of(info, Tokenizer.from_folder(model.folder), settings)
+    return ServedModel.of(info, Tokenizer.from_folder(model.folder), settings)
+
+
+def not_served(message: str) -> ApiError:
+    return ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
 
 
 class Models:
-    """All models of a gateway, and what the pool has said of them."""
+    """All models of a gateway, and the pool's state of them."""
 
-    def __init__(self, newest: Served, others: Iterable[Served] = ()) -> None:
-        """Args: newest: in force until the pool says otherwise."""
+    def __init__(self, newest: ServedModel, others: Iterable[ServedModel] = ()) -> None:
+        """Args: newest: the current model until the pool names another one."""
         self.newest = newest
-        self._by_revision = {each.info.revision: each for each in (*others, newest)}
+        self._by_revision = {model.info.revision: model for model in (*others, newest)}
         self._current = newest
         self._promised: dict[str, int] = {}  # revision -> tokens of the longest request that fits
 
     @property
-    def current(self) -> Served:
-        """The one that new calls are for."""
+    def current(self) -> ServedModel:
+        """The model for new calls."""
         return self._current
 
-    def max_total_tokens(self, served: Served) -> int | None:
-        """Of the longest request that fits a model, prompt and output; None where the pool has not said."""
-        return self._promised.get(served.info.revision)
+    def max_total_tokens(self, model: ServedModel) -> int | None:
+        """Return the tokens, prompt and output, of the longest request that fits; None until the pool has said it."""
+        return self._promised.get(model.info.revision)
 
     @property
     def has_formed(self) -> bool:
-        """Whether a group has been formed, at least once, of a model that is or was in force here."""
+        """Whether a group has formed at least once for a model that is or was current here."""
         return bool(self._promised)
 
-    def of(self, revision: str) -> Served | None:
-        """The model of a request; None for one that this gateway was not given."""
+    def find(self, revision: str) -> ServedModel | None:
+        """Return the model of a request; None if this gateway does not have it."""
         return self._by_revision.get(revision)
 
-    def note(self, stats: PoolStats) -> None:
-        """Take over what the pool says is in force, and what it promises for it."""
-        if stats.revision is not None and self.put_in_force(stats.revision) and stats.promised_slots is not None:
+    def require(self, revision: str) -> ServedModel:
+        """Return the model of a request. Another model's tokenizer would write other bytes.
+
+        Raises: ApiError 503: another gateway may have this one.
+        """
+        model = self.find(revision)
+        if model is None:
+            raise not_served(f"the request is of revision {revision}, which this gateway does not serve")
+        return model
+
+    def update(self, stats: PoolStats) -> None:
+        """Take over the pool's revision in force, and the slots that it promises for it."""
+        if stats.revision is not None and self.set_current(stats.revision) and stats.promised_slots is not None:
             self._promised[stats.revision] = stats.promised_slots
 
-    def note_promise(self, served: Served, slots: int) -> bool:
-        """Of a refusal. Returns: whether it is another one than was known."""
-        is_news = self._promised.get(served.info.revision) != slots
-        self._promised[served.info.revision] = slots
-        return is_news
+    def update_promise(self, model: ServedModel, slots: int) -> bool:
+        """Take over the promised slots from a refusal. Returns: whether the number is new."""
+        is_new = self._promised.get(model.info.revision) != slots
+        self._promised[model.info.revision] = slots
+        return is_new
 
-    def put_in_force(self, revision: str) -> bool:
-        """Returns: whether the model is known here. If not, all stays as it was: new calls are left to be refused."""
-        found = self.of(revision)
+    def set_current(self, revision: str) -> bool:
+        """Make this model the current one. If it is unknown here, nothing changes, and the pool refuses new calls.
+
+        Returns: whether the model is known.
+        """
+        found = self.find(revision)
         if found is not None:
             self._current = found
         return found is not None
 
     def check_name(self, name: str | None) -> None:
-        """Any name of a known model means the one in force, so that no client's name fails while models change.
+        """Check a model's name. Every known name means the current model, so that none fails while models change.
 
-        Raises: ApiError 404. No name means the only model.
+        Raises: ApiError 404. No name means the current model too.
         """
-        if name is not None and all(name != each.info.name for each in self._by_revision.values()):
+        if name is not None and all(name != model.info.name for model in self._by_revision.values()):
             message = f"the model {name!r} does not exist; this server has {self._current.info.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")

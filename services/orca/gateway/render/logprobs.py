@@ -12,30 +12,30 @@ LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredToken:
     """A token of the answer with its log probability."""
 
     token: int
     logprob: Logprob | None  # None for the first token of an echoed prompt, which nothing precedes
-    offset: int  # characters of the answer before it, text that is held back included
+    offset: int  # characters of the answer before it, including text that is held back
 
 
 class Scorer:
-    """Says where in the answer each token's text begins; inside a character that is where the character begins."""
+    """Finds where in the answer each token's text begins; inside a character, that is where the character begins."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._offset = 0
 
-    def score(self, token_id: int, logprob: Logprob | None) -> Scored:
-        scored = Scored(token_id, logprob, max(self._offset, 0))
+    def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:
+        scored = ScoredToken(token_id, logprob, max(self._offset, 0))
         self._offset += len(self._detokenizer.push(token_id))
         return scored
 
-    def score_prompt(self, prompt: Sequence[int], logprobs: Sequence[Logprob], text: str) -> list[Scored]:
-        """The tokens of a prompt that is echoed as `text`; `logprobs` are those of tokens 1 and up."""
-        # The echoed text may lack the leading space that the first word's token has.
+    def score_prompt(self, prompt: Sequence[int], logprobs: Sequence[Logprob], text: str) -> list[ScoredToken]:
+        """Score the tokens of a prompt that is echoed as `text`. Args: logprobs: of tokens 1 and up."""
+        # The echoed text may lack the leading space of the first token.
         self._offset = len(text) - len(_joined(prompt, self._tokenizer))
         known: list[Logprob | None] = [None, *logprobs]
         scored = [self.score(token_id, logprob) for token_id, logprob in zip(prompt, known, strict=False)]
@@ -49,8 +49,8 @@ def _joined(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return "".join(detokenizer.push(token_id) for token_id in tokens) + detokenizer.flush()
 
 
-def completion_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Parallel lists, of /v1/completions."""
+def completion_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the parallel lists of /v1/completions."""
     return {
         "text_offset": [entry.offset for entry in scored],
         "token_logprobs": [None if entry.logprob is None else _finite(entry.logprob.logprob) for entry in scored],
@@ -60,7 +60,7 @@ def completion_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[
 
 
 def _top_by_text(logprob: Logprob | None, tokenizer: Tokenizer) -> dict[str, float] | None:
-    """The alternatives, and the token itself even if it is not among them."""
+    """Return the alternatives, and the token itself even if it is not one of them."""
     if logprob is None:
         return None
     top = (*logprob.top, (logprob.token, logprob.logprob))
@@ -70,8 +70,8 @@ def _top_by_text(logprob: Logprob | None, tokenizer: Tokenizer) -> dict[str, flo
     return by_text
 
 
-def chat_logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A list of tokens with their alternatives, of /v1/chat/completions."""
+def chat_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the list of tokens with their alternatives of /v1/chat/completions."""
     content = []
     for entry in scored:
         if entry.logprob is None:

@@ -1,22 +1,22 @@
-"""The bytes of an answer: a pure function of the log and of what was stored at submit.
+"""The bytes of an answer: a pure function of the log and of the options that were stored at submit.
 
 Nothing here reads a clock, a setting or the pool, so any gateway writes the same bytes, from any index on. A stream has
 one event per token, in the order of its log:
 
-    <choice>.<index>    token `index` of a choice; the first one also brings role, echo and prompt token ids
-    <choice>.end        what was held back, and the finish reason; or the error that ended the choice
-    end                 `[DONE]`, behind a chunk with usage where asked; never after an error
+    <choice>.<index>    token `index` of a choice; the first event also has role, echo and prompt token ids
+    <choice>.end        the text that was held back, and the finish reason; or the error that ended the choice
+    end                 `[DONE]`, after a chunk with usage if that was asked for; never after an error
 
-These ids are SSE `id:` lines, sent when `event_ids` was asked for: widely used benchmark clients take each line or
+These ids are SSE `id:` lines. They are sent only if `event_ids` is set: widely used benchmark clients take each line or
 message of a stream for `data:` and fail on any other field.
 
-A gateway that goes before a stream with ids has ended sends one event more, which has no id of its own:
+A gateway that stops before a stream with ids has ended sends one more event, which has no id of its own:
 
     event: resume
     data: {"error": {...}, "resume": {"request_id": ..., "last_event_ids": ["0.41", "1.start"]}}
 
-The error's code is `gateway_draining`. For each choice that is the last id that was sent, `<choice>.start` where there
-was none: joined by commas they are the `Last-Event-ID` behind which to go on.
+The error's code is `gateway_draining`. The ids are the last one that was sent for each choice, or `<choice>.start` if
+there was none. Joined by commas they are the `Last-Event-ID` after which to resume.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,252 +28,254 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.gateway.errors import answer_to_end
-from orca.gateway.latency_goals import NO_GOALS, Goals
-from orca.gateway.render.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
+from orca.gateway.errors import end_error
+from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
+from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
 
 
-class Kind(StrEnum):
+class AnswerKind(StrEnum):
     COMPLETION = "completion"
     CHAT = "chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
-    """All that an answer's bytes depend on beside its requests and their logs. Stored with the parent as JSON."""
+class RenderOptions:
+    """Everything but requests and logs that decides an answer's bytes. The pool stores it with the parent as JSON."""
 
-    kind: Kind
+    kind: AnswerKind
     model: str  # the name that the client used
     created: int  # Unix seconds
     choices_per_prompt: int = 1  # OpenAI's n: choices i*n .. i*n + n - 1 answer prompt i
     echo: bool = False  # completions: the prompt's text comes first
-    echo_only: bool = False  # nothing comes behind it: one token is generated for its sake and not shown
+    echo_only: bool = False  # nothing follows the prompt: one token is generated to score it and not shown
     include_usage: bool = False  # a chunk with usage before `[DONE]`
     continuous_usage: bool = False  # usage so far in each chunk
     return_token_ids: bool = False
     event_ids: bool = False
-    goals: Goals = NO_GOALS  # change no byte; they are kept here because this is what gateways tell each other
+    goals: LatencyGoals = NO_GOALS  # change no byte; stored here so that other gateways have them
 
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.goals.named:
-            # The gateways of the release before this one read it too, and know no such field.
+            # Gateways of the release before read it too, and do not know the field.
             del stored["goals"]
         return orjson.dumps(stored).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> "Rendering":
+    def from_json(cls, text: str) -> "RenderOptions":
         fields = orjson.loads(text)
-        return cls(**{**fields, "kind": Kind(fields["kind"]), "goals": Goals(**fields.get("goals", {}))})
+        return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "goals": LatencyGoals(**fields.get("goals", {}))})
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The model's part in rendering."""
+class RenderModel:
+    """The part of a model that rendering needs."""
 
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
 
 
 class ChoiceStream:
-    """The events of one choice. To read on from index k, push tokens 0 .. k-1 and drop what comes back."""
+    """Writes the events of one choice. To resume at index k, push tokens 0 .. k-1 and drop their events."""
 
-    def __init__(self, request: Request, rendering: Rendering, reading: Reading) -> None:
+    def __init__(self, request: Request, options: RenderOptions, render_model: RenderModel) -> None:
         self._request = request
-        self._rendering = rendering
-        self._tokenizer = reading.tokenizer
-        self._log = ChoiceLog(request, rendering, reading)
+        self._options = options
+        self._tokenizer = render_model.tokenizer
+        self._log = ChoiceLog(request, options, render_model)
         self._has_ended = False
-        self._is_chat = rendering.kind is Kind.CHAT
-        # An event is: lead, text, tail. The usual tail and both leads never change.
-        head = b"data: " + _head(request.parent, rendering, is_chunk=True)
+        self._is_chat = options.kind is AnswerKind.CHAT
+        # An event is: lead, text, tail. Both leads and the usual tail never change.
+        head = b"data: " + _head(request.parent, options, is_chunk=True)
         opening = b',"choices":[{"index":%d,' % request.choice
         self._lead = head + opening + (b'"delta":{"content":' if self._is_chat else b'"text":')
-        self._first_lead = head + self._prompt_ids(Kind.CHAT) + opening
+        self._first_lead = head + self._prompt_ids(AnswerKind.CHAT) + opening
         self._first_lead += b'"delta":{"role":"assistant","content":' if self._is_chat else b'"text":'
         self._close_text = b"}" if self._is_chat else b""
         self._usual_tail = self._tail() if self._is_usual() else None
 
     def token(self, token: Token) -> bytes:
-        """The event of the next token of the log."""
+        """Return the event of the log's next token."""
         index = self._log.count
         text, scored = self._log.push(token)
         if self._usual_tail is not None and index:
             event = self._lead + orjson.dumps(text) + self._usual_tail
         else:
             lead = self._lead if index else self._first_lead
-            prompt_ids = b"" if index else self._prompt_ids(Kind.COMPLETION)
+            prompt_ids = b"" if index else self._prompt_ids(AnswerKind.COMPLETION)
             event = lead + orjson.dumps(text) + self._tail(scored, prompt_ids=prompt_ids, token_ids=self._shown(token))
-        return b"id: %d.%d\n%b" % (self._request.choice, index, event) if self._rendering.event_ids else event
+        return b"id: %d.%d\n%b" % (self._request.choice, index, event) if self._options.event_ids else event
 
     def end(self, end: End) -> bytes:
-        """The event behind the last token: the finish reason, or the error that ended the choice."""
+        """Return the event after the last token: the finish reason, or the error that ended the choice."""
         self._has_ended = True
-        error = answer_to_end(end.reason)
+        error = end_error(end.reason)
         if error is None:
             lead = self._lead if end.count else self._first_lead
-            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._rendering))
+            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._options))
         else:
             event = error_event(error.body())
-        return b"id: %d.end\n%b" % (self._request.choice, event) if self._rendering.event_ids else event
+        return b"id: %d.end\n%b" % (self._request.choice, event) if self._options.event_ids else event
 
     @property
     def tokens_to_echo(self) -> int:
-        """Of the prompt, which the event of the next token brings."""
-        return len(self._request.prompt) if self._rendering.echo and not self._log.count else 0
+        """Tokens of the prompt that the event of the next token repeats."""
+        return len(self._request.prompt) if self._options.echo and not self._log.count else 0
 
     @property
     def last_event_id(self) -> str:
-        """The id of the event that was made last, `<choice>.start` before the first."""
+        """The id of the event that was made last; `<choice>.start` before the first."""
         if self._has_ended:
             return f"{self._request.choice}.end"
         return f"{self._request.choice}.{self._log.count - 1 if self._log.count else 'start'}"
 
     def _shown(self, token: Token) -> Sequence[int]:
-        return () if self._rendering.echo_only else (token.id,)
+        return () if self._options.echo_only else (token.id,)
 
     def _is_usual(self) -> bool:
-        rendering = self._rendering
+        options = self._options
         has_logprobs = self._request.sampling.logprobs is not None
-        return not (rendering.return_token_ids or rendering.continuous_usage or has_logprobs)
+        return not (options.return_token_ids or options.continuous_usage or has_logprobs)
 
     def _tail(
         self,
-        scored: Sequence[Scored] = (),
+        scored: Sequence[ScoredToken] = (),
         *,
         prompt_ids: bytes = b"",
         token_ids: Sequence[int] = (),
         end: End | None = None,
     ) -> bytes:
-        """All of an event behind its text."""
-        logprobs = orjson.dumps(_logprobs(scored, self._rendering.kind, self._tokenizer))
+        """Return the part of an event after its text."""
+        logprobs = orjson.dumps(_logprobs(scored, self._options.kind, self._tokenizer))
         reason, stop = (None, None) if end is None else (end.reason, end.stop)
         tail = self._close_text + b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(reason)
         if end is not None:
             tail += b',"stop_reason":' + orjson.dumps(stop)
-        if self._rendering.return_token_ids:
+        if self._options.return_token_ids:
             tail += prompt_ids + b',"token_ids":' + orjson.dumps(token_ids)
         return tail + b"}]" + self._usage() + b"}\n\n"
 
     def _usage(self) -> bytes:
-        if self._rendering.continuous_usage:
+        if self._options.continuous_usage:
             return b',"usage":' + orjson.dumps(_usage(len(self._request.prompt), self._log.shown_count))
-        return b',"usage":null' if self._rendering.include_usage else b""
+        return b',"usage":null' if self._options.include_usage else b""
 
-    def _prompt_ids(self, kind: Kind) -> bytes:
-        """The prompt's token ids: a chat answer has them at its top, a completion in the choice."""
-        if not self._rendering.return_token_ids or self._rendering.kind is not kind:
+    def _prompt_ids(self, kind: AnswerKind) -> bytes:
+        """Return the prompt's token ids: a chat answer has them at its top level, a completion in the choice."""
+        if not self._options.return_token_ids or self._options.kind is not kind:
             return b""
         return b',"prompt_token_ids":' + orjson.dumps(self._request.prompt)
 
 
-def stream_end(requests: Sequence[Request], rendering: Rendering, ends: Sequence[End]) -> bytes:
-    """What follows when every choice has ended: usage where asked and `[DONE]`; nothing when a choice failed."""
-    if any(answer_to_end(end.reason) for end in ends):
+def stream_end(requests: Sequence[Request], options: RenderOptions, ends: Sequence[End]) -> bytes:
+    """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed."""
+    if any(end_error(end.reason) for end in ends):
         return b""
-    done = b"id: end\ndata: [DONE]\n\n" if rendering.event_ids else b"data: [DONE]\n\n"
-    if not rendering.include_usage:
+    done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
+    if not options.include_usage:
         return done
-    usage = orjson.dumps(_usage_of_all(requests, rendering, ends))
-    head = _head(requests[0].parent, rendering, is_chunk=True)
+    usage = orjson.dumps(_usage_of_all(requests, options, ends))
+    head = _head(requests[0].parent, options, is_chunk=True)
     return b"data: " + head + b',"choices":[],"usage":' + usage + b"}\n\n" + done
 
 
 def error_event(body: bytes) -> bytes:
-    """An event that says why a stream fails; no `[DONE]` follows it."""
+    """Return an event that says why a stream fails. No `[DONE]` follows it."""
     return b"data: " + body + b"\n\n"
 
 
 def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str]) -> bytes:
-    """An error event that says where to go on; `body` is the error's, one id for each choice."""
+    """Return an error event that says where to resume. Args: body: of the error; last_event_ids: one per choice."""
     resume = orjson.dumps({"request_id": parent, "last_event_ids": last_event_ids})
     return b"event: resume\ndata: " + body[:-1] + b',"resume":' + resume + b"}\n\n"
 
 
 def whole_answer(
-    requests: Sequence[Request], rendering: Rendering, choices: Sequence[bytes], ends: Sequence[End]
+    requests: Sequence[Request], options: RenderOptions, choices: Sequence[bytes], ends: Sequence[End]
 ) -> bytes:
-    """The answer to a call that does not stream, out of its `whole_choice`s and their ends.
+    """Return the answer to a call that does not stream. Args: choices: from `whole_choice`; ends: of the choices.
 
-    No choice may have failed (see `answer_to_end`).
+    No choice may have failed (see `end_error`).
     """
-    head = _head(requests[0].parent, rendering, is_chunk=False)
-    if rendering.return_token_ids and rendering.kind is Kind.CHAT:
+    head = _head(requests[0].parent, options, is_chunk=False)
+    if options.return_token_ids and options.kind is AnswerKind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
-    usage = orjson.dumps(_usage_of_all(requests, rendering, ends))
+    usage = orjson.dumps(_usage_of_all(requests, options, ends))
     return head + b',"choices":[' + b",".join(choices) + b'],"usage":' + usage + b"}"
 
 
 def text_so_far(
-    request: Request, rendering: Rendering, tokens: Sequence[Token], end: End | None, reading: Reading
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
 ) -> str:
-    """The text of a choice that these tokens bring, and its end where there is one."""
-    log = ChoiceLog(request, rendering, reading)
+    """Return the text of a choice from its tokens, and from its end if it has ended."""
+    log = ChoiceLog(request, options, render_model)
     text = "".join(log.push(token)[0] for token in tokens)
     return text if end is None else text + log.flush(end)
 
 
-def whole_choice(request: Request, rendering: Rendering, tokens: Sequence[Token], end: End, reading: Reading) -> bytes:
-    """One choice of an answer that is not streamed."""
-    log = ChoiceLog(request, rendering, reading)
+def whole_choice(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End, render_model: RenderModel
+) -> bytes:
+    """Return one choice of an answer that is not streamed."""
+    log = ChoiceLog(request, options, render_model)
     pushed = [log.push(token) for token in tokens]
     text = "".join(text for text, _ in pushed) + log.flush(end)
     scored = [entry for _, entries in pushed for entry in entries]
-    end = _shown_end(end, rendering)
+    end = _shown_end(end, options)
     choice: dict[str, Any] = {"index": request.choice}
-    if rendering.kind is Kind.CHAT:
+    if options.kind is AnswerKind.CHAT:
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         choice["text"] = text
-    choice["logprobs"] = _logprobs(scored, rendering.kind, reading.tokenizer)
+    choice["logprobs"] = _logprobs(scored, options.kind, render_model.tokenizer)
     choice["finish_reason"] = end.reason
     choice["stop_reason"] = end.stop
-    if rendering.return_token_ids:
-        if rendering.kind is Kind.COMPLETION:
+    if options.return_token_ids:
+        if options.kind is AnswerKind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
     return orjson.dumps(choice)
 
 
 class ChoiceLog:
-    """Reads one choice's log from its start: the text and the log probabilities that each token adds."""
+    """Reads one choice's log from its start, and returns the text and log probabilities that each token adds."""
 
-    def __init__(self, request: Request, rendering: Rendering, reading: Reading) -> None:
+    def __init__(self, request: Request, options: RenderOptions, render_model: RenderModel) -> None:
         sampling = request.sampling
         self._request = request
-        self._tokenizer = reading.tokenizer
-        self._echoes = rendering.echo
-        self._echoes_only = rendering.echo_only
-        self._output = OutputText(reading.tokenizer, sampling.stop, sampling.min_tokens)
+        self._tokenizer = render_model.tokenizer
+        self._has_echo = options.echo
+        self._is_echo_only = options.echo_only
+        self._output = OutputText(render_model.tokenizer, sampling.stop, sampling.min_tokens)
         self._ending_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
-            self._ending_ids |= reading.eos_ids
+            self._ending_ids |= render_model.eos_ids
         self._min_tokens = sampling.min_tokens
-        self._scorer = Scorer(reading.tokenizer) if sampling.logprobs is not None else None
+        self._scorer = Scorer(render_model.tokenizer) if sampling.logprobs is not None else None
         self.count = 0
 
-    def push(self, token: Token) -> tuple[str, Sequence[Scored]]:
-        """What the next token adds, behind the echoed prompt if it is the first."""
+    def push(self, token: Token) -> tuple[str, Sequence[ScoredToken]]:
+        """Return what the next token adds. The first one comes after the echoed prompt."""
         self.count += 1
-        echo, scored = self._echo(token) if self.count == 1 and self._echoes else ("", [])
-        if self._echoes_only:
+        echo, scored = self._echo(token) if self.count == 1 and self._has_echo else ("", [])
+        if self._is_echo_only:
             return echo, scored
         if self._scorer is not None:
             scored.append(self._scorer.score(token.id, token.logprob))
-        # A token that ends the output by itself has no text. The first `min_tokens` end nothing.
+        # A token that ends the output by itself has no text. The first `min_tokens` tokens end nothing.
         if token.id in self._ending_ids and self.count > self._min_tokens:
             return echo, scored
         return echo + self._output.push(token.id).text, scored
 
     @property
     def shown_count(self) -> int:
-        return 0 if self._echoes_only else self.count
+        return 0 if self._is_echo_only else self.count
 
     def flush(self, end: End) -> str:
-        """Text held back until the end; nothing when a stop string was found."""
+        """Return text that was held back until the end; nothing if a stop string was found."""
         return "" if isinstance(end.stop, str) else self._output.flush()
 
-    def _echo(self, token: Token) -> tuple[str, list[Scored]]:
+    def _echo(self, token: Token) -> tuple[str, list[ScoredToken]]:
         prompt = self._request.prompt
         text = self._tokenizer.decode(prompt)
         if self._scorer is None:
@@ -281,18 +283,18 @@ class ChoiceLog:
         return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)
 
 
-def _logprobs(scored: Sequence[Scored], kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _logprobs(scored: Sequence[ScoredToken], kind: AnswerKind, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not scored:
         return None
-    return chat_logprobs(scored, tokenizer) if kind is Kind.CHAT else completion_logprobs(scored, tokenizer)
+    return chat_logprobs(scored, tokenizer) if kind is AnswerKind.CHAT else completion_logprobs(scored, tokenizer)
 
 
-def _head(parent: str, rendering: Rendering, *, is_chunk: bool) -> bytes:
-    """The opening of an answer's JSON object, without the closing brace."""
+def _head(parent: str, options: RenderOptions, *, is_chunk: bool) -> bytes:
+    """Return the beginning of an answer's JSON object, without the closing brace."""
     name = "text_completion"
-    if rendering.kind is Kind.CHAT:
+    if options.kind is AnswerKind.CHAT:
         name = "chat.completion.chunk" if is_chunk else "chat.completion"
-    head = {"id": parent, "object": name, "created": rendering.created, "model": rendering.model}
+    head = {"id": parent, "object": name, "created": options.created, "model": options.model}
     return orjson.dumps(head)[:-1]
 
 
@@ -304,12 +306,12 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-def _usage_of_all(requests: Sequence[Request], rendering: Rendering, ends: Iterable[End]) -> dict[str, int]:
-    """Tokens of the whole call; a prompt with several choices counts once."""
-    prompt_tokens = sum(len(request.prompt) for request in requests[:: rendering.choices_per_prompt])
-    return _usage(prompt_tokens, sum(_shown_end(end, rendering).count for end in ends))
+def _usage_of_all(requests: Sequence[Request], options: RenderOptions, ends: Iterable[End]) -> dict[str, int]:
+    """Count the tokens of the whole call. A prompt with several choices counts once."""
+    prompt_tokens = sum(len(request.prompt) for request in requests[:: options.choices_per_prompt])
+    return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends))
 
 
-def _shown_end(end: End, rendering: Rendering) -> End:
-    """A prompt that is echoed alone ends by its length, whatever the token was that is not shown."""
-    return End(FinishReason.LENGTH, 0) if rendering.echo_only else end
+def _shown_end(end: End, options: RenderOptions) -> End:
+    """Return the end that the client sees: an answer that is only the prompt ends by its length, whatever was drawn."""
+    return End(FinishReason.LENGTH, 0) if options.echo_only else end

@@ -1,12 +1,15 @@
-"""What the gateway says of itself and its model: models, tokens, readiness, metrics."""
+"""Tells about the gateway and its model: models, tokens, readiness, metrics, and the page to try the model."""
 
 import asyncio
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.requests import Request
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
@@ -14,23 +17,22 @@ from orca.gateway.calls.accept import chat_prompt
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import receive_body
+from orca.gateway.http.receive import UnreadBody, receive_body
 
-FOR_METRICS = "is_for_metrics"
-"""In the state of calls that came in by the metrics' own port."""
-
-STATS_SECONDS = 1.0  # a probe gets its answer in this time, with the pool or without
+STATS_SECONDS = 1.0  # a probe is answered in this time, with or without the pool's counts
 
 
 async def ready(gateway: Gateway) -> Response:
-    """200 once a first call would be served: a group of a model of ours has been formed at least once.
+    """Answer 200 once a first call would be served: a group has formed at least once for a model of this gateway.
 
-    From then on it stays 200, whatever the pool and the groups do: the gateway accepts as long as the pool can store,
-    answers 503 itself when it cannot, and must not leave its Service for that. The body tells how pool and groups are:
-    `groups_formed` are those that serve now, `groups` those whose scheduler lives; `max_total_tokens` is the longest
-    request that fits, prompt and output, null before a group has formed. Only a gateway that drains says 503 again.
+    From then on the answer stays 200, whatever the pool and the groups do. The gateway accepts calls as long as the
+    pool can store them, answers 503 itself otherwise, and must stay in its Service. Only a gateway that drains answers
+    503 again.
+
+    The body reports pool and groups: `groups_formed` are those that serve now, `groups` those whose scheduler lives.
+    `max_total_tokens` is the longest request that fits, prompt and output; null before a group has formed.
     """
-    stats = await gateway.overload.counts(STATS_SECONDS)
+    stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
     is_ready = gateway.models.has_formed and not gateway.drain.has_begun
     answer = {
@@ -48,28 +50,33 @@ async def ready(gateway: Gateway) -> Response:
     return Response(orjson.dumps(answer), 200 if is_ready else 503, media_type="application/json")
 
 
-async def metrics(gateway: Gateway, http: Request) -> Response:
-    """Raises: ApiError 404 on the API's port where metrics have their own."""
-    if gateway.settings.metrics_port is not None and not http.scope.get("state", {}).get(FOR_METRICS):
+async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
+    """Answer a scraper.
+
+    Args: is_metrics_port: the call came in by the separate port for metrics.
+    Raises: ApiError 404 on the API's port if metrics have a separate one.
+    """
+    if gateway.settings.metrics_port is not None and not is_metrics_port:
         raise ApiError(404, "metrics are on another port of this gateway", code="not_found")
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
-    gateway.metrics.set_pool(await gateway.overload.counts(STATS_SECONDS))
+    gateway.metrics.set_pool(await gateway.overload.backlog.counts(STATS_SECONDS))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
     return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def models(gateway: Gateway) -> dict[str, Any]:
+    """List the current model."""
     return {"object": "list", "data": [_model(gateway)]}
 
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:
-    """Raises: ApiError 404."""
+    """Describe the current model. Raises: ApiError 404 for an unknown name."""
     gateway.models.check_name(name)
     return _model(gateway)
 
 
 def _model(gateway: Gateway) -> dict[str, Any]:
-    """The one in force, by whatever name it was asked for."""
+    """Describe the current model, whatever known name the client used."""
     current = gateway.models.current
     info = current.info
     return {
@@ -84,10 +91,10 @@ def _model(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
-    """Tokens of a prompt or of a chat, as a call would have them. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(http, TokenizeBody, gateway.settings, held)
+async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
+    """Encode a prompt or a chat as a call would. Raises: ApiError, InvalidRequest."""
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
@@ -96,23 +103,49 @@ async def tokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
     text = await chat_prompt(body, served, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
-    tokens = await served.encoder.any(text, param=param, add_special_tokens=add_special_tokens)
+    tokens = await served.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)
     answer = {"count": len(tokens), "max_model_len": served.info.max_model_len, "tokens": tokens}
     if body.return_token_strs:
         answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
     return answer
 
 
-async def detokenize(gateway: Gateway, http: Request) -> dict[str, Any]:
-    """Text of tokens, special ones written out. Raises: ApiError, InvalidRequest."""
-    with gateway.intake.call() as held:
-        body = await receive_body(http, DetokenizeBody, gateway.settings, held)
+async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
+    """Decode tokens to text, with special tokens written out. Raises: ApiError, InvalidRequest."""
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     served = gateway.models.current
-    limit, most = served.info.vocab_size, served.info.max_model_len
-    most = max(most, gateway.settings.detokenize_tokens_max)
-    if len(body.tokens) > most:
-        raise InvalidRequest(f"tokens has more than {most} token ids", param="tokens")
+    limit = served.info.vocab_size
+    tokens_max = max(served.info.max_model_len, gateway.settings.detokenize_tokens_max)
+    if len(body.tokens) > tokens_max:
+        raise InvalidRequest(f"tokens has more than {tokens_max} token ids", param="tokens")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
     return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+@cache
+def playground() -> Response:
+    """Return the page that tries the model. It loads nothing from elsewhere.
+
+    Its policy allows exactly its own script and style, and calls to this server.
+    """
+    page = Path(__file__).with_name("playground.html").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_hash_of(page, 'script')}'; style-src '{_hash_of(page, 'style')}'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    return Response(page, headers=headers, media_type="text/html")
+
+
+def _hash_of(page: str, tag: str) -> str:
+    """Return the inline element's digest as a Content-Security-Policy names it."""
+    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,7 +1,9 @@
-"""The JSON answers of the API, for the OpenAPI document only: render.py, request_state.py and about.py write them.
+"""Schemas of the API's JSON answers, for the OpenAPI document only.
 
-No other fields come than those named here; the tests hold real answers against the document. null where a field says
-nothing, and missing only where its default stands.
+render.py, request_state.py and about.py write the answers.
+
+Answers have no other fields than these: tests compare real answers with the document. A field without information is
+null. A field is missing only if it has a default here.
 """
 
 from typing import Literal
@@ -11,27 +13,27 @@ from pydantic import BaseModel, ConfigDict, Field
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "error"]
 
 
-class Answer(BaseModel):
+class AnswerSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Usage(Answer):
+class Usage(AnswerSchema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class CompletionLogprobs(Answer):
-    """Lists of the same length, an entry for each token."""
+class CompletionLogprobs(AnswerSchema):
+    """Lists of equal length with an entry for each token."""
 
-    text_offset: list[int] = Field(description="Characters in front of the token.")
+    text_offset: list[int] = Field(description="Characters before the token.")
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
-class Choice(Answer):
-    """What one choice has in both APIs."""
+class Choice(AnswerSchema):
+    """Fields of a choice in both APIs."""
 
     index: int
     finish_reason: Literal["stop", "length"]
@@ -39,8 +41,8 @@ class Choice(Answer):
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
-class Generation(Answer):
-    """What a whole answer has in both APIs."""
+class Generation(AnswerSchema):
+    """Fields of a whole answer in both APIs."""
 
     id: str
     created: int = Field(description="Unix seconds.")
@@ -59,7 +61,7 @@ class Completion(Generation):
     choices: list[CompletionChoice]
 
 
-class TopLogprob(Answer):
+class TopLogprob(AnswerSchema):
     token: str
     logprob: float
     bytes: list[int]
@@ -69,12 +71,12 @@ class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(AnswerSchema):
     content: list[ChatTokenLogprob]
     refusal: None
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(AnswerSchema):
     role: Literal["assistant"]
     content: str
     refusal: None
@@ -91,38 +93,38 @@ class ChatCompletion(Generation):
     choices: list[ChatChoice]
 
 
-class ChoiceState(Answer):
+class ChoiceState(AnswerSchema):
     index: int
     status: Literal["queued", "running", "ended"]
     tokens: int = Field(description="Tokens generated so far.")
     text: str | None = Field(
-        description="Text so far; null from a DELETE that was answered by a gateway of another revision."
+        description="Text so far; null in the answer to a DELETE from a gateway of another revision."
     )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    ttft_ms: float | None = Field(description="Until the first token; null before it.")
-    tpot_ms: float | None = Field(description="Mean time of the tokens behind the first.")
+    ttft_ms: float | None = Field(description="Milliseconds until the first token; null before it.")
+    tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
-        description="How it did by each goal that was asked; null while that is open."
+        description="The outcome for each goal of the call; null while it is undecided."
     )
 
 
-class Slo(Answer):
-    """The latency goals that a call asked for."""
+class Slo(AnswerSchema):
+    """The latency goals of a call."""
 
     ttft_ms: float | None
     tpot_ms: float | None
     enforced: bool
 
 
-class Urls(Answer):
+class Urls(AnswerSchema):
     state: str
     events: str
     result: str
 
 
-class RequestState(Answer):
-    """Where a call stands."""
+class RequestDocument(AnswerSchema):
+    """The state of a call."""
 
     id: str
     object: Literal["request"]
@@ -136,10 +138,10 @@ class RequestState(Answer):
     urls: Urls
 
 
-class Model(Answer):
+class ModelCard(AnswerSchema):
     id: str
     object: Literal["model"]
-    created: int = Field(description="Unix seconds: when its config.json was written; 0 where that is not known.")
+    created: int = Field(description="Unix seconds: when its config.json was written; 0 if unknown.")
     owned_by: str
     root: str
     parent: None
@@ -147,28 +149,28 @@ class Model(Answer):
     revision: str
 
 
-class ModelList(Answer):
+class ModelList(AnswerSchema):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Tokens(Answer):
+class Tokens(AnswerSchema):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = Field(None, description="With return_token_strs.")
 
 
-class Text(Answer):
+class Text(AnswerSchema):
     prompt: str
 
 
-class Health(Answer):
+class Health(AnswerSchema):
     status: Literal["ok"]
 
 
 class Ready(BaseModel):
-    """Whether a call would be served, and how pool and groups are. More fields may come."""
+    """Whether a call would be served, and the state of pool and groups. More fields may be added."""
 
     ready: bool
     draining: bool
@@ -176,7 +178,7 @@ class Ready(BaseModel):
     revision: str
     pool: Literal["ok", "away"]
     groups: list[str] = Field(description="Groups whose scheduler lives.")
-    groups_formed: list[str] = Field(description="Those of them that serve now.")
+    groups_formed: list[str] = Field(description="Groups that serve now.")
     max_total_tokens: int | None = Field(description="The longest request that fits; null until a group has formed.")
     waiting: int | None
     running: int | None

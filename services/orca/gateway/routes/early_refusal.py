@@ -1,7 +1,7 @@
-"""Refuses calls for the load in front of the router: the refusal of `Overload.check`, at a part of what it costs there.
+"""Refuses calls for load before the router: the refusal of `Overload.check`, at a fraction of its cost.
 
-A gateway that is asked for many times what the groups can do mostly refuses, and where it shares processors with them,
-each refusal takes computing time from a call that was accepted.
+A gateway that gets many times the load that its groups can serve mostly refuses. If it shares CPUs with them, each
+refusal takes time from a call that was accepted.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orca.gateway.calls.idempotency import HEADER
-from orca.gateway.errors import ApiError, answer_to, response_to
+from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
 from orca.gateway.limits.auth import counted, shown_key
 from orca.gateway.limits.overload import Overload
@@ -19,14 +19,15 @@ from orca.gateway.limits.overload import Overload
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What the router would have noted of a call, for those who count by it."""
+    """The route of a refused call, for metrics: the router has not recorded one."""
 
     path: str
 
 
-class TurnAway:
-    """ASGI middleware. Whatever is not plainly one call too many passes, and is judged behind the router: other paths,
-    calls without a valid key, and those that may repeat an accepted call.
+class EarlyRefusal:
+    """ASGI middleware. It refuses only what is certainly one call too many.
+
+    Other paths, calls without a valid key, and calls that may repeat an accepted one pass, and are checked later.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: Collection[str]) -> None:
@@ -42,16 +43,16 @@ class TurnAway:
             await self._app(scope, receive, send)
         else:
             scope["route"] = route
-            await response_to(refusal)(scope, receive, send)
+            await error_response(refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         gateway = self._gateway
         if gateway.drain.has_begun or HEADER in Headers(scope=scope):
             return None
         if gateway.keys.is_open:
-            return _known(gateway.overload, None)
+            return _load_refusal(gateway.overload, None)
         key = shown_key(gateway.keys, scope)
-        refusal = None if key is None else _known(gateway.overload, key.limits.queue_percent)
+        refusal = None if key is None else _load_refusal(gateway.overload, key.limits.queue_percent)
         if key is None or refusal is None:
             return None
         try:
@@ -61,8 +62,8 @@ class TurnAway:
             return beyond_its_limits
 
 
-def _known(overload: Overload, queue_percent: int | None) -> ApiError | None:
-    if late := overload.lag.refusal():
-        return late
-    full = overload.refusal_known(queue_percent)
-    return None if full is None else answer_to(full)
+def _load_refusal(overload: Overload, queue_percent: int | None) -> ApiError | None:
+    if lag_refusal := overload.lag.refusal():
+        return lag_refusal
+    full = overload.known_refusal(queue_percent)
+    return None if full is None else api_error(full)

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what FastAPI cannot read off routes that take bodies and headers from the wire themselves.
+"""The OpenAPI document: the parts that FastAPI cannot derive from routes that read bodies and headers themselves.
 
-Each constant goes into the decorator of a route. What is refused before any route, as broken HTTP or one connection too
-many, is in no operation: `REFUSED_BEFORE` says it for all.
+Each constant goes into the decorator of a route. Refusals before any route, such as broken HTTP or one connection too
+many, belong to no operation: `REFUSED_BEFORE` describes them for all.
 """
 
 from typing import Any
@@ -17,24 +17,24 @@ from orca.gateway.render.cursor import HEADER, QUERY
 from orca.gateway.routes import answer_schemas
 
 REFUSED_BEFORE = (
-    "Before any operation a connection may be answered 400 (no HTTP/1.1), 408 (headers too slow), 414 and 431 (URL or "
-    "headers too large), 429 and 503 (too many connections), in the same shape of errors. HEAD is answered as GET."
+    "Before any operation a connection may be answered 400 (not HTTP/1.1), 408 (headers too slow), 414 and 431 (URL or "
+    "headers too large), 429 and 503 (too many connections), with errors of the same shape. HEAD is answered as GET."
 )
 
 BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 _ERRORS = {
-    400: "A field, header or the body itself is not what it should be; `param` names it.",
+    400: "A field, a header or the body is invalid; `param` names it.",
     401: "No valid API key.",
     404: "No such model or request.",
     408: "The body did not arrive in time.",
     409: "The request was cancelled before it could finish.",
     413: "The body is too large.",
-    415: "The body is not JSON, or packed.",
-    422: "The Idempotency-Key stands for another call.",
-    429: "The queue is full, or the key or address has its share; Retry-After says when to come back.",
-    500: "The server failed; the message tells whether it is of use to try again.",
-    503: "The pool or the model is away, or the gateway shuts down; Retry-After says when to come back.",
+    415: "The body is not JSON, or it is compressed.",
+    422: "The Idempotency-Key was used for another call.",
+    429: "The queue is full, or a limit of the key or address is reached; Retry-After says when to try again.",
+    500: "The server failed; the message says whether to try again.",
+    503: "The pool or the model is not available, or the gateway shuts down; Retry-After says when to try again.",
     504: "The request's deadline passed before it could finish.",
 }
 _EVERYWHERE = (401, 429, 500, 503)
@@ -42,7 +42,7 @@ _OF_BODIES = (400, 404, 408, 413, 415)
 
 
 def _responses(model: type[BaseModel] | None, *errors: int, **more: Any) -> dict[str, Any]:
-    """Args: model: of 200; None where that is no JSON."""
+    """Args: model: schema of the 200 answer; None if that is not JSON."""
     found: dict[int, Any] = {} if model is None else {200: {"model": model}}
     for status in sorted(errors):
         found[status] = {"model": ErrorBody, "description": _ERRORS[status]}
@@ -64,24 +64,24 @@ def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
 
 _IDEMPOTENCY_KEY = _header(
     "Idempotency-Key",
-    "Calls with the same key are one generation; printable ASCII.",
+    "Calls with the same key are one generation. Printable ASCII.",
     minLength=1,
     maxLength=255,
     pattern="^[ -~]+$",
 )
 _PREFER = _header("Prefer", "`respond-async` answers 202 at once, as `background` does.")
-_TRACEPARENT = _header("traceparent", "W3C trace context; one that is malformed is ignored.")
+_TRACEPARENT = _header("traceparent", "W3C trace context. A malformed one is ignored.")
 _LAST_EVENT_ID = _header(HEADER, "The last event that the client has of each choice: `0.12,1.end`; or `end`.")
 _STARTING_AFTER = {**_LAST_EVENT_ID, "name": QUERY, "in": "query"}
 
-# No type: some read the schema as one of the whole text, others as one of an event.
+# Without a type: some tools apply the schema to the whole text, others to one event.
 _EVENTS = (
     "Server-sent events: the `data` of each is a chunk in OpenAI's shape, an error that ends the stream, or `[DONE]`."
 )
 _STREAM = {"text/event-stream": {"schema": {"description": _EVENTS}}}
 _ACCEPTED = {
-    "model": answer_schemas.RequestState,
-    "description": "It goes on without its client: `Location` says where.",
+    "model": answer_schemas.RequestDocument,
+    "description": "The call goes on without its client; `Location` is the URL of its state.",
 }
 
 
@@ -94,11 +94,11 @@ def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any
 
 COMPLETIONS = _generation(answer_schemas.Completion, CompletionBody)
 CHAT_COMPLETIONS = _generation(answer_schemas.ChatCompletion, ChatBody)
-REQUEST_STATE = _responses(answer_schemas.RequestState, *_EVERYWHERE, 404)
+REQUEST_STATE = _responses(answer_schemas.RequestDocument, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {
     200: {
-        "description": "The answer as the call itself would have had it.",
+        "description": "The answer that the call itself would have got.",
         "content": {
             "application/json": {
                 "schema": {
@@ -110,15 +110,18 @@ REQUEST_RESULT["responses"] |= {
             }
         },
     },
-    202: {"model": answer_schemas.RequestState, "description": "It has not ended; Retry-After says when to come back."},
+    202: {
+        "model": answer_schemas.RequestDocument,
+        "description": "The call has not ended; Retry-After says when to try again.",
+    },
 }
 REQUEST_EVENTS = _responses(None, *_EVERYWHERE, 400, 404, openapi_extra=_extra(None, _LAST_EVENT_ID, _STARTING_AFTER))
 REQUEST_EVENTS["responses"] |= {
     200: {"description": "The stream.", "content": _STREAM},
-    204: {"description": "`end` was given: there is no more."},
+    204: {"description": "The position was `end`: there are no more events."},
 }
 MODELS = _responses(answer_schemas.ModelList, *_EVERYWHERE)
-MODEL = _responses(answer_schemas.Model, *_EVERYWHERE, 404)
+MODEL = _responses(answer_schemas.ModelCard, *_EVERYWHERE, 404)
 TOKENIZE = _responses(answer_schemas.Tokens, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(TokenizeBody))
 DETOKENIZE = _responses(answer_schemas.Text, *_EVERYWHERE, *_OF_BODIES, openapi_extra=_extra(DetokenizeBody))
 HEALTH = _responses(answer_schemas.Health)
@@ -132,7 +135,7 @@ METRICS["responses"][200] = {"description": "Prometheus' text format.", "content
 
 
 def write_document(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
+    """Return the document, which is made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version="1", description=REFUSED_BEFORE, routes=app.routes)
         template = "#/components/schemas/{model}"
@@ -142,11 +145,11 @@ def write_document(app: FastAPI) -> dict[str, Any]:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for operations in document["paths"].values():
             for operation in operations.values():
-                # FastAPI's own idea of a bad path: ours are 404.
+                # FastAPI assumes 422 for a bad path. Here that is 404.
                 if "HTTPValidationError" in str(operation["responses"].get("422")):
                     del operation["responses"]["422"]
                 if "401" in operation["responses"]:
-                    # Or none, where the server has no keys.
+                    # {}: a server without keys needs none.
                     operation["security"] = [{"key": []}, {}]
         for name in ("HTTPValidationError", "ValidationError"):
             components["schemas"].pop(name, None)

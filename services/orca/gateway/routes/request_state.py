@@ -1,4 +1,4 @@
-"""A request as its owner is shown it: where it stands, its text so far, and where its answer is to be had."""
+"""The document about a call for its owner: its state, its text so far, and the URLs of its answer."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,17 @@ from starlette.responses import Response
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
-from orca.gateway.latency_goals import Goals, judge, latency_of
-from orca.gateway.render.render import Reading, Rendering
-from orca.pool.api import Parent, Pool, RequestState, RequestStatus
-from orca.pool.log_slice import LogSlice
+from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
+from orca.gateway.render.render import RenderModel, RenderOptions
+from orca.pool.api import Pool
+from orca.pool.records import LogSlice, Parent, RequestState, RequestStatus
 
-_WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
-_NOTHING = LogSlice(0, (), None)
+_STATUS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+_EMPTY_LOG = LogSlice(0, (), None)
 
 
 async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
-    """The logs as they are now, page by page; those without an entry are left out. Raises: UnknownRequest."""
+    """Read the present logs, page by page; empty ones are left out. Raises: UnknownRequest."""
     logs: dict[str, LogSlice] = {}
     starts = {request.id: 0 for request in requests}
     while starts:
@@ -37,39 +37,43 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
     return logs
 
 
-async def describe(pool: Pool, reading: Reading | None, parent: Parent) -> dict[str, Any]:
-    """The document of a parent.
+async def describe(pool: Pool, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
+    """Describe a parent.
 
-    Args: reading: None for a parent of a revision whose tokenizer is not here: its texts are null.
+    Args: render_model: None if this gateway does not have the parent's model; then the texts are null.
     Raises: UnknownRequest, PoolUnavailable.
     """
-    # The logs are read last and decide: an end may have come in between.
-    statuses = await asyncio.gather(*(pool.status(one.id) for one in parent.requests))
-    return await _document(parent, statuses, await read_logs(pool, parent.requests), reading)
+    # The logs are read last and decide: a request may end in between.
+    statuses = await asyncio.gather(*(pool.status(request.id) for request in parent.requests))
+    return await _document(parent, statuses, await read_logs(pool, parent.requests), render_model)
 
 
-async def describe_new(reading: Reading, parent: Parent) -> dict[str, Any]:
-    """The document of a parent that was stored just now."""
-    return await _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, reading)
+async def describe_new(render_model: RenderModel, parent: Parent) -> dict[str, Any]:
+    """Describe a parent that was stored just now."""
+    return await _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, render_model)
 
 
 async def _document(
-    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], reading: Reading | None
+    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], render_model: RenderModel | None
 ) -> dict[str, Any]:
-    rendering = Rendering.from_json(parent.render)
-    goals, choices = rendering.goals, []
+    options = RenderOptions.from_json(parent.render)
+    goals, choices = options.goals, []
     for status in statuses:
-        log = logs.get(status.request.id, _NOTHING)
-        text = None if reading is None else await write_text(status.request, rendering, log.tokens, log.end, reading)
+        log = logs.get(status.request.id, _EMPTY_LOG)
+        text = (
+            None
+            if render_model is None
+            else await write_text(status.request, options, log.tokens, log.end, render_model)
+        )
         choices.append(_choice(status, log, text, goals))
     found = {choice["status"] for choice in choices}
     path = f"/v1/requests/{parent.parent}"
     return {
         "id": parent.parent,
         "object": "request",
-        "model": rendering.model,
+        "model": options.model,
         "status": found.pop() if len(found) == 1 else "running",
-        "created": rendering.created,
+        "created": options.created,
         "deadline_unix_ms": parent.requests[0].deadline_wall_ms,
         "slo": {"ttft_ms": goals.ttft_ms, "tpot_ms": goals.tpot_ms, "enforced": goals.is_enforced},
         "on_disconnect": parent.on_disconnect,
@@ -78,11 +82,11 @@ async def _document(
     }
 
 
-def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Goals) -> dict[str, Any]:
+def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: LatencyGoals) -> dict[str, Any]:
     latency, outcomes = latency_of(status), judge(goals, status)
     return {
         "index": status.request.choice,
-        "status": _WORDS[RequestState.ENDED if log.end else status.state],
+        "status": _STATUS[RequestState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
         "text": text,
         "finish_reason": log.end and log.end.reason,
@@ -94,6 +98,6 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Goals
 
 
 def state_answer(document: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The document as an answer; `Location` says where it is to be had again."""
+    """Return the document as an answer. `Location` is its URL."""
     fixed = {"x-request-id": document["id"], "location": document["urls"]["state"]}
     return Response(orjson.dumps(document), status, headers={**fixed, **(headers or {})}, media_type="application/json")

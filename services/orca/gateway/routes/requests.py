@@ -1,112 +1,107 @@
-"""Requests by their id, on any gateway: whoever made a call elsewhere reads on here.
+"""Calls by their id, on any gateway: a client that made a call at another gateway can resume it here.
 
-The pool has all that an answer is made of, so nothing is asked of the gateway that took the call.
+The pool has everything that an answer is made of, so the gateway that took the call is not needed.
 """
 
 import asyncio
 import logging
 import secrets
-import time
 from dataclasses import replace
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from orca.core.domain.errors import UnknownRequest
-from orca.gateway.answer.delivery import Accepted, Timing
+from orca.gateway.answer.delivery import AcceptedCall, CallTiming
 from orca.gateway.answer.offload import write_answer
-from orca.gateway.errors import answer_to_end
+from orca.gateway.calls.opened_call import OpenedCall
+from orca.gateway.errors import end_error
 from orca.gateway.gateway import Gateway
-from orca.gateway.limits.auth import owner_of
-from orca.gateway.render.cursor import ALL_READ, HEADER, QUERY, check_written, parse_cursor
-from orca.gateway.render.render import Rendering
-from orca.gateway.routes.call_summary import note_closed
-from orca.gateway.routes.generation import model_of, stream
+from orca.gateway.render.cursor import check_written, parse_cursor
+from orca.gateway.render.render import RenderOptions
+from orca.gateway.routes.call_summary import summarize_call
+from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
-from orca.pool.api import Parent
+from orca.pool.records import Parent
 
 log = logging.getLogger(__name__)
 
 
-async def events(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
-    """GET /v1/requests/{id}/events: the stream from behind the events that the client has, with event ids.
+async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
+    """Serve GET /v1/requests/{id}/events: the stream after the events that the client has, with event ids.
 
     Raises: ApiError, OrcaError.
     """
     gateway.drain.check()
-    started = time.perf_counter()
-    parent = await _own_parent(gateway, http, request_id)
-    served = model_of(gateway, parent.requests)
-    header, query = http.headers.get(HEADER), http.query_params.get(QUERY)
-    source, text = (QUERY, query) if query and not header else (HEADER, header or "")
-    if text.strip() == ALL_READ:
-        # Tells an EventSource, which would connect again for ever, that there is no more.
+    parent = await _own_parent(gateway, call, request_id)
+    served = gateway.models.require(parent.requests[0].revision)
+    if call.position.is_at_end:
+        # Tells an EventSource, which would otherwise connect again for ever, that there is no more.
         return Response(status_code=204)
-    cursor = parse_cursor(text, len(parent.requests), source=source)
-    statuses = await asyncio.gather(*(gateway.pool.status(one.id) for one in parent.requests))
-    check_written(cursor, statuses, source=source)
-    rendering = replace(Rendering.from_json(parent.render), event_ids=True)
+    cursor = parse_cursor(call.position.text, len(parent.requests), source=call.position.source)
+    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
+    check_written(cursor, statuses, source=call.position.source)
+    options = replace(RenderOptions.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)
-    # From here on nothing may fail: the entry is renewed until `leave`.
+    # From here on nothing may fail: the entry is renewed until `remove_reader`.
     gateway.readers.add(request_id, reader)
-    accepted = Accepted(
+    accepted = AcceptedCall(
         requests=parent.requests,
-        rendering=rendering,
-        follower=gateway.watcher.follow(request.id for request in parent.requests),
-        timing=Timing(started),
-        leave=lambda _has_ended: gateway.readers.remove(request_id, reader),
+        options=options,
+        subscription=gateway.watcher.subscribe(request.id for request in parent.requests),
+        timing=CallTiming(call.started),
+        remove_reader=lambda _has_ended: gateway.readers.remove(request_id, reader),
         cursor=cursor,
         is_resumed=True,
         ended_before=frozenset(status.request.id for status in statuses if status.end is not None),
-        closed=lambda done, ends: note_closed(gateway, done, ends),
+        on_closed=lambda done, ends: summarize_call(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
     return stream(gateway, accepted, served)
 
 
-async def state(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
-    """GET /v1/requests/{id}: where it stands and its text so far. Raises: OrcaError."""
-    parent = await _own_parent(gateway, http, request_id)
-    reading = model_of(gateway, parent.requests).reading
-    return state_answer(await describe(gateway.pool, reading, parent), 200)
+async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
+    """Serve GET /v1/requests/{id}: its state and its text so far. Raises: OrcaError."""
+    parent = await _own_parent(gateway, call, request_id)
+    render_model = gateway.models.require(parent.requests[0].revision).render_model
+    return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
 
-async def cancel(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
-    """DELETE /v1/requests/{id}: end what has not ended, and tell how it stands. Raises: OrcaError.
+async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
+    """Serve DELETE /v1/requests/{id}: end what has not ended, and answer with the state. Raises: OrcaError.
 
-    Of a revision that is served elsewhere it tells all but the text: it has been cancelled all the same.
+    If only other gateways have the model, the call is cancelled all the same, and the state has no text.
     """
-    parent = await _own_parent(gateway, http, request_id)
+    parent = await _own_parent(gateway, call, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    served = gateway.models.of(parent.requests[0].revision)
-    reading = None if served is None else served.reading
-    return state_answer(await describe(gateway.pool, reading, parent), 200)
+    served = gateway.models.find(parent.requests[0].revision)
+    render_model = None if served is None else served.render_model
+    return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
 
-async def result(gateway: Gateway, http: HttpRequest, request_id: str) -> Response:
-    """GET /v1/requests/{id}/result: the bytes of a call that does not stream; 202 and the state until it has ended.
+async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
+    """Serve GET /v1/requests/{id}/result: the answer of a call that does not stream; until its end 202 and the state.
 
-    Raises: ApiError when a choice failed, OrcaError.
+    Raises: ApiError if a choice failed, OrcaError.
     """
-    parent = await _own_parent(gateway, http, request_id)
-    reading = model_of(gateway, parent.requests).reading
+    parent = await _own_parent(gateway, call, request_id)
+    render_model = gateway.models.require(parent.requests[0].revision).render_model
     logs = await read_logs(gateway.pool, parent.requests)
     ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
     if len(ended) < len(parent.requests):
-        document = await describe(gateway.pool, reading, parent)
+        document = await describe(gateway.pool, render_model, parent)
         return state_answer(document, 202, {"retry-after": "1"})
     for _, end in ended:
-        if (failure := answer_to_end(end.reason)) is not None:
+        if (failure := end_error(end.reason)) is not None:
             raise failure
-    body = await write_answer(parent.requests, Rendering.from_json(parent.render), ended, reading)
+    body = await write_answer(parent.requests, RenderOptions.from_json(parent.render), ended, render_model)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
 
 
-async def _own_parent(gateway: Gateway, http: HttpRequest, request_id: str) -> Parent:
-    """Raises: UnknownRequest, also when it is another owner's: whether there is one is nobody else's business."""
+async def _own_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Parent:
+    """Return the caller's own call. Raises: UnknownRequest, also for another owner's call, which must stay hidden."""
     parent = await gateway.pool.parent(request_id)
-    if parent.owner != owner_of(http):
+    if parent.owner != call.owner:
         raise UnknownRequest(request_id)
     return parent

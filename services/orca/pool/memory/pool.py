@@ -1,106 +1,134 @@
 """The request pool in memory: the same contract on plain Python data, under a clock that is passed in.
 
-It is what simulations run on (virtual time, thousands of runs) and what the executable model of the protocol drives.
-Methods never wait, except `wait_for_work`; each is a whole transition, as a script is in Redis, and the
-order of work inside it is that of the script of the same name.
+Simulations run on it (virtual time, thousands of runs), and the executable model of the protocol drives it. Each method
+is one whole transition, as a script is in Redis, and its steps have the order of the script of the same name. No method
+waits, except `wait_for_work`. The records that the transitions change are in state.py.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from orca.core.domain.request import FinishReason, Request
-from orca.core.domain.step import Claim
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import FinishReason, Request, slots_needed
+from orca.core.domain.step import Claim, Epoch
 from orca.pool import codec
-from orca.pool.api import (
-    OnDisconnect,
-    Parent,
-    Pool,
-    RequestState,
-    RequestStatus,
-    Submission,
-)
+from orca.pool.api import Pool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
-    PASSED_FOR_MS,
+    SKIPPED_FOR_MS,
     WANTED_FOR_MS,
-    ReadRoom,
+    ReadBudget,
+    check_entry,
     check_submission,
     refusal,
     reserved_bytes,
     stored,
+    verdict_error,
 )
-from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import LogNews
-from orca.pool.log_slice import LogSlice
-from orca.pool.memory.scheduler import MemoryScheduler
-from orca.pool.memory.state import Clock, ParentRecord, Record
+from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
+from orca.pool.poison import FAILURES_MAX
+from orca.pool.records import (
+    NOBODY_BLAMED,
+    Caller,
+    ClaimAnswer,
+    Claimed,
+    CommitAnswer,
+    CommitEntry,
+    Heartbeat,
+    LargerRequests,
+    LogSlice,
+    OnDisconnect,
+    Parent,
+    PoolStats,
+    RequestState,
+    RequestStatus,
+    SeatEntered,
+    SeatHeld,
+    Submission,
+)
+from orca.pool.schemas import SCHEMAS, Schemas
+from orca.pool.settings import PoolSettings
 
-__all__ = ["Clock", "MemoryPool"]
 
+class MemoryPool(Pool):
+    """The pool of one deployment in this process.
 
-class MemoryPool(MemoryScheduler, Pool):
-    """The pool of one deployment in this process."""
+    The class is long because the protocol has one method per transition. Each rule that a transition applies is a small
+    method after it, so that a test of the protocol can leave out one rule in a subclass and see what it is for.
+    """
+
+    state_class = PoolState
+
+    def __init__(self, clock: PoolClock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
+        self.settings = settings or PoolSettings()
+        self.state = self.state_class(clock, self.settings, schemas)
 
     @property
     def reader_lease_s(self) -> float:
         return self.settings.reader_lease_ms / 1000
 
+    async def close(self) -> None:
+        """Do nothing: the pool holds nothing open."""
+
     # gateway
 
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         check_submission(submission)
-        self._begin()
-        known = self.parents.get(submission.parent)
+        self.state.begin()
+        known = self.state.parents.get(submission.parent)
         if known is None:
             reserved = [
                 reserved_bytes(submission, choice, codec.pack_body(request))
                 for choice, request in enumerate(submission.requests)
             ]
-            self._check_room(submission, sum(reserved))
+            self._check_bounds(submission, sum(reserved))
             return self._store(submission, reserved).submission.requests
         if known.submission.digest != submission.digest:
             raise refusal("taken", "", submission.requests)
         await self.attach(submission.parent, submission.reader)
         return known.submission.requests
 
-    def _check_room(self, submission: Submission, size: int) -> None:
-        requests = submission.requests
+    def _check_bounds(self, submission: Submission, size: int) -> None:
+        """Raises: the refusal of a submission that the pool does not accept now. Args: size: bytes to reserve."""
+        state, settings, requests = self.state, self.settings, submission.requests
         revision = requests[0].revision
-        promise = self.promises.get(revision)
-        queued = sum(map(len, self.queues.values()))
-        if revision != self.revision:
-            raise refusal("revision", self.revision or "", requests)
+        promise = state.promises.get(revision)
+        queued = sum(map(len, state.queues.values()))
+        if revision != state.revision:
+            raise refusal("revision", state.revision or "", requests)
         if promise is not None and any(request.max_total_tokens > promise for request in requests):
             raise refusal("promise", promise, requests)
-        if queued + len(requests) > self.settings.max_queued:
-            raise refusal("queue", self.settings.max_queued, requests)
-        tokens = self.queued_prompt_tokens + sum(len(request.prompt) for request in requests)
-        if self.queued_prompt_tokens and tokens > self.settings.max_queued_prompt_tokens:
-            raise refusal("tokens", self.settings.max_queued_prompt_tokens, requests)
-        if self.bytes_reserved + size > self.settings.bytes_max:
-            if size <= self.settings.bytes_max:
-                self.wanted = self.settings.bytes_max - size, self.awake
-            raise refusal("bytes", self.settings.bytes_max, requests)
+        if queued + len(requests) > settings.max_queued:
+            raise refusal("queue", settings.max_queued, requests)
+        tokens = state.queued_prompt_tokens + sum(len(request.prompt) for request in requests)
+        if state.queued_prompt_tokens and tokens > settings.max_queued_prompt_tokens:
+            raise refusal("tokens", settings.max_queued_prompt_tokens, requests)
+        if state.bytes_reserved + size > settings.bytes_max:
+            if size <= settings.bytes_max:
+                state.wanted_bytes, state.wanted_ms = settings.bytes_max - size, state.awake
+            raise refusal("bytes", settings.bytes_max, requests)
 
     def _store(self, submission: Submission, reserved: list[int]) -> ParentRecord:
-        requests = []
+        state, requests = self.state, []
         for request, size in zip(submission.requests, reserved, strict=True):
-            self._arrival += 1
-            request = stored(request, self._arrival, self._wall)
-            self.records[request.id] = Record(request, size, codec.token_bytes(request.sampling), self.schema)
-            self._queue(request.revision).append((request.arrival, request.id))
+            state.arrival += 1
+            request = stored(request, state.arrival, state.wall)
+            token_bytes = codec.token_bytes(request.sampling)
+            state.records[request.id] = RequestRecord(request, size, token_bytes, state.schema)
+            state.queue(request.revision).append((request.arrival, request.id))
             if request.first_deadline_wall_ms is not None:
-                self._deadlines.set(request.id, request.first_deadline_wall_ms)
-            self.bytes_reserved += size
-            self.queued_prompt_tokens += len(request.prompt)
+                state.deadlines.set(request.id, request.first_deadline_wall_ms)
+            state.bytes_reserved += size
+            state.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
         kept = replace(submission, requests=tuple(requests))
-        lease_end = self.awake + self.settings.reader_lease_ms
-        parent = self.parents[kept.parent] = ParentRecord(kept, len(requests), {kept.reader: lease_end})
+        lease_end = state.awake + self.settings.reader_lease_ms
+        parent = state.parents[kept.parent] = ParentRecord(kept, len(requests), {kept.reader: lease_end})
         if kept.on_disconnect is OnDisconnect.CANCEL:
-            self._watch.set(kept.parent, lease_end + self.settings.resume_grace_ms)
-        self._hints.tell_work(requests[0].revision)
+            state.watch.set(kept.parent, lease_end + self.settings.resume_grace_ms)
+        state.hints.publish_work(requests[0].revision)
         return parent
 
     async def parent(self, parent: str) -> Parent:
@@ -114,27 +142,27 @@ class MemoryPool(MemoryScheduler, Pool):
         )
 
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
-        return _slice(self._record(request_id), start, limit, ReadRoom())
+        return _slice(self._record(request_id), start, limit, ReadBudget())
 
     async def read_many(
         self,
         starts: Mapping[str, int],
         limit: int = 1024,
         *,
-        for_all: bool = False,  # noqa: ARG002 - nothing waits here
+        for_all: bool = False,  # noqa: ARG002 - no call waits here
     ) -> dict[str, LogSlice | None]:
-        room = ReadRoom()
+        budget = ReadBudget()
         found: dict[str, LogSlice | None] = {}
         for request_id, start in starts.items():
-            record = self.records.get(request_id)
+            record = self.state.records.get(request_id)
             if record is None:
                 found[request_id] = None
             elif record.entries > start:
-                found[request_id] = _slice(record, start, limit, room)
+                found[request_id] = _slice(record, start, limit, budget)
         return found
 
     def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
-        return self._hints.log_news(cursors)
+        return self.state.hints.log_news(cursors)
 
     async def status(self, request_id: str) -> RequestStatus:
         record = self._record(request_id)
@@ -152,192 +180,450 @@ class MemoryPool(MemoryScheduler, Pool):
         )
 
     async def cancel(self, parent: str) -> None:
-        self._begin()
-        self._end_parent(parent, FinishReason.CANCELLED)
+        self.state.begin()
+        self.state.end_parent(parent, FinishReason.CANCELLED)
 
     async def attach(self, parent: str, reader: str) -> None:
-        self._begin()
-        self._parent(parent).readers[reader] = self.awake + self.settings.reader_lease_ms
-        self._watch_readers(parent, 0)
+        self.state.begin()
+        self._parent(parent).readers[reader] = self.state.awake + self.settings.reader_lease_ms
+        self.state.watch_readers(parent, 0)
 
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
-        self._begin()
+        self.state.begin()
         for parent, reader in readers:
-            if parent in self.parents and reader in self.parents[parent].readers:
-                self.parents[parent].readers[reader] = self.awake + self.settings.reader_lease_ms
+            kept = self.state.parents.get(parent)
+            if kept is not None and reader in kept.readers:
+                kept.readers[reader] = self.state.awake + self.settings.reader_lease_ms
 
     async def detach(self, parent: str, reader: str) -> None:
-        self._begin()
-        kept = self.parents.get(parent)
+        self.state.begin()
+        kept = self.state.parents.get(parent)
         if kept is not None and reader in kept.readers:
             lease_end = kept.readers.pop(reader)
-            self._watch_readers(parent, min(lease_end, self.awake))
+            self.state.watch_readers(parent, min(lease_end, self.state.awake))
 
-    # everybody
+    def _record(self, request_id: str) -> RequestRecord:
+        if request_id not in self.state.records:
+            raise UnknownRequest(request_id)
+        return self.state.records[request_id]
+
+    def _parent(self, parent: str) -> ParentRecord:
+        if parent not in self.state.parents:
+            raise UnknownRequest(parent)
+        return self.state.parents[parent]
+
+    # scheduler: the seat
+
+    async def enter(
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        reported_epoch: int,
+        is_holder_dead: bool = False,
+        blamed: Mapping[str, Claim] = NOBODY_BLAMED,
+    ) -> SeatEntered | SeatHeld:
+        state = self.state
+        state.begin()
+        if caller.process in state.closed_at:
+            raise verdict_error("closed", caller)
+        seat = state.seats.setdefault(caller.group, Seat())
+        if seat.holder == caller.process:
+            if call == seat.enter_call:
+                return SeatEntered(Epoch(seat.epoch, caller.process), *seat.enter_answer)
+            if call <= seat.last_call:
+                raise verdict_error("stale", caller)
+        elif not self._may_take_seat(caller.group, seat, is_holder_dead):
+            return SeatHeld((state.leases.get(caller.group) or state.awake) - state.awake)
+        failed_and_poisoned = self._blame(caller.group, blamed)
+        state.take_back_all(caller.group)
+        state.seats[caller.group] = seat = Seat(
+            holder=caller.process,
+            epoch=max(seat.epoch, reported_epoch) + 1,
+            revision=caller.revision,
+            last_call=call,
+            enter_call=call,
+            enter_answer=failed_and_poisoned,
+        )
+        state.leases.set(caller.group, state.awake + self.settings.seat_lease_ms)
+        return SeatEntered(Epoch(seat.epoch, caller.process), *failed_and_poisoned)
+
+    def _may_take_seat(self, group: str, seat: Seat, is_holder_dead: bool) -> bool:
+        return not seat.holder or is_holder_dead or not self.state.is_seat_living(group)
+
+    def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Count a failure for each blamed request that is still on trial, and end those that have reached the bound.
+
+        Returns: the requests that failed and go on, and those that ended.
+        """
+        failed, poisoned = [], []
+        for request_id, claim in blamed.items():
+            record = self.state.own.get(group, {}).get(request_id)
+            if record is None or not self._is_owner(record, claim) or not record.is_on_trial:
+                continue
+            record.failures, record.is_on_trial = record.failures + 1, False
+            if record.failures < FAILURES_MAX:
+                failed.append(request_id)
+            else:
+                poisoned.append(request_id)
+                self.state.end_now(record, FinishReason.ERROR)
+        return tuple(failed), tuple(poisoned)
+
+    async def heartbeat(self, caller: Caller, *, is_formed: bool = True, offered_slots: int | None = None) -> Heartbeat:
+        self.state.begin()
+        seat = self._seat(caller)
+        seat.is_formed, seat.offered_slots = is_formed, offered_slots if is_formed else None
+        self.state.leases.set(caller.group, self.state.awake + self.settings.seat_lease_ms)
+        own = self.state.own.get(caller.group, {})
+        return Heartbeat(owned={i: Claim(record.number, record.call) for i, record in own.items()})
+
+    async def leave(self, caller: Caller) -> None:
+        self.state.begin()
+        seat = self.state.seats.get(caller.group)
+        if seat is not None and seat.holder == caller.process:
+            self.state.take_back_all(caller.group)
+            seat.holder = ""
+            self.state.leases.drop(caller.group)
+        self._close_process(caller.process)
+
+    def _close_process(self, process: str) -> None:
+        self.state.closed_at[process] = self.state.awake
+
+    def _seat(self, caller: Caller) -> Seat:
+        """Return the seat that the caller holds. Raises: ProcessClosed, SeatLost."""
+        if caller.process in self.state.closed_at:
+            raise verdict_error("closed", caller)
+        seat = self.state.seats.get(caller.group)
+        if seat is None or seat.holder != caller.process:
+            raise verdict_error("lost", caller)
+        return seat
+
+    # scheduler: owned requests
+
+    async def wait_for_work(self, revision: str, timeout_s: float) -> None:
+        await self.state.hints.wait_for_work(revision, timeout_s)
+
+    async def claim(
+        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+    ) -> ClaimAnswer:
+        state = self.state
+        state.begin()
+        seat = self._seat(caller)
+        if call != seat.claim_call:
+            if call <= seat.last_call:
+                raise verdict_error("stale", caller)
+            if not state.is_seat_living(caller.group):
+                raise verdict_error("lost", caller)
+            chosen, is_blocked = self._choose(caller, seat.epoch, free_slots, total_slots, block_tokens, most)
+            for record in chosen:
+                self._own(record, caller, f"{caller.process}/{call}")
+            seat.last_call = seat.claim_call = call
+            given = tuple((record.request.id, record.number) for record in chosen)
+            seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked
+        given, waiting, is_blocked = seat.claim_answer
+        claimed = tuple(
+            Claimed(
+                request=state.records[request_id].request,
+                claim=Claim(number, f"{caller.process}/{call}"),
+                log=tuple(state.records[request_id].log),
+                is_alone=state.records[request_id].is_alone,
+            )
+            for request_id, number in given
+            if request_id in state.records
+        )
+        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked)
+
+    def _choose(
+        self, caller: Caller, epoch: int, free_slots: int, total_slots: int, block_tokens: int, most: int
+    ) -> tuple[list[RequestRecord], bool]:
+        """Return the oldest that fit, and true if one that does not fit now is reserved for the caller's group."""
+        chosen: list[RequestRecord] = []
+        for _, request_id in self.state.queue(caller.revision):
+            if len(chosen) >= most:
+                break
+            record = self.state.records[request_id]
+            if self._is_expired(record) or not self.state.is_readable(record):
+                continue
+            slots = slots_needed(record.request.max_total_tokens, block_tokens)
+            if slots <= free_slots:
+                free_slots -= slots
+                chosen.append(record)
+            elif self._may_mark(slots, total_slots) and not self._is_marked_for_another(record, caller.group):
+                record.mark = (epoch, caller.group)
+                return chosen, True
+        return chosen, False
+
+    def _is_expired(self, record: RequestRecord) -> bool:
+        """Return true after its deadline: the sweep will end it, and nothing of it is computed until then."""
+        deadline = self.state.deadlines.get(record.request.id)
+        return deadline is not None and deadline <= self.state.wall
+
+    def _may_mark(self, slots: int, total_slots: int) -> bool:
+        return slots <= total_slots
+
+    def _is_marked_for_another(self, record: RequestRecord, group: str) -> bool:
+        if record.mark is None or record.mark[1] == group:
+            return False
+        epoch, marked = record.mark
+        return self.state.is_seat_living(marked) and self.state.seats[marked].epoch == epoch
+
+    def _own(self, record: RequestRecord, caller: Caller, call: str) -> None:
+        self.state.unqueue(record)
+        record.state, record.number, record.call = RequestState.OWNED, record.number + 1, call
+        record.group, record.process, record.mark = caller.group, caller.process, None
+        record.is_on_trial = True
+        if record.first_claimed_ms is None:
+            record.first_claimed_ms = self.state.wall
+        self.state.own.setdefault(caller.group, {})[record.request.id] = record
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        for entry in entries:
+            check_entry(entry)
+        self.state.begin()
+        return [self._commit_entry(entry) for entry in entries]
+
+    def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
+        record = self.state.records.get(entry.request_id)
+        if record is None or not self.state.is_readable(record):
+            return CommitAnswer.NOT_YOURS
+        is_ended = record.state is RequestState.ENDED
+        if not self._is_owner(record, entry.claim):
+            return CommitAnswer.ENDED if is_ended else CommitAnswer.NOT_YOURS
+        if is_ended:
+            is_repeated = entry.end is not None and self._is_there(record, entry)
+            return CommitAnswer.ALREADY_THERE if is_repeated else CommitAnswer.ENDED
+        if not self._is_next(record, entry):
+            if self._is_there(record, entry):
+                return CommitAnswer.ALREADY_THERE
+            self.state.take_back(record)
+            return CommitAnswer.NOT_YOURS
+        record.log += entry.tokens
+        if entry.index == 0 and entry.tokens:
+            self._note_first_token(record)
+        record.writers += [entry.claim.number] * len(entry.tokens)
+        self._acquit(record)
+        if entry.end is not None:
+            self.state.end(record, entry.end)
+        else:
+            self.state.hints.publish_log(entry.request_id, record.entries)
+        return CommitAnswer.APPLIED
+
+    def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
+        is_equal = (record.number, record.call) == (claim.number, claim.call)
+        return is_equal and record.state is not RequestState.QUEUED
+
+    def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
+        return entry.index == len(record.log)
+
+    def _is_there(self, record: RequestRecord, entry: CommitEntry) -> bool:
+        """Return true if the log already holds the entry's tokens from its index on, and its end if it has one."""
+        found = tuple(record.log[entry.index : entry.index + len(entry.tokens)])
+        return found == entry.tokens and (entry.end is None or record.end == entry.end)
+
+    def _note_first_token(self, record: RequestRecord) -> None:
+        """Record the time of token 0. From now on the deadline of the end is in force."""
+        record.first_token_ms = self.state.wall
+        if record.request.deadline_wall_ms is None:
+            self.state.deadlines.drop(record.request.id)
+        else:
+            self.state.deadlines.set(record.request.id, record.request.deadline_wall_ms)
+
+    def _acquit(self, record: RequestRecord) -> None:
+        """End the trial at the first commit of a claim: the request ran, and did the group no harm."""
+        if record.is_on_trial:
+            record.is_on_trial, record.failures = False, 0
+
+    async def give_back(self, claims: Mapping[str, Claim]) -> None:
+        self.state.begin()
+        for request_id, claim in claims.items():
+            record = self.state.records.get(request_id)
+            if record is not None and record.state is RequestState.OWNED and self._is_owner(record, claim):
+                self.state.take_back(record)
+
+    # everybody: the sweep
 
     async def sweep(self) -> None:
-        self._begin()
+        state = self.state
+        state.begin()
         self._forget_old()
-        for group in self.leases.due(self.awake):
-            self._take_back_all(group)
-            self.leases.drop(group)
-        for parent in self._watch.due(self.awake):
-            unread_at = self._last_reader(parent) + self.settings.resume_grace_ms
-            if unread_at > self.awake:
-                self._watch.set(parent, unread_at)
-            elif not self._is_parent_readable(parent):
-                self._watch.set(parent, self.awake + PASSED_FOR_MS)
+        for group in state.leases.due(state.awake):
+            state.take_back_all(group)
+            state.leases.drop(group)
+        for parent in state.watch.due(state.awake):
+            self._end_if_unread(parent)
+        since = state.awake - CLOSED_FOR_MS
+        state.closed_at = {process: at for process, at in state.closed_at.items() if at > since}
+        for request_id in state.deadlines.due(state.wall):
+            if state.is_readable(state.records[request_id]):
+                state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
             else:
-                self._end_parent(parent, FinishReason.CANCELLED)
-        since = self.awake - CLOSED_FOR_MS
-        self.closed_at = {process: at for process, at in self.closed_at.items() if at > since}
-        for request_id in self._deadlines.due(self._wall):
-            if self._is_readable(self.records[request_id]):
-                self._end_now(self.records[request_id], FinishReason.DEADLINE_EXCEEDED)
-            else:
-                self._deadlines.set(request_id, self._wall + PASSED_FOR_MS)
-        for revision in self._retired.due(self.awake):
-            self._retired.drop(revision)
+                state.deadlines.set(request_id, state.wall + SKIPPED_FOR_MS)
+        for revision in state.retired.due(state.awake):
+            state.retired.drop(revision)
             if self._end_retired(revision):
-                self._retired.set(revision, self.awake + PASSED_FOR_MS)
+                state.retired.set(revision, state.awake + SKIPPED_FOR_MS)
 
     def _forget_old(self) -> None:
-        for name in self._ended.due(self.awake - self.settings.retention_ms):
+        """Forget parents after their retention; under pressure earlier, as many as relieve it."""
+        state = self.state
+        for name in state.ended.due(state.awake - self.settings.retention_ms):
             self._forget(name)
-        room_beside, wanted_ms = self.wanted
-        is_wanted = self.awake - wanted_ms <= WANTED_FOR_MS
-        pressure = min(self.settings.pressure_bytes, room_beside) if is_wanted else self.settings.pressure_bytes
-        for name in self._ended.due(self.awake - self.settings.retention_least_ms):
-            if self.bytes_reserved <= pressure:
+        pressure = self.settings.pressure_bytes
+        if state.awake - state.wanted_ms <= WANTED_FOR_MS:
+            pressure = min(pressure, state.wanted_bytes)
+        for name in state.ended.due(state.awake - self.settings.retention_least_ms):
+            if state.bytes_reserved <= pressure:
                 break
             self._forget(name)
 
     def _forget(self, parent: str) -> None:
-        if self._last_reader(parent) > self.awake or not self._is_parent_readable(parent):
-            self._ended.set(parent, self.awake)
+        """Forget a parent, its requests and their logs; if it is still read, keep it as if it had ended now."""
+        state = self.state
+        if state.last_reader(parent) > state.awake or not self._is_parent_readable(parent):
+            state.ended.set(parent, state.awake)
             return
-        for request in self.parents.pop(parent).submission.requests:
-            self.bytes_reserved -= self.records.pop(request.id).bytes
-        self._ended.drop(parent)
+        for request in state.parents.pop(parent).submission.requests:
+            state.bytes_reserved -= state.records.pop(request.id).bytes
+        state.ended.drop(parent)
+
+    def _end_if_unread(self, parent: str) -> None:
+        """Cancel a parent that no reader has read for the grace, otherwise check it again later."""
+        state = self.state
+        unread_at = state.last_reader(parent) + self.settings.resume_grace_ms
+        if unread_at > state.awake:
+            state.watch.set(parent, unread_at)
+        elif not self._is_parent_readable(parent):
+            state.watch.set(parent, state.awake + SKIPPED_FOR_MS)
+        else:
+            state.end_parent(parent, FinishReason.CANCELLED)
 
     def _is_parent_readable(self, parent: str) -> bool:
-        first = self.parents[parent].submission.requests[0]
-        return self._is_readable(self.records[first.id])
+        first = self.state.parents[parent].submission.requests[0]
+        return self.state.is_readable(self.state.records[first.id])
 
     def _end_retired(self, revision: str) -> int:
-        """Returns: how many were passed over, since this release cannot read them."""
-        waiting = [self.records[request_id] for _, request_id in self._queue(revision)]
-        groups = [group for group in self.leases if self.seats[group].revision == revision]
-        running = [record for group in groups for record in self.own.get(group, {}).values()]
-        for record in filter(self._is_readable, waiting + running):
-            self._end_now(record, FinishReason.MODEL_REPLACED)
-        return sum(not self._is_readable(record) for record in waiting + running)
+        """End the revision's requests. Returns: the number of records skipped, which this release cannot read."""
+        state = self.state
+        waiting = [state.records[request_id] for _, request_id in state.queue(revision)]
+        groups = [group for group in state.leases if state.seats[group].revision == revision]
+        running = [record for group in groups for record in state.own.get(group, {}).values()]
+        for record in filter(state.is_readable, waiting + running):
+            state.end_now(record, FinishReason.MODEL_REPLACED)
+        return sum(not state.is_readable(record) for record in waiting + running)
+
+    # everybody: schema, revision, promise, counts
 
     async def report(self, part: str) -> int:
-        self._begin()
-        self.parts = {name: said for name, said in self.parts.items() if said[0] > self.awake}
-        self.parts[part] = self.awake + self.settings.seat_lease_ms, self.schemas
-        return self.schema
+        state = self.state
+        state.begin()
+        state.parts = {name: lease for name, lease in state.parts.items() if lease[0] > state.awake}
+        state.parts[part] = state.awake + self.settings.seat_lease_ms, state.schemas
+        return state.schema
 
     async def set_schema(self, number: int) -> int:
-        self._begin()
-        living = [schemas for lease_end, schemas in self.parts.values() if lease_end > self.awake]
-        if all(number in schemas for schemas in (self.schemas, *living)):
-            self.schema = number
-        return self.schema
+        state = self.state
+        state.begin()
+        living = [schemas for lease_end, schemas in state.parts.values() if lease_end > state.awake]
+        if all(number in schemas for schemas in (state.schemas, *living)):
+            state.schema = number
+        return state.schema
 
     async def set_revision(self, revision: str, generation: int) -> str:
-        self._begin()
-        if self.revision is not None:
-            is_formed = revision == self.revision or revision in self.promises
-            if generation <= self._generation or not is_formed:
-                return self.revision
-            if revision != self.revision:
-                self._retired.set(self.revision, self.awake + self.settings.retire_ms)
-        self._retired.drop(revision)
-        self.revision, self._generation = revision, generation
+        state = self.state
+        state.begin()
+        if state.revision is not None:
+            is_formed = revision == state.revision or revision in state.promises
+            if generation <= state.generation or not is_formed:
+                return state.revision
+            if revision != state.revision:
+                state.retired.set(state.revision, state.awake + self.settings.retire_ms)
+        state.retired.drop(revision)
+        state.revision, state.generation = revision, generation
         return revision
 
     async def promise_slots(self, revision: str, slots: int) -> int:
-        self._begin()
-        if revision not in self.promises:
-            self.promises[revision] = slots
-            for _, request_id in list(self._queue(revision)):
-                record = self.records[request_id]
-                if record.request.max_total_tokens > slots and self._is_readable(record):
-                    self._end_now(record, FinishReason.ERROR)
-        elif self.revision not in (None, revision) and not self._unfinished(revision):
-            self.promises[revision] = min(slots, self.promises[revision])
-        return self.promises[revision]
+        state = self.state
+        state.begin()
+        if revision not in state.promises:
+            state.promises[revision] = slots
+            for _, request_id in list(state.queue(revision)):
+                record = state.records[request_id]
+                if record.request.max_total_tokens > slots and state.is_readable(record):
+                    state.end_now(record, FinishReason.ERROR)
+        elif state.revision not in (None, revision) and not unfinished(state, revision):
+            state.promises[revision] = min(slots, state.promises[revision])
+        return state.promises[revision]
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        self._begin()
-        if self.promises.get(revision) == expected:
-            self.promises[revision] = slots
-        return self.promises.get(revision)
+        self.state.begin()
+        if self.state.promises.get(revision) == expected:
+            self.state.promises[revision] = slots
+        return self.state.promises.get(revision)
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
-        self._begin()
-        needs = [record.request.max_total_tokens for record in self._unfinished(revision)]
+        self.state.begin()
+        needs = [record.request.max_total_tokens for record in unfinished(self.state, revision)]
         larger = [need for need in needs if need > slots]
         return LargerRequests(
-            promised_slots=self.promises.get(revision),
+            promised_slots=self.state.promises.get(revision),
             unfinished=len(larger),
             smallest=min(larger, default=0),
             largest=max(larger, default=0),
         )
 
-    def _unfinished(self, revision: str) -> list[Record]:
-        records = (record for record in self.records.values() if record.request.revision == revision)
-        return [record for record in records if record.state is not RequestState.ENDED]
-
     async def stats(self) -> PoolStats:
-        self._begin()
-        waiting = [self.records[i] for queue in self.queues.values() for _, i in queue]
-        heads = [self.records[queue[0][1]].request for queue in self.queues.values() if queue]
-        replaced = [record for record in self.records.values() if record.request.revision != self.revision]
-        owned = sum(map(len, self.own.values()))
-        groups = [group for group in self.leases if self._is_living(group)]
-        formed = [group for group in groups if self.seats[group].is_formed]
+        state = self.state
+        state.begin()
+        waiting = [state.records[request_id] for queue in state.queues.values() for _, request_id in queue]
+        heads = [state.records[queue[0][1]].request for queue in state.queues.values() if queue]
+        replaced = [record for record in state.records.values() if record.request.revision != state.revision]
+        owned = sum(map(len, state.own.values()))
+        groups = [group for group in state.leases if state.is_seat_living(group)]
+        formed = [group for group in groups if state.seats[group].is_formed]
         return PoolStats(
             queued=len(waiting),
             owned=owned,
-            ended=len(self.records) - len(waiting) - owned,
-            queued_prompt_tokens=self.queued_prompt_tokens,
+            ended=len(state.records) - len(waiting) - owned,
+            queued_prompt_tokens=state.queued_prompt_tokens,
             queued_max=self.settings.max_queued,
             queued_prompt_tokens_max=self.settings.max_queued_prompt_tokens,
-            ended_ever=self.ended_ever,
-            oldest_wait_ms=max((max(0, self._wall - head.submitted_ms) for head in heads), default=0),
-            bytes_reserved=self.bytes_reserved,
+            ended_ever=state.ended_ever,
+            oldest_wait_ms=max((max(0, state.wall - head.submitted_ms) for head in heads), default=0),
+            bytes_reserved=state.bytes_reserved,
             bytes_max=self.settings.bytes_max,
-            revision=self.revision,
-            generation=None if self.revision is None else self._generation,
+            revision=state.revision,
+            generation=None if state.revision is None else state.generation,
             replaced_revisions=tuple(sorted({record.request.revision for record in replaced})),
             replaced_unfinished=sum(record.state is not RequestState.ENDED for record in replaced),
-            promised_slots=None if self.revision is None else self.promises.get(self.revision),
-            offered_slots=self._offered_slots(formed),
+            promised_slots=None if state.revision is None else state.promises.get(state.revision),
+            offered_slots=_offered_slots(state, formed),
             groups=tuple(groups),
             groups_formed=tuple(formed),
-            groups_in_force=tuple(group for group in groups if self.seats[group].revision == self.revision),
-            schema=self.schema,
-            newer_records=sum(record.schema > self.schema for record in self.records.values()),
+            groups_in_force=tuple(group for group in groups if state.seats[group].revision == state.revision),
+            schema=state.schema,
+            newer_records=sum(record.schema > state.schema for record in state.records.values()),
         )
 
-    def _offered_slots(self, formed: Sequence[str]) -> int | None:
-        seats = (self.seats[group] for group in formed)
-        offers = [seat.offered_slots for seat in seats if seat.revision == self.revision]
-        told = [slots for slots in offers if slots is not None]
-        return min(told) if told and len(told) == len(offers) else None
 
-    async def close(self) -> None:
-        """Nothing is held open."""
+def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:
+    """Return the requests of a revision that have not ended."""
+    records = (record for record in state.records.values() if record.request.revision == revision)
+    return [record for record in records if record.state is not RequestState.ENDED]
 
 
-def _slice(record: Record, start: int, limit: int, room: ReadRoom) -> LogSlice:
-    """What of a log there is room for."""
-    if room.is_spent:
+def _offered_slots(state: PoolState, formed: Sequence[str]) -> int | None:
+    """Return the fewest slots that a formed group offers; None if none is formed or one does not report its offer."""
+    seats = (state.seats[group] for group in formed)
+    offers = [seat.offered_slots for seat in seats if seat.revision == state.revision]
+    reported = [slots for slots in offers if slots is not None]
+    return min(reported) if reported and len(reported) == len(offers) else None
+
+
+def _slice(record: RequestRecord, start: int, limit: int, budget: ReadBudget) -> LogSlice:
+    """Return the part of a log that the budget allows."""
+    if budget.is_spent:
         return LogSlice(start, (), None, is_cut=record.entries > start)
-    tokens = room.take(record.log[start : start + limit])
+    tokens = budget.take(record.log[start : start + limit])
     is_cut = start + len(tokens) < len(record.log)
     end = record.end if not is_cut and start <= len(record.log) else None
     return LogSlice(start, tokens, end, is_cut=is_cut)

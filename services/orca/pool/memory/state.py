@@ -1,6 +1,6 @@
-"""What the in-memory pool holds, and the few moves that its transitions are made of.
+"""The in-memory pool's records, and the moves that its transitions (pool.py) are made of.
 
-The moves are those of `scripts/prelude.lua`: let awake time pass, TAKE BACK, END, watch the readers.
+The moves are those of `redis/scripts/prelude.lua`: let awake time pass, TAKE BACK, END, watch the readers.
 """
 
 import heapq
@@ -10,26 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
-from orca.pool.api import Caller, RequestState, Submission
-from orca.pool.contract import WANTED_FOR_MS, verdict_error
+from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
+from orca.pool.records import RequestState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 _AWAKE_STEP_MAX_MS = 1_000
 
 
-class Clock(Protocol):
-    """The wall clock, which may jump and stand still as Redis' does."""
+class PoolClock(Protocol):
+    """The wall clock, which may jump and stand still as that of Redis may."""
 
     def wall_ms(self) -> int: ...
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """A request as the pool sees it."""
 
     request: Request
@@ -38,19 +37,17 @@ class Record:
     schema: int
     state: RequestState = RequestState.QUEUED
     number: int = 0  # of its present claim; rises with each claim and each take-back
-    call: str = ""  # of its present claim; empty while queued, and as it was after the end
+    call: str = ""  # of its present claim; empty while queued, unchanged by the end
     group: str = ""
     process: str = ""
     first_claimed_ms: int | None = None
     first_token_ms: int | None = None
     ended_ms: int | None = None
     mark: tuple[int, str] | None = None  # epoch and group of the seat that it is reserved for
-    is_on_trial: bool = False  # claimed, and nothing was committed since
+    is_on_trial: bool = False  # claimed, and without a commit since
     failures: int = 0  # trials in a row that ended with the group's engine failing from inside
     log: list[Token] = field(default_factory=list)
-    writers: list[int] = field(
-        default_factory=list
-    )  # of each entry, the end too: the number of the claim that wrote it
+    writers: list[int] = field(default_factory=list)  # per entry, the end included: number of the claim that wrote it
     end: End | None = None
 
     @property
@@ -64,7 +61,7 @@ class Record:
 
 @dataclass(slots=True)
 class Seat:
-    """A group's seat. The answers of the holder's last calls are kept, so that a repeated call gets the same."""
+    """A group's seat. It keeps the answers of the holder's last calls, so that a repeated call gets the same answer."""
 
     holder: str = ""
     epoch: int = 0
@@ -74,8 +71,8 @@ class Seat:
     enter_answer: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # failed, poisoned
     claim_call: int | None = None
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool] = ((), 0, False)  # (id, number).., waiting, blocked
-    is_formed: bool = False  # its holder said last that the group serves
-    offered_slots: int | None = None  # that one request may need in it at most, as its holder said last
+    is_formed: bool = False  # the holder's last heartbeat reported that the group serves
+    offered_slots: int | None = None  # the most that one request may need in the group, by the holder's last heartbeat
 
 
 @dataclass(slots=True)
@@ -85,69 +82,70 @@ class ParentRecord:
     readers: dict[str, int] = field(default_factory=dict)  # reader -> awake ms at which its lease ends
 
 
-class Schedule:
-    """Names with the time at which each is due; a name has one time."""
+class DueTimes:
+    """Names, each with the one time at which it is due."""
 
     def __init__(self) -> None:
-        self._at: dict[str, int] = {}
+        self._due_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []  # also holds times that have been replaced
 
-    def set(self, name: str, at: int) -> None:
-        self._at[name] = at
-        heapq.heappush(self._heap, (at, name))
+    def set(self, name: str, due_at: int) -> None:
+        self._due_at[name] = due_at
+        heapq.heappush(self._heap, (due_at, name))
 
     def get(self, name: str) -> int | None:
-        return self._at.get(name)
+        return self._due_at.get(name)
 
     def drop(self, name: str) -> None:
-        self._at.pop(name, None)
+        self._due_at.pop(name, None)
 
     def due(self, now: int) -> list[str]:
-        """Names whose time has come, the earliest first; they stay until dropped or set anew."""
+        """Return the names that are due, the earliest first; a name stays until it is dropped or gets another time."""
         found: dict[str, None] = {}
         while self._heap and self._heap[0][0] <= now:
-            at, name = heapq.heappop(self._heap)
-            if self._at.get(name) == at:
+            due_at, name = heapq.heappop(self._heap)
+            if self._due_at.get(name) == due_at:
                 found[name] = None
         for name in found:
-            heapq.heappush(self._heap, (self._at[name], name))
+            heapq.heappush(self._heap, (self._due_at[name], name))
         return list(found)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._at))
+        return iter(sorted(self._due_at))
 
 
-class MemoryState:
-    """Records, queues, seats and times of one deployment, kept consistent by its moves."""
+class PoolState:
+    """The records, queues, seats and due times of one deployment, kept consistent by its moves."""
 
-    def __init__(self, clock: Clock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
+    def __init__(self, clock: PoolClock, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
         self._clock = clock
+        self.settings = settings
         self.schemas = schemas
         self.schema = schemas.newest  # in force
         self.parts: dict[str, tuple[int, Schemas]] = {}  # part -> end of its lease, what it reads and writes
-        self.settings = settings or PoolSettings()
         self.awake = 0
-        self._wall = clock.wall_ms()
-        self.records: dict[str, Record] = {}
+        self.wall = clock.wall_ms()  # at the last transition
+        self.records: dict[str, RequestRecord] = {}
         self.parents: dict[str, ParentRecord] = {}
         self.queues: dict[str, list[tuple[int, str]]] = {}  # revision -> (arrival, id), oldest first
-        self.own: dict[str, dict[str, Record]] = {}  # group -> its requests
+        self.own: dict[str, dict[str, RequestRecord]] = {}  # group -> its requests
         self.seats: dict[str, Seat] = {}
-        self.leases = Schedule()  # group -> end of its seat's lease; groups without a living seat are not in it
+        self.leases = DueTimes()  # group -> end of its seat's lease; groups without a living seat are not in it
         self.closed_at: dict[str, int] = {}  # process that has left -> awake ms
         self.promises: dict[str, int] = {}
         self.bytes_reserved = 0
-        self.wanted = 0, -WANTED_FOR_MS - 1  # bytes that a refused submission had found room beside, and when
+        # A submission was refused because reservations exceeded `wanted_bytes`, at this awake time.
+        self.wanted_bytes, self.wanted_ms = 0, -WANTED_FOR_MS - 1
         self.queued_prompt_tokens = 0
         self.ended_ever = 0
         self.revision: str | None = None
-        self._generation = 0
-        self._arrival = 0
-        self._watch = Schedule()  # parent -> when it counts as unread
-        self._deadlines = Schedule()  # request -> deadline in force, wall clock
-        self._ended = Schedule()  # parent -> when its last request ended
-        self._retired = Schedule()  # revision -> when its requests end
-        self._hints = Hints(poll_s=math.inf)
+        self.generation = 0
+        self.arrival = 0
+        self.watch = DueTimes()  # parent -> awake ms at which it counts as unread
+        self.deadlines = DueTimes()  # request -> deadline in force, wall clock
+        self.ended = DueTimes()  # parent -> awake ms at which its last request ended
+        self.retired = DueTimes()  # revision -> awake ms at which its requests end
+        self.hints = Hints(poll_s=math.inf)
 
     def check(self) -> None:
         """Recount what is kept twice: state against queue and group, bytes against records, ends against parents."""
@@ -167,43 +165,43 @@ class MemoryState:
             records = [self.records[request.id] for request in parent.submission.requests]
             assert parent.left == sum(record.end is None for record in records), name
 
-    def _begin(self) -> None:
-        """Add the time since the last call to the awake time (protocol: awake time)."""
+    def begin(self) -> None:
+        """Begin a transition: add the time since the last one to the awake time (protocol: awake time)."""
         wall = self._clock.wall_ms()
-        self.awake += self._awake_step(wall - self._wall)
-        self._wall = wall
+        self.awake += self.awake_step(wall - self.wall)
+        self.wall = wall
 
-    def _awake_step(self, passed_ms: int) -> int:
+    def awake_step(self, passed_ms: int) -> int:
         return min(max(passed_ms, 0), _AWAKE_STEP_MAX_MS)
 
-    def _take_back(self, record: Record) -> None:
-        """TAKE BACK: queued at its old place, the claim number raised so that a commit on its way is refused.
+    def take_back(self, record: RequestRecord) -> None:
+        """TAKE BACK: queue it at its old place and raise its claim number, so that a commit on its way is refused.
 
-        The mark of its trial goes, and `failures` stays as it is: who blames the request has counted before.
+        Its trial ends, and `failures` stays as it is: an enter that blames the request has counted before.
         """
         del self.own[record.group][record.request.id]
         record.state, record.number, record.call = RequestState.QUEUED, record.number + 1, ""
         record.group = record.process = ""
         record.is_on_trial = False
-        insort(self._queue(record.request.revision), (record.request.arrival, record.request.id))
+        insort(self.queue(record.request.revision), (record.request.arrival, record.request.id))
         self.queued_prompt_tokens += len(record.request.prompt)
-        self._hints.tell_work(record.request.revision)
+        self.hints.publish_work(record.request.revision)
 
-    def _take_back_all(self, group: str) -> None:
+    def take_back_all(self, group: str) -> None:
         for record in list(self.own.get(group, {}).values()):
-            if self._is_readable(record):
-                self._take_back(record)
+            if self.is_readable(record):
+                self.take_back(record)
 
-    def _end(self, record: Record, end: End) -> None:
-        """END: the last entry of the log, out of queue and group, and the bytes that it will not use given back."""
+    def end(self, record: RequestRecord, end: End) -> None:
+        """END: write the log's last entry, leave queue and group, and release the bytes that it will not use."""
         if record.state is RequestState.QUEUED:
-            self._unqueue(record)
+            self.unqueue(record)
         else:
             del self.own[record.group][record.request.id]
-        record.state, record.end, record.ended_ms = RequestState.ENDED, end, self._wall
+        record.state, record.end, record.ended_ms = RequestState.ENDED, end, self.wall
         record.writers.append(record.number)
         record.group = record.process = ""
-        self._deadlines.drop(record.request.id)
+        self.deadlines.drop(record.request.id)
         unused = (record.request.max_new_tokens - len(record.log)) * record.token_bytes
         record.bytes -= unused
         self.bytes_reserved -= unused
@@ -211,56 +209,41 @@ class MemoryState:
         parent = self.parents[record.request.parent]
         parent.left -= 1
         if parent.left == 0:
-            self._ended.set(record.request.parent, self.awake)
-            self._watch.drop(record.request.parent)
-        self._hints.tell_log(record.request.id, record.entries)
+            self.ended.set(record.request.parent, self.awake)
+            self.watch.drop(record.request.parent)
+        self.hints.publish_log(record.request.id, record.entries)
 
-    def _end_now(self, record: Record, reason: FinishReason) -> None:
-        self._end(record, End(reason, len(record.log)))
+    def end_now(self, record: RequestRecord, reason: FinishReason) -> None:
+        self.end(record, End(reason, len(record.log)))
 
-    def _end_parent(self, parent: str, reason: FinishReason) -> None:
+    def end_parent(self, parent: str, reason: FinishReason) -> None:
         kept = self.parents.get(parent)
         for request in kept.submission.requests if kept else ():
             record = self.records[request.id]
-            if record.state is not RequestState.ENDED and self._is_readable(record):
-                self._end_now(record, reason)
+            if record.state is not RequestState.ENDED and self.is_readable(record):
+                self.end_now(record, reason)
 
-    def _is_readable(self, record: Record) -> bool:
-        """Was it written under a schema number of this release?"""
+    def is_readable(self, record: RequestRecord) -> bool:
+        """Return true if the record was written under a schema number of this release."""
         return record.schema in self.schemas
 
-    def _watch_readers(self, parent: str, at_least: int) -> None:
-        if self._watch.get(parent) is not None:
-            self._watch.set(parent, max(self._last_reader(parent), at_least) + self.settings.resume_grace_ms)
+    def watch_readers(self, parent: str, at_least: int) -> None:
+        """Count the parent as unread after the grace. Args: at_least: awake time at which a reader just left, or 0."""
+        if self.watch.get(parent) is not None:
+            self.watch.set(parent, max(self.last_reader(parent), at_least) + self.settings.resume_grace_ms)
 
-    def _last_reader(self, parent: str) -> int:
+    def last_reader(self, parent: str) -> int:
+        """Return the awake time at which the last reader's lease ends, 0 if there was no reader."""
         return max(self.parents[parent].readers.values(), default=0)
 
-    def _check_seated(self, caller: Caller) -> None:
-        if caller.process in self.closed_at:
-            raise verdict_error("closed", caller)
-        seat = self.seats.get(caller.group)
-        if seat is None or seat.holder != caller.process:
-            raise verdict_error("lost", caller)
-
-    def _is_living(self, group: str) -> bool:
+    def is_seat_living(self, group: str) -> bool:
         lease = self.leases.get(group)
         return lease is not None and lease > self.awake
 
-    def _queue(self, revision: str) -> list[tuple[int, str]]:
+    def queue(self, revision: str) -> list[tuple[int, str]]:
         return self.queues.setdefault(revision, [])
 
-    def _unqueue(self, record: Record) -> None:
+    def unqueue(self, record: RequestRecord) -> None:
         self.queued_prompt_tokens -= len(record.request.prompt)
-        queue = self._queue(record.request.revision)
+        queue = self.queue(record.request.revision)
         del queue[bisect_left(queue, (record.request.arrival, record.request.id))]
-
-    def _record(self, request_id: str) -> Record:
-        if request_id not in self.records:
-            raise UnknownRequest(request_id)
-        return self.records[request_id]
-
-    def _parent(self, parent: str) -> ParentRecord:
-        if parent not in self.parents:
-            raise UnknownRequest(parent)
-        return self.parents[parent]

@@ -1,9 +1,9 @@
-"""Who may do what in Redis. How a part proves that it is that user is in connecting.py.
+"""Access rights in Redis. How a part logs in as a user is in connecting.py.
 
-All parts of a deployment are one Redis user that may touch the keys of its deployment, listen to its channel and call
-what the scripts and this package call, and nothing else. Of an external Redis its administrator writes
-the lines of `orca pool acl` into its ACL file. They keep the rights of the default user though it is off: Redis reads
-its append-only file back with them, and without them forgets every request when it restarts.
+All parts of a deployment share one Redis user. It may touch the keys of its deployment, listen to its channel and call
+the commands of the scripts and of this package, and nothing else. The administrator of an external Redis writes the
+lines of `orca pool acl` into its ACL file. These lines turn the default user off but keep its rights: Redis reads its
+append-only file back with them, and without them it forgets every request when it restarts.
 """
 
 import hashlib
@@ -18,52 +18,55 @@ LOCAL_USER = "orca"
 """The user of a Redis that `orca up` starts."""
 
 DEFAULT_USER_WARNING = (
-    "Redis reads its append-only file back with the rights of its default user. It may be off, as here, but must keep\n"
-    "them: without, a restart refuses the file's transactions and forgets every request."
+    "Redis reads its append-only file back with the rights of its default user. It may be off, as here, but must\n"
+    "keep its rights: without them, a restart refuses the file's transactions and forgets every request."
 )
 _DEFAULT_USER = "user default off ~* &* +@all"
 
-# What the scripts call, then what is called directly; PING and SELECT are the client library's.
+# The commands of the scripts, then those that are called directly; the client library calls PING and SELECT.
 COMMANDS = (
     *("exists", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hkeys", "hmget", "hset", "hsetnx", "publish"),
     *("set", "time", "unlink", "xadd", "xlen", "xrange", "zadd", "zcard", "zrange"),
     *("xrevrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zscore", "info"),
     *("eval", "evalsha", "subscribe", "unsubscribe", "wait"),
     *("ping", "select"),
-    # Of the release before, beside which this one runs during a rollout.
+    # Commands of the release before this one, which runs beside it during a rollout.
     *("sadd", "sismember"),
 )
 
 
-def acl_words(deployment: str) -> list[str]:
-    """The rights of a deployment's user as words of an ACL line, without its name and password."""
+def acl_rights(deployment: str) -> list[str]:
+    """Return the rights of a deployment's user for an ACL line, without its name and password."""
     keys = Keys(deployment)
     rights = [f"~{keys.prefix}*", "resetchannels", f"&{keys.single('news')}", "-@all"]
     return [*rights, *(f"+{command}" for command in COMMANDS)]
 
 
 def acl_lines(deployment: str, user: str, secret: str) -> list[str]:
-    """Lines of an ACL file for the default user, off, and a deployment's. Args: secret: `>PASSWORD` or its digest."""
-    return [_DEFAULT_USER, " ".join(["user", user, "on", secret, *acl_words(deployment)])]
+    """Return the lines of an ACL file: the default user, off, and a deployment's user.
+
+    Args: secret: `>PASSWORD` or its digest.
+    """
+    return [_DEFAULT_USER, " ".join(["user", user, "on", secret, *acl_rights(deployment)])]
 
 
 def password_digest(password_file: Path) -> str:
-    """A password as an ACL file holds it. Raises: OSError."""
+    """Return a password as an ACL file holds it. Raises: OSError."""
     return "#" + hashlib.sha256(read_secret(password_file).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAccess:
-    """The one user of a Redis of our own: its password in a file that only this account of the machine can read."""
+    """The one user of a Redis of our own. Only this account of the machine can read the file with its password."""
 
     password_file: Path
     acl_file: Path
 
     @classmethod
     def prepare(cls, folder: Path, deployment: str) -> "LocalAccess":
-        """Write both files; the password is drawn once and stays with the folder.
+        """Write both files. The password is drawn once and stays with the folder.
 
-        The default user is off. Users that somebody else wrote into the file stay, for those who want to look inside.
+        The default user is off. Users that somebody else added to the file stay, so that people can inspect the Redis.
         """
         access = cls.at(folder)
         if not access.password_file.exists():
@@ -76,7 +79,7 @@ class LocalAccess:
 
     @classmethod
     def at(cls, folder: Path) -> "LocalAccess":
-        """Where the files of a Redis in `folder` are."""
+        """Name the files of a Redis in `folder`."""
         return cls(folder / "password", folder / "users.acl")
 
     @property
@@ -85,13 +88,13 @@ class LocalAccess:
 
 
 def read_secret(path: Path) -> str:
-    """The password in a file. Raises: OSError."""
-    # Editors and `kubectl create secret` leave a newline behind.
+    """Return the password in a file. Raises: OSError."""
+    # Editors and `kubectl create secret` leave a newline at the end.
     return path.read_text().strip()
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """All or nothing, and never readable by others, not for a moment."""
+    """Write the whole file or nothing. Others can never read it, not even for a moment."""
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,7 +1,7 @@
-"""How a part reaches Redis and proves which user it is (access.py): name, password and certificates from files.
+"""Connect to Redis as a user (access.py), with a password and certificates from files.
 
-Secrets stand in files, read anew for each connection, so that a rotated one takes effect at the next. They are in no
-URL, since URLs end up in process lists and logs.
+Files hold the secrets. Each connect reads them again, so that a rotated secret takes effect at the next connect. No URL
+holds a secret, since URLs end up in process lists and logs.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ from orca.pool.settings import PoolSettings
 
 
 def connection_options(url: str, settings: PoolSettings) -> dict[str, Any]:
-    """What redis-py needs to connect.
+    """Return the options with which redis-py connects.
 
-    Raises: ValueError, which never holds the URL, when it has a user or password in it or does not fit the files.
+    Raises: ValueError if the URL holds a user or password, or does not fit the files. Its text never holds the URL.
     """
     _, _, place = url.partition("://")
     if "password=" in place or ("@" in place and not url.startswith("unix:")):
-        raise ValueError("its URL holds a user or password; name them by ORCA_POOL_USER and ORCA_POOL_PASSWORD_FILE")
+        raise ValueError("its URL holds a user or password; set ORCA_POOL_USER and ORCA_POOL_PASSWORD_FILE instead")
     options: dict[str, Any] = dict(parse_url(url))
     if settings.password_file is not None:
         options["credential_provider"] = _FileCredentials(settings.user, Path(settings.password_file))
@@ -32,12 +32,12 @@ def connection_options(url: str, settings: PoolSettings) -> dict[str, Any]:
         options |= {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
         options["connection_class"] = _RotatingTls
     elif any(files):
-        raise ValueError("certificates are named, but its URL is not rediss://: nothing would be encrypted")
+        raise ValueError("certificates are set, but its URL is not rediss://, so nothing would be encrypted")
     return options
 
 
 class _FileCredentials(CredentialProvider):
-    """Asked by redis-py for each new connection."""
+    """Reads the password for each new connection of redis-py."""
 
     def __init__(self, user: str, password_file: Path) -> None:
         self._user = user
@@ -47,12 +47,12 @@ class _FileCredentials(CredentialProvider):
         try:
             return self._user, read_secret(self._password_file)
         except OSError as error:
-            # As it is, redis-py would take it for an error of the socket.
+            # redis-py would treat an OSError as an error of the socket.
             raise ConnectionError(f"password file {self._password_file}: {error.strerror}") from error
 
 
 class _RotatingTls(SSLConnection):
-    """Reads its certificates at each connect; redis-py would keep those of its first one for ever."""
+    """Reads its certificates at each connect; redis-py would keep those of the first connect for ever."""
 
     async def connect(self) -> None:
         self.ssl_context.context = None

@@ -1,23 +1,24 @@
-"""When an answer may leave: once a kill -9 of Redis can no longer take back what it tells of.
+"""An answer may be returned once a kill -9 of Redis can no longer undo its content.
 
-A killed Redis loses what it has not yet given to the kernel. What a turn of its event loop changes gathers in a buffer,
-which is written, whole, to the append-only file before the answers of that turn leave. With one exception: under
-`appendfsync everysec`, while a background fsync is under way, the write is put off for up to two seconds, and the
-answers leave all the same. INFO tells of such an fsync (aof_pending_bio_fsync), and an answer is settled when one of
+A killed Redis loses what it has not yet given to the kernel. The changes of one turn of its event loop gather in a
+buffer, which is written, whole, to the append-only file before the answers of that turn leave. There is one exception.
+Under `appendfsync everysec`, while a background fsync is in progress, Redis delays the write for up to two seconds and
+sends the answers all the same. INFO shows such an fsync (aof_pending_bio_fsync). An answer counts as written if one of
 these holds:
 
-1. Its script found none under way. Only Redis' main thread begins one, and only behind a write of the whole buffer (or,
-   in 6.2, behind the end of a rewrite, whose new file holds the buffer too): by the end of this turn all is written.
-2. A later question finds none: the same, for all that came before it.
-3. Between two later questions the file grew: a write takes the whole buffer. The end of a rewrite sets the file's size
-   anew, and its base size with it; where the base is the same, what is beyond the earlier size was written since.
+1. Its script found no fsync in progress. Only Redis' main thread begins one, and only after a write of the whole
+   buffer (or, in 6.2, after the end of a rewrite, whose new file holds the buffer too): by the end of this turn all is
+   written.
+2. A later INFO shows none: then rule 1 holds for all that came before it.
+3. Between two later INFOs the file grew: a write takes the whole buffer. The end of a rewrite sets a new size of the
+   file, and a new base size. If the base size is the same, what exceeds the earlier size was written since.
 
-The later questions go to the same run of Redis: another one has read back what the first had written, and may lack the
-rest. Without a file, and under `appendfsync always`, no fsync is ever under way.
+The later INFOs must come from the same run of Redis: another run has read back what the first had written, and may lack
+the rest. Without a file, and under `appendfsync always`, no fsync is ever in progress.
 
-Not covered: the answers of the one turn whose write fails because the disk is full (from the next on Redis refuses what
-would write); the time between `CONFIG SET appendonly yes` and the end of the rewrite that it begins, when there is no
-file to read back; and several `io-threads` of Redis 8, which may answer ahead of the turn's write.
+Not covered: the answers of the one turn whose write fails because the disk is full (from the next turn on Redis refuses
+writes); the time between `CONFIG SET appendonly yes` and the end of the rewrite that it begins, when there is no file
+to read back; and several `io-threads` of Redis 8, which may answer ahead of the turn's write.
 
 Source: flushAppendOnlyFile, beforeSleep, serverCron and backgroundRewriteDoneHandler of Redis 6.2, 7.0 and 7.2.
 """
@@ -30,23 +31,23 @@ from typing import Any
 
 from orca.core.domain.errors import PoolUnavailable
 
-_AGAIN_S = 0.003
-"""Before each question: far below the fsync that is waited for, and those who come meanwhile share it."""
+_POLL_S = 0.003
+"""Pause before each INFO: far below the fsync that it waits for. Calls that come during the pause share the INFO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileState:
-    """What Redis says of its append-only file."""
+class AppendOnlyFileState:
+    """The state of the append-only file of Redis, by INFO."""
 
     run: str  # drawn at each start of a server
-    is_syncing: bool  # what comes now may be held back
+    is_syncing: bool  # writes that come now may be delayed
     can_write: bool
     bytes_written: int
-    base_bytes: int  # of them, at the end of the last rewrite
+    base_bytes: int  # size of the file at the end of the last rewrite
 
     @classmethod
-    def of(cls, info: Mapping[str, Any]) -> "FileState":
-        """Args: info: of the sections `server` and `persistence`. Without a file the numbers are absent."""
+    def of(cls, info: Mapping[str, Any]) -> "AppendOnlyFileState":
+        """Args: info: fields of the sections `server` and `persistence`. Without a file the numbers are absent."""
         return cls(
             run=info["run_id"],
             is_syncing=info.get("aof_pending_bio_fsync", 0) > 0,
@@ -55,26 +56,26 @@ class FileState:
             base_bytes=info.get("aof_base_size", 0),
         )
 
-    def has_all_before(self, first: "FileState") -> bool:
-        """Is written, or will be by the end of this turn, what came before the `first` question?"""
+    def has_all_before(self, first: "AppendOnlyFileState") -> bool:
+        """Return true if all before the `first` INFO is written, or will be by the end of this turn."""
         has_grown = self.base_bytes == first.base_bytes and self.bytes_written > first.bytes_written
         return self.can_write and (has_grown or not self.is_syncing)
 
 
-class Settling:
-    """Asks for all calls of a process that were answered while an fsync was under way."""
+class FsyncWatcher:
+    """Polls Redis on behalf of all calls of a process that were answered while an fsync was in progress."""
 
-    def __init__(self, ask: Callable[[], Awaitable[FileState]], timeout_s: float) -> None:
-        """Args: ask: raises PoolUnavailable. timeout_s: of one `settle`."""
-        self._ask = ask
+    def __init__(self, poll: Callable[[], Awaitable[AppendOnlyFileState]], timeout_s: float) -> None:
+        """Args: poll: raises PoolUnavailable. timeout_s: bound on one `wait_until_written`."""
+        self._poll = poll
         self._timeout_s = timeout_s
-        self._waiting: list[asyncio.Future[FileState]] = []
-        self._asking: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[AppendOnlyFileState]] = []
+        self._polling: asyncio.Task[None] | None = None
 
-    async def settle(self, run: str) -> None:
+    async def wait_until_written(self, run: str) -> None:
         """Wait until all that this run of Redis answered before the call is written.
 
-        Raises: PoolUnavailable when that does not come in time, or when Redis was started anew meanwhile.
+        Raises: PoolUnavailable if that takes too long, or if Redis was restarted meanwhile.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -87,38 +88,38 @@ class Settling:
             raise PoolUnavailable("Redis did not write its append-only file in time") from error
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._asking
+                await self._polling
 
-    async def _next_state(self, run: str) -> FileState:
-        """What the next question finds, one that is asked after this call."""
-        answer: asyncio.Future[FileState] = asyncio.get_running_loop().create_future()
+    async def _next_state(self, run: str) -> AppendOnlyFileState:
+        """Return the state by the next INFO, one that is sent after this call."""
+        answer: asyncio.Future[AppendOnlyFileState] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_for_all(), name="pool-settling")
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_for_all(), name="pool-fsync")
         state = await answer
         if state.run != run:
-            raise PoolUnavailable("Redis was started anew and may have lost what it answered before")
+            raise PoolUnavailable("Redis was restarted and may have lost what it answered before")
         return state
 
-    async def _ask_for_all(self) -> None:
-        """One question at a time, for all who waited when it was asked, as long as anybody does."""
+    async def _poll_for_all(self) -> None:
+        """Poll while any call waits, one INFO at a time, each for all that waited when it was sent."""
         while self._waiting:
-            await asyncio.sleep(_AGAIN_S)
-            asked, self._waiting = self._waiting, []
+            await asyncio.sleep(_POLL_S)
+            answers, self._waiting = self._waiting, []
             try:
-                state = await self._ask()
+                state = await self._poll()
             except Exception as error:
-                # Also what nobody expects: it is for those who wait, and the next who come ask again.
-                for answer in _awaited(asked):
+                # Also what nobody expects: the waiting calls get the error, and later ones poll again.
+                for answer in _awaited(answers):
                     answer.set_exception(error)
             else:
-                for answer in _awaited(asked):
+                for answer in _awaited(answers):
                     answer.set_result(state)
 
 
-def _awaited(answers: Iterable[asyncio.Future[FileState]]) -> Iterator[asyncio.Future[FileState]]:
-    """Those whose callers have not given up meanwhile."""
+def _awaited(answers: Iterable[asyncio.Future[AppendOnlyFileState]]) -> Iterator[asyncio.Future[AppendOnlyFileState]]:
+    """Return the answers whose callers have not given up meanwhile."""
     return (answer for answer in answers if not answer.done())

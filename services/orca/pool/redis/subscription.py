@@ -1,4 +1,4 @@
-"""One subscription per process to what the pool's scripts tell, for all who wait there (hints.py)."""
+"""One subscription per process to the notifications of the pool's scripts, for all that wait for them (hints.py)."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError  # noqa: A004 - a RedisError, as ours are from here
 
 from orca.pool.hints import Hints
-from orca.pool.redis.link import hang_up, send
+from orca.pool.redis.fair_connections import hang_up, send
 
 log = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
 _POLL_S = 1.0
-"""While nothing can be told, everybody looks once in so long."""
-# A link that carries nothing any more, without a word, looks like a pool without news. So after this time without a
-# message the server is asked to say something, and after as long again without an answer the link is given up.
+"""While the subscription is broken, every waiter polls once in this time."""
+# A dead connection without an error looks like a pool without news. So after this time without a message the server
+# gets a PING, and after as long again without an answer the connection is closed.
 _QUIET_S = 2.0
 
 
@@ -33,14 +33,14 @@ class Subscription:
         connect_s: float = _QUIET_S,
         quiet_s: float = _QUIET_S,
         *,
-        heeds_contents: bool = True,
+        uses_contents: bool = True,
     ) -> None:
         """
         Args:
-            connection: makes one, not connected.
-            connect_s: what connecting may take.
-            quiet_s: half of what a link that went silent may cost until it is noticed.
-            heeds_contents: what is told of a log's entries is as good as to have read them.
+            connection: makes a connection, not connected.
+            connect_s: bound on connecting.
+            quiet_s: half of the time until a silent connection is noticed.
+            uses_contents: entries in a message count as read from the log.
         """
         self._connection = connection
         self._connect_s, self._quiet_s = connect_s, quiet_s
@@ -48,17 +48,17 @@ class Subscription:
         self._polled_s = -math.inf
         self._channel = channel
         self._hints = hints
-        self._heeds_logs = False
-        self._heeds_contents = heeds_contents
+        self._wants_logs = False
+        self._uses_contents = uses_contents
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, for_logs: bool) -> None:
-        """Begin to listen, in the running loop; harmless when already begun.
+        """Begin to listen, in the running loop; harmless if already begun.
 
-        Args: for_logs: heed what is told of logs too, from now on. Schedulers wait for work alone, and each token of
-            the deployment is told of.
+        Args: for_logs: from now on pass on hints about logs too. Schedulers wait for work only, and each token of the
+            deployment causes a message.
         """
-        self._heeds_logs = self._heeds_logs or for_logs
+        self._wants_logs = self._wants_logs or for_logs
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="pool-news")
 
@@ -73,7 +73,7 @@ class Subscription:
             connection = self._connection()
             try:
                 await self._subscribe(connection)
-                await self._take_all(connection)
+                await self._receive_all(connection)
             except (RedisError, OSError) as error:
                 if not self._is_away:
                     log.warning("notifications of the pool are interrupted, readers poll: %s", error)
@@ -86,7 +86,7 @@ class Subscription:
                 await hang_up(connection)
 
     async def _subscribe(self, connection: AbstractConnection) -> None:
-        """Raises: RedisError, OSError."""
+        """Connect and subscribe. Raises: RedisError, OSError."""
         try:
             async with asyncio.timeout(self._connect_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -94,37 +94,37 @@ class Subscription:
         except TimeoutError as error:
             raise ConnectionError(f"no connection in {self._connect_s:g} s") from error
 
-    async def _take_all(self, connection: AbstractConnection) -> None:
-        """Until the link breaks or is silent. Raises: RedisError, OSError."""
-        is_asked = False
+    async def _receive_all(self, connection: AbstractConnection) -> None:
+        """Receive messages until the connection breaks or is silent. Raises: RedisError, OSError."""
+        is_pinged = False
         while True:
-            said = await connection.read_response(timeout=self._quiet_s)
-            if said is None:
-                if is_asked:
+            message = await connection.read_response(timeout=self._quiet_s)
+            if message is None:
+                if is_pinged:
                     raise ConnectionError(f"no answer in {self._quiet_s:g} s")
                 await send(connection, ("PING",))
-            elif said[0] == b"message":
-                self._take(said[2])
-            elif said[0] == b"subscribe":
-                self._begin()
-            is_asked = said is None
+            elif message[0] == b"message":
+                self._receive(message[2])
+            elif message[0] == b"subscribe":
+                self._on_subscribed()
+            is_pinged = message is None
 
-    def _begin(self) -> None:
-        """From here on messages come; there may have been some before."""
+    def _on_subscribed(self) -> None:
+        """Wake every waiter: messages come from now on, and there may have been some before."""
         self._hints.wake_all()
         if self._is_away:
             log.info("notifications of the pool are back")
         self._is_away = False
 
-    def _take(self, data: bytes) -> None:
-        if not self._heeds_logs and b"+" not in data:
-            # Every commit of the deployment: a scheduler has no need of its lines.
+    def _receive(self, data: bytes) -> None:
+        if not self._wants_logs and b"+" not in data:
+            # A commit of the deployment: a scheduler does not need its lines.
             return
-        # A line of contents belongs to the one before it.
+        # A line of contents belongs to the line before it.
         for line in data.decode().replace("\n=", " =").splitlines():
             if line.startswith("+"):
-                self._hints.tell_work(line[1:])
-            elif self._heeds_logs:
-                name, _, told = line.partition(" ")
-                entries, _, content = told.partition(" =")
-                self._hints.tell_log(name, int(entries or 0), content if self._heeds_contents else "")
+                self._hints.publish_work(line[1:])
+            elif self._wants_logs:
+                name, _, rest = line.partition(" ")
+                length, _, content = rest.partition(" =")
+                self._hints.publish_log(name, int(length or 0), content if self._uses_contents else "")

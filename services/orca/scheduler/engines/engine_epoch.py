@@ -20,9 +20,9 @@ from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.handover import Handover
-from orca.core.transport.local_link import Kind, LocalLink
-from orca.scheduler.engines.step_timeout import StepBound
+from orca.core.transport.local_link import LinkFrameKind, LocalLink
+from orca.core.transport.step_delivery import StepDelivery
+from orca.scheduler.engines.step_timeout import StepTimeout
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MEND_MAX_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class JoinedStage:
     """A stage as it was when the epoch was formed."""
 
     stub: Any  # client of the Stage service
@@ -44,13 +44,13 @@ class Peer:
     link: LocalLink | None = None  # brings it steps, and brings its results; None: gRPC does
 
 
-class EngineLife:
+class EngineEpoch:
     """From the moment when all stages have joined an epoch until it is over."""
 
-    def __init__(self, epoch: Epoch, peers: Sequence[Peer], step_timeout_s: float) -> None:
+    def __init__(self, epoch: Epoch, peers: Sequence[JoinedStage], step_timeout_s: float) -> None:
         self.epoch = epoch
         self._peers = peers
-        self._bound = StepBound(round(step_timeout_s * 1e6))
+        self._bound = StepTimeout(round(step_timeout_s * 1e6))
         self._is_out = asyncio.Event()  # a step is in flight
         self._arrived: asyncio.Queue[StepResult | EngineError | None] = asyncio.Queue()
         self._is_failing = False  # from the first sign of a failure on
@@ -79,9 +79,9 @@ class EngineLife:
         self._is_out.set()
         first = self._peers[0]
         if first.link is None:
-            self._spawn(self._hand_over(Handover(first.stub, message)))
+            self._spawn(self._hand_over(StepDelivery(first.stub, message)))
         else:
-            first.link.write(encode(Kind.STEP, message.SerializeToString()))
+            first.link.write(encode(LinkFrameKind.STEP, message.SerializeToString()))
 
     async def results(self) -> AsyncIterator[StepResult]:
         while True:
@@ -108,9 +108,9 @@ class EngineLife:
             if peer.link is not None:
                 peer.link.close()
 
-    async def _hand_over(self, handover: Handover) -> None:
+    async def _hand_over(self, handover: StepDelivery) -> None:
         try:
-            await handover.seen_through()
+            await handover.wait_until_taken()
         except EngineError as error:
             self._fail(f"stage 0 {error}")
 
@@ -118,10 +118,10 @@ class EngineLife:
         """Take a stage's results from its local link, which ends only with the epoch or with a process of the stage."""
         async with contextlib.aclosing(link.frames()) as frames:
             async for kind, payload in frames:
-                if kind is Kind.OVER:
+                if kind is LinkFrameKind.OVER:
                     self._fail(f"stage {stage}: {payload.decode(errors='replace')}")
                     return
-                if kind is Kind.RESULT:
+                if kind is LinkFrameKind.RESULT:
                     self._take(pb.ResultMessage.FromString(payload))
         self._spawn(self._fail_untold(stage))
 

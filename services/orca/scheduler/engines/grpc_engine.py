@@ -20,10 +20,10 @@ from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
-from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink, open_link
-from orca.scheduler.engines.engine_epoch import STATUS_S, EngineLife, Peer
-from orca.scheduler.engines.rendezvous import Rendezvous
+from orca.core.transport.tls_files import TlsFiles
+from orca.scheduler.engines.engine_epoch import STATUS_S, EngineEpoch, JoinedStage
+from orca.scheduler.engines.rendezvous import RendezvousServer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _PLACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class StageLoading:
     """How far the stages are, for a progress bar or a log line."""
 
     stage: int
@@ -65,8 +65,8 @@ class GrpcEngine:
         step_timeout_s: float,
         join_timeout_s: float,
         advertise: str | None = None,
-        on_loading: Callable[[Loading], None] | None = None,
-        certificates: Certificates | None = None,
+        on_loading: Callable[[StageLoading], None] | None = None,
+        certificates: TlsFiles | None = None,
         uses_local_links: bool = True,
     ) -> None:
         """
@@ -91,14 +91,14 @@ class GrpcEngine:
         self._join_timeout_s = join_timeout_s
         self._advertise = advertise
         self._on_loading = on_loading or _log_loading
-        self._rendezvous = Rendezvous(listen, certificates)
+        self._rendezvous = RendezvousServer(listen, certificates)
         self._certificates = certificates
         self._uses_local_links = uses_local_links
         self._shown: tuple[bytes, bytes, bytes] | None = None  # what the channels were opened with
         self._channels: list[aio.Channel] = []
         self._stubs: list[Any] = []
         self._places: dict[int, _Place] = {}  # by stage
-        self._life: EngineLife | None = None
+        self._life: EngineEpoch | None = None
 
     async def wait_loaded(self) -> list[pb.StatusReply]:
         """Wait until every stage has its weights, however long that takes; say so through `on_loading`.
@@ -131,10 +131,10 @@ class GrpcEngine:
             contract=wire.CONTRACT,
         )
         await self._join_all(request)
-        peers = [Peer(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
+        peers = [JoinedStage(stub, status.process) for stub, status in zip(self._stubs, statuses, strict=True)]
         for stage in {0, len(peers) - 1}:  # steps go to the first, results come from the last
             peers[stage] = replace(peers[stage], link=self._local_link(statuses[stage], request.epoch))
-        self._life = EngineLife(epoch, peers, self._step_timeout_s)
+        self._life = EngineEpoch(epoch, peers, self._step_timeout_s)
         return shape
 
     async def submit(self, step: Step) -> None:
@@ -174,7 +174,7 @@ class GrpcEngine:
 
     async def _wait_loaded(self, stage: int) -> pb.StatusReply:
         heard = time.monotonic()
-        told: Loading | None = None
+        told: StageLoading | None = None
         while True:
             try:
                 status: pb.StatusReply = await self._stubs[stage].Status(pb.StatusRequest(), timeout=STATUS_S)
@@ -182,13 +182,15 @@ class GrpcEngine:
                 detail = f"stage {stage} at {self._addresses[stage]} does not answer: {error.details()}"
                 if time.monotonic() - heard > self._join_timeout_s:
                     raise EngineError(detail) from error
-                now = Loading(stage=stage, permille=None, detail=detail)
+                now = StageLoading(stage=stage, permille=None, detail=detail)
             else:
                 heard = time.monotonic()
                 self._check_place(stage, status)
-                now = Loading(stage=stage, permille=status.loaded_permille, detail=status.detail)
+                now = StageLoading(stage=stage, permille=status.loaded_permille, detail=status.detail)
                 if not self._take_place(stage, status.process, heard):
-                    now = Loading(stage=stage, permille=None, detail="a second process answers while the first lives")
+                    now = StageLoading(
+                        stage=stage, permille=None, detail="a second process answers while the first lives"
+                    )
                 elif status.phase != pb.StatusReply.LOADING:
                     if told is not None:
                         self._on_loading(now)
@@ -293,5 +295,5 @@ def _require_one_group(statuses: Sequence[pb.StatusReply]) -> None:
             )
 
 
-def _log_loading(loading: Loading) -> None:
+def _log_loading(loading: StageLoading) -> None:
     log.info("stage loads", extra={"stage": loading.stage, "permille": loading.permille, "detail": loading.detail})

@@ -14,7 +14,7 @@ from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 
 
 def key_prefix(epoch: Epoch) -> str:
@@ -22,10 +22,10 @@ def key_prefix(epoch: Epoch) -> str:
     return f"{epoch.number}/{epoch.holder}/"
 
 
-class Rendezvous:
+class RendezvousServer:
     """Server of the Rendezvous service."""
 
-    def __init__(self, listen: str, certificates: Certificates | None = None) -> None:
+    def __init__(self, listen: str, certificates: TlsFiles | None = None) -> None:
         """
         Args:
             listen: host:port to serve on; port 0 takes a free one.

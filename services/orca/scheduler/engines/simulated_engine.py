@@ -18,7 +18,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
-from orca.scheduler.engines.step_timeout import StepBound
+from orca.scheduler.engines.step_timeout import StepTimeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class CostModel:
         return self.step_us + self.token_us * step.tokens + self.context_ns * context // 1_000
 
 
-class Fault(StrEnum):
+class StepFault(StrEnum):
     """What may go wrong with one step."""
 
     SLOW = "slow"  # stage 0 takes ten times as long
@@ -56,7 +56,7 @@ def seeded_tokens(seed: int, vocab_size: int = 32_000) -> TokenSource:
     return lambda request_id, index: crc32(f"{seed}/{request_id}/{index}".encode()) % vocab_size
 
 
-def no_faults(step: Step) -> Fault | None:  # noqa: ARG001 - every fault plan has this shape
+def no_faults(step: Step) -> StepFault | None:  # noqa: ARG001 - every fault plan has this shape
     return None
 
 
@@ -77,7 +77,7 @@ class _Life:
     """State of one epoch on the stages."""
 
     epoch: Epoch
-    bound: StepBound
+    bound: StepTimeout
     results: asyncio.Queue[StepResult | EngineError]
     free_us: list[int]  # per stage: when it has done all its work
     coming: deque[tuple[int, StepResult | EngineError]] = field(default_factory=deque)  # with the time each is due
@@ -108,7 +108,7 @@ class SimulatedEngine:
         *,
         cost: CostModel | None = None,
         tokens: TokenSource | None = None,
-        faults: Callable[[Step], Fault | None] = no_faults,
+        faults: Callable[[Step], StepFault | None] = no_faults,
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
         step_timeout_us: int = 5_000_000,
         form_us: int = 0,
@@ -132,7 +132,7 @@ class SimulatedEngine:
         last = 0 if self._life is None else self._life.epoch.number
         if epoch.number <= last:
             raise EngineError(f"stage 0 has been in epoch {last}, and {epoch.number} is not above it")
-        bound = StepBound(self._step_timeout_us)
+        bound = StepTimeout(self._step_timeout_us)
         self._life = _Life(epoch, bound, asyncio.Queue(), [self._now_us()] * self.shape.stages)
         return self.shape
 
@@ -152,11 +152,11 @@ class SimulatedEngine:
         life.bound.submit(step.number, now_us=self._now_us())
         self._watch(life)
         sampled = tuple(self._sample(life.held[row.handle], row, end_us) for row in step.rows if row.sample)
-        if fault in (Fault.DEATH, Fault.CRASH):
-            is_from_inside = fault is Fault.CRASH
+        if fault in (StepFault.DEATH, StepFault.CRASH):
+            is_from_inside = fault is StepFault.CRASH
             error = EngineError(f"a stage died in step {step.number}", is_from_inside=is_from_inside)
             self._at(end_us, life, error)
-        elif fault is not Fault.LOST:
+        elif fault is not StepFault.LOST:
             timing = StageTiming(
                 stage=self.shape.stages - 1,
                 received_ns=self._now_us() * 1_000,
@@ -196,14 +196,14 @@ class SimulatedEngine:
         assert life.slots_in_use <= self.shape.slots, "more slots are in use than there are"
         self.slots_in_use_max = max(self.slots_in_use_max, life.slots_in_use)
 
-    def _run_stages(self, life: _Life, step: Step, fault: Fault | None) -> tuple[int, int]:
+    def _run_stages(self, life: _Life, step: Step, fault: StepFault | None) -> tuple[int, int]:
         """Pass the step through the stages; a stage runs one step at a time. Returns start and end on the last one."""
         cost_us = self._cost.stage_us(step)
         fed = [held.sampled_us for row in step.rows if _is_fed(held := life.held[row.handle], row)]
         start_us = end_us = max([self._now_us(), *fed])
         for stage in range(self.shape.stages):
             start_us = max(end_us, life.free_us[stage])
-            end_us = start_us + (cost_us * 10 if fault is Fault.SLOW and stage == 0 else cost_us)
+            end_us = start_us + (cost_us * 10 if fault is StepFault.SLOW and stage == 0 else cost_us)
             life.free_us[stage] = end_us
             if self.stage_times is not None and step.rows:
                 self.stage_times.append((step.number, stage, start_us, end_us))

@@ -9,7 +9,7 @@ no bound that a step could reach. A rank that hangs in the middle of its work is
 from collections import deque
 
 
-class StepBound:
+class StepTimeout:
     """The steps in flight, oldest first, and how long the oldest may still be out. Times in microseconds."""
 
     def __init__(self, bound_us: int) -> None:

@@ -9,41 +9,43 @@ from typing import Protocol
 from orca.core.domain.request import End, FinishReason, Request, Token
 
 
-class TextDelta(Protocol):
+class StopStringMatch(Protocol):
     """What `core.domain.text.OutputText.push` answers, as far as it matters here."""
 
     @property
     def stop(self) -> str | None: ...
 
 
-class OutputText(Protocol):
+class StopStringMatcher(Protocol):
     """The growing text of an output; `core.domain.text.OutputText` is one."""
 
-    def push(self, token_id: int, /) -> TextDelta: ...
+    def push(self, token_id: int, /) -> StopStringMatch: ...
 
 
-MakeOutputText = Callable[[Request], OutputText]
+MakeStopStringMatcher = Callable[[Request], StopStringMatcher]
 
 
-class Ending:
+class FinishDetector:
     """Watches the tokens of one request.
 
     Args:
         eos_token_ids: of the model.
-        make_output_text: called for requests with stop strings only: detokenizing costs time on the master.
+        make_stop_string_matcher: called for requests with stop strings only: detokenizing costs time on the master.
     """
 
     __slots__ = ("_eos", "_request", "_stop_ids", "_text", "count")
 
-    def __init__(self, request: Request, eos_token_ids: Sequence[int], make_output_text: MakeOutputText | None) -> None:
+    def __init__(
+        self, request: Request, eos_token_ids: Sequence[int], make_stop_string_matcher: MakeStopStringMatcher | None
+    ) -> None:
         sampling = request.sampling
         self._request = request
         self._eos = () if sampling.ignore_eos else eos_token_ids
         self._stop_ids = sampling.stop_token_ids
-        self._text: OutputText | None = None
+        self._text: StopStringMatcher | None = None
         if sampling.stop:
-            assert make_output_text is not None, "a request with stop strings needs a tokenizer"
-            self._text = make_output_text(request)
+            assert make_stop_string_matcher is not None, "a request with stop strings needs a tokenizer"
+            self._text = make_stop_string_matcher(request)
         self.count = 0  # tokens seen
 
     def push(self, token_id: int) -> End | None:

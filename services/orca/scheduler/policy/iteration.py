@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.policy import Limits, Room
-from orca.scheduler.policy.state import Admission, Batch, GroupRequest, GroupState, Pick
+from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class IterationPolicy:
     """First come, first served by iterations: whoever arrived earlier has run the same number of iterations or more."""
 
     @property
     def holds_results(self) -> bool:
         return False
 
-    def select(self, state: GroupState, limits: Limits) -> Batch:
+    def select(self, state: GroupState, limits: BatchLimits) -> Batch:
         """Choose the requests of the next iteration, oldest first.
 
         A request that does not fit stops further admissions, never running requests: while ages are in order this is
@@ -44,10 +44,10 @@ class Iteration:
             pool = [suspect]
         prompt_tokens = _prompt_tokens(pool, limits)
         admitted: list[Admission] = []
-        picks: list[Pick] = []
+        rows: list[BatchRow] = []
         is_admitting = True
         for entry in pool:
-            if len(picks) == limits.max_batch_size:
+            if len(rows) == limits.max_batch_size:
                 break
             known_left = len(entry.known) - entry.computed
             if known_left > 0 and not prompt_tokens:
@@ -62,10 +62,10 @@ class Iteration:
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
             if known_left > 0:
                 prompt_tokens -= count
-            picks.append(Pick(entry, entry.computed, count, count >= known_left))
-        return Batch(freed=tuple(freed), admitted=tuple(admitted), picks=tuple(picks))
+            rows.append(BatchRow(entry, entry.computed, count, count >= known_left))
+        return Batch(freed=tuple(freed), admitted=tuple(admitted), rows=tuple(rows))
 
-    def room(self, state: GroupState, limits: Limits) -> Room:
+    def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """A full batch for each stage, as far as slots go.
 
         Requests that are over are not counted though a step may still hold them: their places and slots are sure to
@@ -73,20 +73,20 @@ class Iteration:
         """
         staying = [entry for entry in state.requests if not entry.is_over]
         slots = sum(_slots_for(entry, limits) for entry in staying)
-        return Room(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
+        return FreeCapacity(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
 
-    def refuse(self, limits: Limits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
+    def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None
 
     def describe(self) -> str:
         return "iteration"
 
 
-def _slots_for(entry: GroupRequest, limits: Limits) -> int:
+def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
     return slots_needed(entry.request.max_total_tokens, limits.block_tokens)
 
 
-def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: Limits) -> GroupRequest | None:
+def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:
     """The oldest that must run alone, of those that have their slots or get them before anybody older needs them."""
     if not [entry for entry in pool if entry.is_alone]:
         return None
@@ -98,7 +98,7 @@ def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: Limits) -> Gro
     return None
 
 
-def _prompt_tokens(pool: list[GroupRequest], limits: Limits) -> int:
+def _prompt_tokens(pool: list[GroupRequest], limits: BatchLimits) -> int:
     """Tokens of a step that prompts may use: what the increments, one each, leave of the bound."""
     if limits.max_batch_tokens is None:
         return sys.maxsize

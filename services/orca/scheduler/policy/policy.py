@@ -13,7 +13,7 @@ from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BatchLimits:
     """What a policy may use. Sizes of the group are known once its engine is formed."""
 
     stages: int  # batches in flight: n_workers of Algorithm 1
@@ -56,7 +56,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class FreeCapacity:
     """What the group can still take from the pool."""
 
     requests: int  # 0 or less: nothing
@@ -71,15 +71,15 @@ class Policy(Protocol):
         """Do tokens reach the pool only when the whole batch of their request has ended?"""
         ...
 
-    def select(self, state: GroupState, limits: Limits) -> Batch:
-        """The next batch: whom to free, whom to admit, whom to run. Without picks nothing can run now."""
+    def select(self, state: GroupState, limits: BatchLimits) -> Batch:
+        """The next batch: whom to free, whom to admit, whom to run. Without rows nothing can run now."""
         ...
 
-    def room(self, state: GroupState, limits: Limits) -> Room:
+    def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """How much more to claim."""
         ...
 
-    def refuse(self, limits: Limits) -> str | None:
+    def refuse(self, limits: BatchLimits) -> str | None:
         """Why the policy cannot work under these limits, None when it can."""
         ...
 
@@ -88,8 +88,8 @@ class Policy(Protocol):
         ...
 
 
-def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
-    """The batch to submit now; one without picks says: wait for a result or a new request.
+def next_batch(policy: Policy, state: GroupState, limits: BatchLimits) -> Batch:
+    """The batch to submit now; one without rows says: wait for a result or a new request.
 
     With prefetch 0 at most `stages` batches are in flight, none of which share a request (lines 8 to 10). With
     prefetch 1 the oldest is treated as returned where Algorithm 1 would wait for it; one step only, so at most
@@ -104,7 +104,7 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
     Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
     """
     batch = policy.select(state, limits) if state.in_flight < limits.stages else NOTHING
-    if not batch.picks and limits.prefetch and state.can_assume():
+    if not batch.rows and limits.prefetch and state.can_assume():
         state.assume_oldest()
         batch = policy.select(state, limits)
     if state.steps and any(map(_is_alone, (batch, *(step.batch for step in state.steps)))):
@@ -114,4 +114,4 @@ def next_batch(policy: Policy, state: GroupState, limits: Limits) -> Batch:
 
 def _is_alone(batch: Batch) -> bool:
     """Is it of a request that must run alone? No policy puts another one beside it."""
-    return len(batch.picks) == 1 and batch.picks[0].request.is_alone
+    return len(batch.rows) == 1 and batch.rows[0].request.is_alone

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.policy import Limits, Room
-from orca.scheduler.policy.state import NOTHING, Admission, Batch, GroupRequest, GroupState, Pick
+from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ HABITS = tuple(habit.name for habit in fields(Habits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLevel:
+class RequestLevelPolicy:
     """Batches that are fixed until they end.
 
     `microbatch_size` is the paper's mbs in requests; None makes the batch one microbatch, which leaves every stage but
@@ -53,7 +53,7 @@ class RequestLevel:
     def holds_results(self) -> bool:
         return self.habits.holds_results
 
-    def select(self, state: GroupState, limits: Limits) -> Batch:
+    def select(self, state: GroupState, limits: BatchLimits) -> Batch:
         """The next microbatch in turn; a new batch when there is room for one and somebody waits.
 
         Microbatches run in a fixed order, so when the one whose turn it is has not returned the answer is to wait: that
@@ -69,17 +69,17 @@ class RequestLevel:
             if admitted:
                 members = [admission.request for admission in admitted]
                 first = [admission.request for admission in admitted if admission.microbatch == 0]
-                picks = tuple(self._pick(entry, members) for entry in first)
-                return Batch(freed=freed, admitted=admitted, picks=picks)
-        return Batch(freed=freed, picks=self._next_microbatch(alive))
+                rows = tuple(self._pick(entry, members) for entry in first)
+                return Batch(freed=freed, admitted=admitted, rows=rows)
+        return Batch(freed=freed, rows=self._next_microbatch(alive))
 
-    def room(self, state: GroupState, limits: Limits) -> Room:
+    def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """The next batch is claimed while the present one runs, as a queue in front of the engine would hold it."""
         waiting = [entry for entry in state.requests if not entry.is_admitted]
         slots = sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
-        return Room(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
+        return FreeCapacity(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
 
-    def refuse(self, limits: Limits) -> str | None:
+    def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:
             return "max_batch_tokens has no meaning under the request-level policy"
         full = slots_needed(limits.max_model_len, limits.block_tokens)
@@ -95,7 +95,7 @@ class RequestLevel:
         over = [entry for entry in members if entry.is_over and not entry.in_flight]
         return over if len(over) == len(members) or not self.habits.computes_ended else []
 
-    def _form_batch(self, state: GroupState, limits: Limits, reserved: int) -> tuple[Admission, ...]:
+    def _form_batch(self, state: GroupState, limits: BatchLimits, reserved: int) -> tuple[Admission, ...]:
         # The batch is called by the handle that its first member will get: a number never used before in this epoch.
         number = state.handles + 1
         size = self.microbatch_size if self.habits.splits_batch else None
@@ -112,7 +112,7 @@ class RequestLevel:
             admitted.append(Admission(entry, slots, tokens, number, microbatch))
         return tuple(admitted)
 
-    def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[Pick, ...]:
+    def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[BatchRow, ...]:
         """The microbatch that has run the fewest iterations, the oldest among equals; nothing while that one runs."""
         turns: list[_Turn] = []
         for members in batches:
@@ -123,22 +123,22 @@ class RequestLevel:
                 if wanted:
                     turns.append(_Turn(max(entry.iterations for entry in wanted), wanted, members))
         if not turns:
-            return NOTHING.picks
+            return NOTHING.rows
         # The batches come oldest first, and of equals `min` takes the first.
         turn = min(turns, key=lambda turn: turn.iterations)
         if any(entry.in_flight for entry in turn.wanted):
-            return NOTHING.picks
+            return NOTHING.rows
         return tuple(self._pick(entry, turn.batch) for entry in turn.wanted)
 
-    def _pick(self, entry: GroupRequest, members: list[GroupRequest]) -> Pick:
+    def _pick(self, entry: GroupRequest, members: list[GroupRequest]) -> BatchRow:
         if entry.is_over and entry.computed:
             # Its last position once more: the cost of a row, and no slot, token or length beyond its own.
-            return Pick(entry, entry.computed - 1, 1, sample=False)
+            return BatchRow(entry, entry.computed - 1, 1, sample=False)
         known = len(entry.known)
         if entry.computed == 0:
             count = min(len(other.known) for other in members) if self.habits.starts_at_shortest else known
-            return Pick(entry, 0, count, sample=count == known)
-        return Pick(entry, entry.computed, 1, sample=entry.computed + 1 >= known)
+            return BatchRow(entry, 0, count, sample=count == known)
+        return BatchRow(entry, entry.computed, 1, sample=entry.computed + 1 >= known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Turn:
     batch: list[GroupRequest]
 
 
-def _slots_for(entry: GroupRequest, tokens: int, limits: Limits) -> int:
+def _slots_for(entry: GroupRequest, tokens: int, limits: BatchLimits) -> int:
     """Whole blocks; the whole group for one that must run alone, which so gets a batch of its own."""
     return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
 

@@ -78,7 +78,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class Pick:
+class BatchRow:
     """A request's part of a batch: `count` tokens from position `start`; see `core.domain.step.Row`."""
 
     request: GroupRequest
@@ -98,7 +98,7 @@ class Batch:
 
     freed: tuple[GroupRequest, ...] = ()
     admitted: tuple[Admission, ...] = ()
-    picks: tuple[Pick, ...] = ()
+    rows: tuple[BatchRow, ...] = ()
 
 
 NOTHING = Batch()
@@ -114,8 +114,8 @@ class StepInFlight:
     is_assumed: bool = False  # treated as if it had returned
 
     @property
-    def picks(self) -> tuple[Pick, ...]:
-        return self.batch.picks
+    def rows(self) -> tuple[BatchRow, ...]:
+        return self.batch.rows
 
 
 def by_arrival(entry: GroupRequest) -> int:
@@ -135,7 +135,7 @@ class GroupState:
     @property
     def in_flight(self) -> int:
         """Batches in flight: `n_scheduled` of Algorithm 1. Steps that only free are not counted."""
-        return sum(1 for step in self.steps if step.picks and not step.is_assumed)
+        return sum(1 for step in self.steps if step.rows and not step.is_assumed)
 
     def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
         """Take up a claimed request at its place in the order of arrival."""
@@ -163,18 +163,18 @@ class GroupState:
         """Carry a policy's decision out and write it down as the next step of `epoch`."""
         freed = tuple(self._free(entry) for entry in batch.freed)
         new = tuple(self._admit(admission) for admission in batch.admitted)
-        rows = tuple(self._run(pick) for pick in batch.picks)
+        rows = tuple(self._run(row) for row in batch.rows)
         self.submitted += 1
         self.steps.append(StepInFlight(self.submitted, batch, now_ns))
         return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
 
     def can_assume(self) -> bool:
         """Is there a batch in flight, and no unread one before it that is treated as returned already?"""
-        return self.in_flight > 0 and not any(step.is_assumed and step.picks for step in self.steps)
+        return self.in_flight > 0 and not any(step.is_assumed and step.rows for step in self.steps)
 
     def assume_oldest(self) -> None:
         """Treat the oldest batch in flight as if it had returned with unknown tokens (prefetch)."""
-        _return(next(step for step in self.steps if step.picks and not step.is_assumed))
+        _return(next(step for step in self.steps if step.rows and not step.is_assumed))
 
     def read(self) -> StepInFlight:
         """Take the oldest unread step out: its result is there."""
@@ -198,19 +198,19 @@ class GroupState:
         assert len(handles) == len(set(handles)), "a handle is used twice"
         assert all(0 < handle <= self.handles for handle in handles), "a handle was never given out"
         assert self.reserved == sum(entry.slots for entry in self.requests), "slots reserved differ from their sum"
-        assert sum(step.is_assumed and bool(step.picks) for step in self.steps) <= 1, "two steps are assumed"
+        assert sum(step.is_assumed and bool(step.rows) for step in self.steps) <= 1, "two steps are assumed"
         numbers = [step.number for step in self.steps]
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
             self._check_entry(entry)
-        picked = [pick.request for step in self.steps for pick in step.picks]
+        picked = [row.request for step in self.steps for row in step.rows]
         assert len(picked) <= 1 or not any(entry.is_alone for entry in picked), "one that must run alone does not"
 
     def _check_entry(self, entry: GroupRequest) -> None:
-        holding = [step for step in self.steps if any(pick.request is entry for pick in step.picks)]
+        holding = [step for step in self.steps if any(row.request is entry for row in step.rows)]
         assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
         assert entry.in_flight <= 1, "a request is in two batches in flight"
-        drawing = sum(pick.request is entry and pick.sample for step in self.steps for pick in step.picks)
+        drawing = sum(row.request is entry and row.sample for step in self.steps for row in step.rows)
         assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
         assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
         assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
@@ -239,20 +239,20 @@ class GroupState:
             sampling=entry.request.sampling,
         )
 
-    def _run(self, pick: Pick) -> Row:
-        entry = pick.request
+    def _run(self, row: BatchRow) -> Row:
+        entry = row.request
         assert entry.handle is not None
         # The stages have the known tokens, and they have the newest one while it is still on its way to the master.
-        is_token_here = pick.start >= len(entry.known) and entry.received == entry.sampled
+        is_token_here = row.start >= len(entry.known) and entry.received == entry.sampled
         token = entry.last_token if is_token_here else None
-        entry.computed = pick.start + pick.count
-        entry.sampled += pick.sample
+        entry.computed = row.start + row.count
+        entry.sampled += row.sample
         entry.in_flight += 1
         entry.iterations += 1
-        return Row(entry.handle, pick.start, pick.count, pick.sample, token)
+        return Row(entry.handle, row.start, row.count, row.sample, token)
 
 
 def _return(step: StepInFlight) -> None:
     step.is_assumed = True
-    for pick in step.picks:
-        pick.request.in_flight -= 1
+    for row in step.rows:
+        row.request.in_flight -= 1

@@ -20,8 +20,8 @@ from orca.core.domain.errors import EngineError, ModelError, OrcaError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
-from orca.core.transport.certificates import Certificates
 from orca.core.transport.local_link import LocalLink
+from orca.core.transport.tls_files import TlsFiles
 from orca.worker.controller.failure_cause import Cause
 from orca.worker.controller.liveness import AwakeClock, overdue, stage_still_s
 from orca.worker.controller.local_masters import LocalMasters
@@ -70,7 +70,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loads_failed = 0
         self._hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()
-        self._certificates = Certificates.of(settings)
+        self._certificates = TlsFiles.of(settings)
         self.address = ""
 
     @property

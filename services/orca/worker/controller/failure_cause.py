@@ -13,7 +13,7 @@ import enum
 import signal
 from pathlib import Path
 
-from orca.worker.cgroups import memory_groups
+from orca.worker.machine import memory_cgroups
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -42,7 +42,7 @@ def out_of_memory_kills(root: Path = Path("/")) -> int:
 
     Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost group that is mounted.
     """
-    for group in memory_groups(root):
+    for group in memory_cgroups(root):
         for file in ("memory.events", "memory.oom_control"):
             try:
                 lines = (group / file).read_text().splitlines()

@@ -16,7 +16,7 @@ from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.core.transport.frame_stream import encode
-from orca.core.transport.local_link import Door, Kind, LocalLink, read_step
+from orca.core.transport.local_link import LinkFrameKind, LocalLink, LocalListener, read_step
 from orca.worker.controller.step_order import ResultLog, Verdict
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class LocalMasters:
         self._take_step = take_step
         self._results_of = results_of
         self._hand_on = hand_on
-        self._door = Door(self._on_link)
+        self._door = LocalListener(self._on_link)
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -79,7 +79,7 @@ class LocalMasters:
         """Until the master is gone or its epoch is over; a master that errs is told so, and hung up on."""
         frames = link.frames()
         try:
-            epoch = wire.epoch_from_wire(await self._door.hello(link, frames, _HELLO_S))
+            epoch = wire.epoch_from_wire(await self._door.read_hello(link, frames, _HELLO_S))
             results = self._results_of(epoch)
             if self._hand_on is None:
                 await self._serve(link, frames, results)
@@ -99,7 +99,9 @@ class LocalMasters:
         finally:
             await frames.aclose()
 
-    async def _serve(self, link: LocalLink, frames: AsyncIterator[tuple[Kind, bytes]], results: ResultLog) -> None:
+    async def _serve(
+        self, link: LocalLink, frames: AsyncIterator[tuple[LinkFrameKind, bytes]], results: ResultLog
+    ) -> None:
         """Take steps and send results, until one of the two ends. Raises: what ended it, if not the master's going."""
         working = [asyncio.create_task(self._take_all(frames)), asyncio.create_task(_send(results, link))]
         try:
@@ -112,11 +114,11 @@ class LocalMasters:
                 task.cancel()
             await asyncio.gather(*working, return_exceptions=True)
 
-    async def _take_all(self, frames: AsyncIterator[tuple[Kind, bytes]]) -> None:
+    async def _take_all(self, frames: AsyncIterator[tuple[LinkFrameKind, bytes]]) -> None:
         async for kind, payload in frames:
             await self._take(kind, payload)
 
-    async def _take(self, kind: Kind, payload: bytes) -> None:
+    async def _take(self, kind: LinkFrameKind, payload: bytes) -> None:
         """Raises: EngineError when the stage does not take the step; what read_step raises."""
         message = read_step(kind, payload)
         try:
@@ -129,7 +131,7 @@ class LocalMasters:
 
 async def _say_over(link: LocalLink, reason: str) -> None:
     """The last frame, behind the results that are still on their way."""
-    link.write(encode(Kind.OVER, reason.encode()))
+    link.write(encode(LinkFrameKind.OVER, reason.encode()))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FLUSH_S):
             await link.flush()
@@ -138,4 +140,4 @@ async def _say_over(link: LocalLink, reason: str) -> None:
 async def _send(results: ResultLog, link: LocalLink) -> None:
     """Send results as they come. Raises: EngineError that says why the epoch ended."""
     async for message in results.read(0):
-        link.write(encode(Kind.RESULT, message.SerializeToString()))
+        link.write(encode(LinkFrameKind.RESULT, message.SerializeToString()))

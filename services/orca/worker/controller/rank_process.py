@@ -13,15 +13,15 @@ from typing import Any
 import orjson
 
 from orca.core.domain.errors import EngineError
-from orca.core.process.cpu_time import processor_time_s
-from orca.core.process.parent_death import leashed
+from orca.core.process.cpu_time import cpu_time_s
+from orca.core.process.parent_death import die_with_parent
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
 from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
 from orca.worker.controller.liveness import Signs
+from orca.worker.machine import thread_variables
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
-from orca.worker.processors import thread_variables
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class RankProcess:
         on_result: Callable[[bytes], None],
         on_broken: Callable[[int, str, Cause], None],
         on_death: Callable[["RankProcess", str, Cause], None],
-        processor_time_s: Callable[[int | None], float] = processor_time_s,
+        cpu_time_s: Callable[[int | None], float] = cpu_time_s,
     ) -> None:
         """
         Args:
@@ -50,7 +50,7 @@ class RankProcess:
             on_result: gets ResultMessage bytes.
             on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
             on_death: gets this object, how the process ended and whose doing that was.
-            processor_time_s: what the process with a pid has computed so far.
+            cpu_time_s: what the process with a pid has computed so far.
         """
         self.rank = rank
         self.loaded: Loaded | None = None  # None again when the process is gone
@@ -64,7 +64,7 @@ class RankProcess:
         self._on_death = on_death
         self._heard = self._moved = clock()  # when it was last heard, and when its work last got on
         self._computed_s = 0.0  # processor time when that was last taken for a move
-        self._processor_time_s = processor_time_s
+        self._cpu_time_s = cpu_time_s
         self._condemned: str | None = None  # why the controller kills it
         self._kills_before = out_of_memory_kills()
         self._left: dict[int, asyncio.Future[None]] = {}
@@ -79,7 +79,7 @@ class RankProcess:
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = await asyncio.create_subprocess_exec(
-                *leashed([*command, str(theirs.fileno())]),
+                *die_with_parent([*command, str(theirs.fileno())]),
                 pass_fds=(theirs.fileno(),),
                 # Ctrl-C and the like reach the controller only, which then ends its ranks.
                 start_new_session=True,
@@ -128,7 +128,7 @@ class RankProcess:
         if self._link is None:
             raise OSError("the rank has not begun")
         connection, arrived = link.stop()
-        await self._link.write_with(frames.encode_link(epoch, arrived), connection)
+        await self._link.write_with_socket(frames.encode_link(epoch, arrived), connection)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
@@ -213,7 +213,7 @@ class RankProcess:
     def _look_at_processor_time(self, now: float) -> None:
         """A rank that computes gets on, though it has no mark to move yet: on a machine that others keep busy the
         imports alone may take longer than the bound on silence."""
-        computed_s = self._processor_time_s(self.pid)
+        computed_s = self._cpu_time_s(self.pid)
         if computed_s - self._computed_s >= _COMPUTED_S:
             self._computed_s, self._moved = computed_s, now
 

@@ -14,7 +14,7 @@ from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
-from orca.core.transport.handover import Handover
+from orca.core.transport.step_delivery import StepDelivery
 from orca.worker.controller.failure_cause import Cause, outweighs
 from orca.worker.controller.step_order import ResultLog, StepOrder
 
@@ -52,7 +52,7 @@ class StageEpoch:
     def forward(self, step: pb.StepMessage) -> None:
         """Hand a step to the next stage, if there is one; does not wait for it."""
         if self._next is not None:
-            handover = asyncio.create_task(Handover(self._next, step).seen_through())
+            handover = asyncio.create_task(StepDelivery(self._next, step).wait_until_taken())
             self._handovers.add(handover)
             handover.add_done_callback(self._on_done)
 

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from orca.core.domain.errors import EngineError
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import FRAME_BYTES_MAX, encode
-from orca.core.transport.local_link import Kind as LinkKind
-from orca.core.transport.local_link import read_step
+from orca.core.transport.local_link import LinkFrameKind, read_step
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Kind
 from orca.worker.messages.inbox import Inbox
@@ -32,7 +31,7 @@ class MasterLink:
             arrived: what was read of it behind its first frame.
             inbox: gets the steps.
         """
-        self._frames = FrameSocket(connection, LinkKind, arrived=arrived, frame_bytes_max=FRAME_BYTES_MAX)
+        self._frames = FrameSocket(connection, LinkFrameKind, arrived=arrived, frame_bytes_max=FRAME_BYTES_MAX)
         self._epoch = epoch
         self._inbox = inbox
 
@@ -43,13 +42,13 @@ class MasterLink:
     def send(self, result: bytes) -> None:
         """ResultMessage bytes. A master that is gone gets none; one that does not read is waited for."""
         try:
-            self._frames.write(encode(LinkKind.RESULT, result))
+            self._frames.write(encode(LinkFrameKind.RESULT, result))
         except OSError:
             log.debug("a result found its master gone")
 
     def end(self, reason: str = "") -> None:
         """Take no more steps, and say why. Wakes who waits in `send`; from any thread, and more than once."""
-        self._frames.end(encode(LinkKind.OVER, reason.encode()) if reason else b"")
+        self._frames.end(encode(LinkFrameKind.OVER, reason.encode()) if reason else b"")
 
     def _read(self) -> None:
         try:

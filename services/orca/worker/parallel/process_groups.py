@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc, grpc_links
-from orca.core.transport.certificates import Certificates
+from orca.core.transport.tls_files import TlsFiles
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 
@@ -46,7 +46,7 @@ class RendezvousStore(Store):
     The back ends call it from C++ threads; the methods' names are those that torch's Python bridge looks up.
     """
 
-    def __init__(self, address: str, timeout_s: float, certificates: Certificates | None = None) -> None:
+    def __init__(self, address: str, timeout_s: float, certificates: TlsFiles | None = None) -> None:
         super().__init__()
         self._timeout_s = timeout_s
         self._channel = grpc_links.open_blocking_channel(address, certificates)
@@ -270,7 +270,7 @@ class Groups:
         work = self._pipe.recv([buffer], self._number(self._shard.stage - 1, self._shard.rank), _PIPE_TAG)
         return Inbound(self._bounded(work), buffer, self._device)
 
-    def send_fed(self, tokens: Sequence[int] | Tensor) -> None:
+    def send_device_tokens(self, tokens: Sequence[int] | Tensor) -> None:
         """Start sending a step's sampled token ids to every other rank of the first stage; returns at once."""
         own = self._number(self._shard.stage, self._shard.rank)
         firsts = (self._number(0, rank) for rank in range(self._shard.tensor))
@@ -281,7 +281,7 @@ class Groups:
         for other in others:
             self._send(self._feed, data, other, _FEED_TAG)
 
-    def receive_fed(self, count: int) -> Inbound:
+    def receive_device_tokens(self, count: int) -> Inbound:
         """Start receiving the sampled token ids of a step that sampled `count`, in step order."""
         buffer = torch.empty(count, dtype=torch.int64, device=self._link_device)
         sampler = self._number(self._shard.stages - 1, 0)

@@ -1,4 +1,4 @@
-"""The steps of one epoch on a rank: taken up in their order, run, and read as results."""
+"""The steps of one epoch on a rank, from control message to result, in their order."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,33 +9,33 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 from orca.worker.messages import frames
 from orca.worker.messages.inbox import Inbox
-from orca.worker.rank.executor import Executor, Ordered, Task
+from orca.worker.rank.executor import Executor, LaunchedStep, ReceivedStep
 
-_LOOK_S = 0.0002
-"""How long a step is waited for before a device is asked whether it is done."""
+_POLL_S = 0.0002
+"""Wait for a step before the device is polled again."""
 _UNREAD_MAX = 2
-"""Steps that are ordered from a device and not read: one computes, one is ready to."""
+"""Steps that are launched on a device and not read: one computes, the next one is queued."""
 
 
 class EpochSteps:
-    """The steps of one epoch on this rank, from control message to result. Used by the main thread only."""
+    """Receives, runs and reads the steps of one epoch. Only the main thread uses it."""
 
     def __init__(self, epoch: int, executor: Executor, inbox: Inbox) -> None:
         self._epoch = epoch
         self._executor = executor
         self._inbox = inbox
-        self._last = 0  # number of the newest step that was taken
-        self._tasks: deque[Task] = deque()
-        self._unread: deque[Ordered] = deque()
+        self._last = 0  # number of the newest step received
+        self._received: deque[ReceivedStep] = deque()
+        self._unread: deque[LaunchedStep] = deque()
 
     def __bool__(self) -> bool:
-        """Is there one to run?"""
-        return bool(self._tasks)
+        """Return whether there is a step to run."""
+        return bool(self._received)
 
-    def take(self, payload: bytes) -> None:
-        """Take up a step, or pass over one that was taken before, or whose epoch broke or was left.
+    def receive(self, payload: bytes) -> None:
+        """Receive a step. Ignore a step that was received before, or whose epoch is over.
 
-        Raises: EngineError when the one before it is missing (protocol: stage); what Executor.take raises.
+        Raises: EngineError if the step before it is missing (protocol: stage); what Executor.receive raises.
         """
         received_ns, message = frames.decode_step(payload)
         step = wire.step_from_wire(pb.StepMessage.FromString(message))
@@ -44,30 +44,30 @@ class EpochSteps:
         if step.number > self._last + 1:
             raise EngineError(f"step {step.number} came after step {self._last}")
         self._last = step.number
-        self._tasks.append(self._executor.take(step, received_ns))
+        self._received.append(self._executor.receive(step, received_ns))
 
     def run_next(self) -> Iterator[StepResult]:
-        """Run the oldest step, with the receives of all that have come behind it posted before it computes.
+        """Run the oldest step; the receives of all steps that have arrived after it are posted before it computes.
 
-        While a device computes, the next step is ordered from it before the tokens of this one are waited for.
+        While a device computes, the next step is launched before the host waits for the tokens of this one.
 
-        Yields: the results that are there, or are waited for because nothing else is to be done.
-        Raises: what Executor.run does; there must be one to run.
+        Yields: results that are ready, and results that are waited for because there is nothing else to do.
+        Raises: what Executor.run does; there must be a step to run.
         """
-        self._take_arrived()
-        ran = self._executor.run(self._tasks.popleft())
-        if ran is not None:
-            self._unread.append(ran)
+        self._receive_arrived()
+        launched = self._executor.run(self._received.popleft())
+        if launched is not None:
+            self._unread.append(launched)
         while self._unread:
-            if not self._unread[0].is_there:
-                self._executor.watch(self._unread[0])
-                # Its successor comes when the master has the result before it, which is while this one computes.
-                while not (self._tasks or self._inbox.has_order or self._unread[0].is_there):
-                    self._take_arrived(_LOOK_S)
-                if self._tasks and len(self._unread) < _UNREAD_MAX:
+            if not self._unread[0].is_ready:
+                self._executor.report_computing(self._unread[0])
+                # The step's successor comes when the master has the result before it, which is while this one computes.
+                while not (self._received or self._inbox.has_order or self._unread[0].is_ready):
+                    self._receive_arrived(_POLL_S)
+                if self._received and len(self._unread) < _UNREAD_MAX:
                     return
             yield self._executor.result(self._unread.popleft())
 
-    def _take_arrived(self, wait_s: float = 0.0) -> None:
+    def _receive_arrived(self, wait_s: float = 0.0) -> None:
         for payload in self._inbox.steps(wait_s):
-            self.take(payload)
+            self.receive(payload)

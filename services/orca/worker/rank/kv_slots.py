@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from orca.worker.cgroups import memory_groups
+from orca.worker.machine import memory_cgroups
 from orca.worker.models.build import StageModel
 from orca.worker.settings import WorkerSettings
 
@@ -40,7 +40,7 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
     """Of the machine, or of a group around this process where that is less: a container, a service of systemd."""
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for group in memory_groups(root):
+    for group in memory_cgroups(root):
         for limit, used, cached in _LIMITS:
             try:
                 taken = int((group / used).read_text()) - _counted(group / "memory.stat", cached)

@@ -9,14 +9,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, StageTiming, Step, StepResult
 from orca.worker.models.build import StageModel
-from orca.worker.rank.executor import FedTokens
+from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.stage.stage import Stage
+from orca.worker.stage.step_runner import StepOutput
 
 
 class LocalEngine:
@@ -51,7 +50,7 @@ class LocalEngine:
         self._epoch: Epoch | None = None
         self._last = 0
         self._stages: list[Stage] = []
-        self._fed = FedTokens()
+        self._device_tokens = DeviceTokenQueue()
         self._running: asyncio.Queue[asyncio.Future[StepResult] | None] = asyncio.Queue()
 
     async def form(self, epoch: Epoch) -> EngineShape:
@@ -70,7 +69,7 @@ class LocalEngine:
             )
             for model in self._models
         ]
-        self._fed = FedTokens()
+        self._device_tokens = DeviceTokenQueue()
         self._epoch, self._last = epoch, 0
         self._running = asyncio.Queue()
         return self._shape
@@ -121,15 +120,15 @@ class LocalEngine:
     def _run(self, step: Step, received_ns: int) -> StepResult:
         """One step through all stages, in the engine's thread."""
         start_ns = time.monotonic_ns()
-        plans = [stage.begin(step) for stage in self._stages]
-        self._fed.settle(self._stages[0], step)
-        hidden: torch.Tensor | None = None
+        prepared = [stage.begin(step) for stage in self._stages]
+        self._device_tokens.deliver(self._stages[0], step)
+        output: StepOutput | None = None
         if step.tokens:
-            for stage, plan in zip(self._stages, plans, strict=True):
-                hidden = stage.forward(plan, hidden)
-        sampled = () if hidden is None else tuple(self._stages[-1].sample(plans[-1], hidden))
+            for stage, stage_step in zip(self._stages, prepared, strict=True):
+                output = stage.forward(stage_step, None if output is None else output.tensor)
+        sampled = () if output is None else tuple(self._stages[-1].sample(prepared[-1], output).read())
         if self._feeds_tokens and sampled:
-            self._fed.expect(tuple(each.handle for each in sampled), [each.token.id for each in sampled])
+            self._device_tokens.expect(tuple(each.handle for each in sampled), [each.token.id for each in sampled])
         timing = StageTiming(
             stage=len(self._stages) - 1, received_ns=received_ns, start_ns=start_ns, end_ns=time.monotonic_ns()
         )

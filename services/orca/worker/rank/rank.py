@@ -26,9 +26,9 @@ from orca.core.domain.errors import EngineError, ModelError, SettingError
 from orca.core.domain.model import load_model_info
 from orca.core.process.logs import configure_logging
 from orca.core.transport import wire
-from orca.core.transport.certificates import Certificates
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
+from orca.core.transport.tls_files import TlsFiles
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
 from orca.worker.messages.inbox import Inbox
@@ -38,9 +38,10 @@ from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorL
 from orca.worker.parallel.progress import Progress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
-from orca.worker.rank.executor import Executor, IterationLog
+from orca.worker.rank.executor import Executor
 from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.rank.stage_log import StageLog
 from orca.worker.settings import WorkerSettings
 from orca.worker.stage.stage import Stage
 
@@ -72,7 +73,7 @@ class Rank:
         self._stage: Stage | None = None
         self._master: MasterLink | None = None  # of the newest epoch; None: the controller passes steps and results on
         path = settings.iteration_log
-        self._log = IterationLog(Path(path)) if path is not None and rank == 0 else None
+        self._log = StageLog(Path(path)) if path is not None and rank == 0 else None
 
     def prepare(self) -> bool:
         """Compile what is missing of the kernels, before anything of the model is read.
@@ -132,7 +133,7 @@ class Rank:
     def _take(self, payload: bytes) -> None:
         assert self._steps is not None
         try:
-            self._steps.take(payload)
+            self._steps.receive(payload)
         except Exception as error:
             self._break(error)
 
@@ -182,7 +183,7 @@ class Rank:
             eos_token_ids=self._info.eos_token_ids,
             feeds_tokens=order.feeds_tokens,
         )
-        self._store = RendezvousStore(order.rendezvous, order.timeout_s, Certificates.of(self._settings))
+        self._store = RendezvousStore(order.rendezvous, order.timeout_s, TlsFiles.of(self._settings))
         if self._newest_epoch > order.epoch:  # the reader thread may have come before there was a store to close
             raise EngineError("a newer epoch was ordered")
         self._groups = Groups(

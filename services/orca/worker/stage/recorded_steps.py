@@ -1,23 +1,24 @@
-"""Steps of which all between what is told of the requests and their tokens is recorded, and run again on other numbers
-(kernels/contract/recording.py): it takes the Python out of them. On a GPU they are those in which each request runs one
-token.
+"""Steps that are recorded once and replayed with new inputs (kernels/contract/recording.py).
 
-On a CPU only kernels can be recorded, so a head whose product is another library's runs behind the recording. On a GPU
-a step may be captured on several streams, as Nimble does (streams/): with fused kernels there is little to run side by
-side (the items of attention are made beside the first products), so it is the bench that asks for it.
+A recording holds everything from the inputs of a step, a few numbers for each request, to its tokens, and takes the
+Python out of it. On a GPU only steps in which each request runs one token are recorded, as CUDA graphs.
+
+On a CPU only kernels can be recorded, so a head whose product is another library's runs after the recording. On a GPU
+a step may be captured on several streams, as Nimble does (streams/). With fused kernels there is little to run side by
+side (attention's items are laid out beside the first products), so only the benchmark asks for several streams.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from orca.core.domain.step import Row, Step
 from orca.kernels.contract.recording import (
     LINE,
     POSITION,
@@ -33,25 +34,19 @@ from orca.worker.models.blocks import Part, StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.parallel.shard import SingleRank
 from orca.worker.stage.kv_cache import KVCache
+from orca.worker.stage.requests import StageRequest, StageRequests
 from orca.worker.stage.step_context import StepContexts
+from orca.worker.stage.step_runner import StepOutput
 
 log = logging.getLogger(__name__)
 
 
-class Ran(NamedTuple):
-    """What a run has made, good until the next one: of all tokens, or of those that are wanted."""
+class _RecordedOutput(NamedTuple):
+    """As `StepOutput`, with memory for the most rows."""
 
-    output: Tensor  # [rows, hidden]; on the last stage float32 logits [rows, vocab]
-    largest: NDArray[np.int64] | None = None  # [rows]: the first of each row's largest logits, where the host draws
-    drawn: Tensor | None = None  # [rows] int64: the tokens, where the device draws
-
-
-class _Made(NamedTuple):
-    """As `Ran`, with memory for the most rows."""
-
-    output: Tensor
-    largest: Tensor | None = None
-    drawn: Tensor | None = None
+    tensor: Tensor
+    argmax: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,56 +55,77 @@ class _Recording:
 
     inputs: StepInputs
     hidden: Tensor | None  # [tokens, hidden] from the stage before
-    turns: Tensor | None  # [tokens, 1, head_dim / 2] where they do not follow from positions alone
+    turns: Tensor | None  # [tokens, 1, head_dim / 2] if they do not follow from positions alone
     context: StepContext
-    made: _Made
-    run: Callable[[], None]
-    compute: Callable[[], _Made]  # what was recorded: it holds the rest of what is read
-    parts: dict[int, Ran] = field(default_factory=dict)
+    output: _RecordedOutput
+    replay: Callable[[], None]
+    compute: Callable[[], _RecordedOutput]  # what was recorded: it keeps the rest of the memory that is read alive
+    views: dict[int, StepOutput] = field(default_factory=dict)
 
-    def part(self, rows: int) -> Ran:
-        """What a run with so many rows has made.
+    def first_rows(self, rows: int) -> StepOutput:
+        """Return the output of a replay with this many rows.
 
-        Kept, though it is but views: behind a step the processor's caches hold weights instead of PyTorch's code, and
-        making two views took 105 us then.
+        The views are kept: after a step the processor's caches hold weights instead of PyTorch's code, and making two
+        views took 105 us then.
         """
-        part = self.parts.get(rows)
-        if part is None:
-            output, largest, drawn = (None if each is None else each[:rows] for each in self.made)
-            assert output is not None
-            part = self.parts[rows] = Ran(output, None if largest is None else largest.numpy(), drawn)
-        return part
+        view = self.views.get(rows)
+        if view is None:
+            tensor, argmax, tokens = (None if each is None else each[:rows] for each in self.output)
+            assert tensor is not None
+            view = self.views[rows] = StepOutput(tensor, None if argmax is None else argmax.numpy(), tokens)
+        return view
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A step that runs from a recording (step_runner.PreparedStep)."""
+
+    runner: "RecordedSteps"
+    step: Step
+    sampling: list[tuple[Row, StageRequest]]
+    description: StepDescription
+
+    def run(self, hidden: Tensor | None) -> StepOutput:
+        return self.runner.run(self.description, hidden)
 
 
 class RecordedSteps:
-    """Of a rank that is alone in its stage."""
+    """The runner of most steps, for a rank that is alone in its stage (step_runner.StepRunner)."""
 
     def __init__(
         self,
         model: StageModel,
         cache: KVCache,
+        requests: StageRequests,
         recorder: Recorder,
         kernels: Kernels,
         sampler: Sampler | None,
         *,
         on_streams: bool,
     ) -> None:
-        self._model, self._cache, self._recorder, self._kernels = model, cache, recorder, kernels
+        self._model, self._cache, self._requests = model, cache, requests
+        self._recorder, self._kernels = recorder, kernels
         self._sampler, self._on_streams = sampler, on_streams
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
-        self._read: tuple[object, ...] = ()  # memory that recordings read, of what is kept of the requests
+        self._memory_read: tuple[object, ...] = ()  # identifies the tables of requests that recordings read
         self._recordings: OrderedDict[RecordingSize, _Recording] = OrderedDict()
 
     @classmethod
-    def of(
-        cls, model: StageModel, cache: KVCache, sampler: Sampler | None = None, *, on_streams: bool = False
+    def create(
+        cls,
+        model: StageModel,
+        cache: KVCache,
+        requests: StageRequests,
+        sampler: Sampler | None = None,
+        *,
+        on_streams: bool = False,
     ) -> "RecordedSteps | None":
-        """None where this rank's steps cannot be recorded.
+        """Return a runner, or None if this rank's steps cannot be recorded.
 
         Args:
-            sampler: where the device draws, on the last stage.
-            on_streams: capture on several streams, where a device has them.
+            sampler: set on the last stage if the device samples.
+            on_streams: capture on several streams, if the device has them.
         """
         kernels = kernels_of(model.device)
         recorder = kernels.recorder(model.device)
@@ -118,69 +134,108 @@ class RecordedSteps:
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
         if not all(_is_recordable(part, recorder) for part in parts):
             return None
-        return cls(model, cache, recorder, kernels, sampler, on_streams=on_streams)
+        return cls(model, cache, requests, recorder, kernels, sampler, on_streams=on_streams)
 
-    @property
-    def chunk_tokens_max(self) -> int:
-        """Tokens of a step that is recorded though some of its requests run several, or draw none."""
-        rotary = self._model.rotary
-        # `_tell` computes the turns of one token of each request.
-        return 0 if rotary is not None and rotary.needs_lengths else self._recorder.chunk_tokens_max
+    def can_run(self, step: Step) -> bool:
+        """Return whether a step with rows can run from a recording."""
+        rows = step.rows
+        if all(row.count == 1 and row.sample for row in rows):
+            return True
+        if step.tokens > self._chunk_tokens_max:
+            return False
+        if not self._model.shard.is_last:
+            return True
+        by_handle = self._requests.by_handle
+        known = ((by_handle[row.handle], row) for row in rows if row.handle in by_handle)
+        return not any(request.prompt_targets(row) for request, row in known)
 
-    def __call__(self, said: StepDescription, lines: RequestLines, hidden: Tensor | None) -> Ran:
-        """Run a step.
+    def prepare(self, step: Step) -> RecordedStep:
+        """Describe a step to its recording in a few numbers for each request (StepRunner.prepare)."""
+        shard, requests = self._model.shard, self._requests
+        columns: list[tuple[int, int, int, int, int, bool]] = []
+        chunks: list[tuple[int, Sequence[int]]] = []
+        sampling: list[tuple[Row, StageRequest]] = []
+        tokens = 0
+        for row in step.rows:
+            block = self._cache.extend(row.handle, row.start + row.count)
+            request = requests.by_handle[row.handle]
+            known = requests.input_tokens(step, row, request) if shard.is_first else None
+            if known is not None and row.count > 1:
+                chunks.append((tokens, known))
+            if shard.is_last and row.sample:
+                sampling.append((row, request))
+            token = -1 if known is None else known[0]
+            columns.append((request.line, row.start, token, block, row.count, row.sample))
+            tokens += row.count
+        wanted = len(sampling) if shard.is_last and len(sampling) < tokens else None
+        self._cache.publish(is_told=len(columns) == tokens)
+        return RecordedStep(self, step, sampling, StepDescription(np.array(columns, np.int64), tokens, wanted, chunks))
+
+    def run(self, description: StepDescription, hidden: Tensor | None) -> StepOutput:
+        """Replay the recording for a step, or record it first.
 
         Args:
-            said: of one token of each request, all wanted, or of no more tokens than `chunk_tokens_max`.
-            hidden: [tokens, hidden] from the stage before; the first one has none.
+            description: of one token of each request, all wanted, or of at most `_chunk_tokens_max` tokens.
+            hidden: [tokens, hidden] from the stage before; None on the first stage.
         """
-        self._forget_what_moved(lines)
-        size = self._recorder.size_of(said)
+        lines = self._requests.lines
+        self._forget_moved(lines)
+        size = self._recorder.size_of(description)
         if size not in self._recordings:
             self._recordings[size] = self._record(size, lines)
             if len(self._recordings) > self._recorder.recordings_max:
                 self._recordings.popitem(last=False)
         self._recordings.move_to_end(size)
         recording = self._recordings[size]
-        self._tell(recording, said, lines, hidden)
-        recording.run()
-        return self._behind_head(recording, said.tokens if said.wanted is None else said.wanted)
+        self._set_inputs(recording, description, lines, hidden)
+        recording.replay()
+        return self._after_replay(recording, description.tokens if description.wanted is None else description.wanted)
 
-    def _forget_what_moved(self, lines: RequestLines) -> None:
-        """Recordings whose memory is given up."""
+    @property
+    def _chunk_tokens_max(self) -> int:
+        """Most tokens of a recorded step in which some request runs several, or samples none."""
+        rotary = self._model.rotary
+        # `_set_inputs` computes the turns of one token of each request.
+        return 0 if rotary is not None and rotary.needs_lengths else self._recorder.chunk_tokens_max
+
+    def _forget_moved(self, lines: RequestLines) -> None:
+        """Drop all recordings if tables that they read have moved."""
         read = (*map(id, lines), None if self._sampler is None else self._sampler.lines.generation)
-        if read != self._read:
+        if read != self._memory_read:
             self._recordings.clear()
             self._recorder.clear()
-            self._read = read
+            self._memory_read = read
 
-    def _tell(self, recording: _Recording, said: StepDescription, lines: RequestLines, hidden: Tensor | None) -> None:
-        recording.inputs.put(said)
+    def _set_inputs(
+        self, recording: _Recording, description: StepDescription, lines: RequestLines, hidden: Tensor | None
+    ) -> None:
+        recording.inputs.put(description)
         if recording.hidden is not None:
             assert hidden is not None
-            assert hidden.shape == (said.tokens, self._model.config.hidden_size)
+            assert hidden.shape == (description.tokens, self._model.config.hidden_size)
             recording.hidden[: len(hidden)].copy_(hidden)
         if recording.turns is not None:
             assert self._model.rotary is not None
-            at, positions = to_device(said.requests[:, (LINE, POSITION)].T.copy(), self._model.device)
+            at, positions = to_device(description.requests[:, (LINE, POSITION)].T.copy(), self._model.device)
             turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
             recording.turns[: len(turns)].copy_(turns)
 
-    def _behind_head(self, recording: _Recording, rows: int) -> Ran:
-        """What a run has made, behind the head also where that is not recorded."""
-        model, part = self._model, recording.part(rows)
+    def _after_replay(self, recording: _Recording, rows: int) -> StepOutput:
+        """Return the output of a replay, and run the head if that is not recorded."""
+        model, output = self._model, recording.first_rows(rows)
         if model.head is None:
-            # It may still be on its way to the next stage when the next step runs.
-            return Ran(part.output.clone())
+            # The output may still be on its way to the next stage when the next step runs.
+            return StepOutput(output.tensor.clone())
         if not self._records_head:
             if not rows:
-                return Ran(part.output.new_empty(0, model.config.vocab_size, dtype=torch.float32))
-            logits = model.head(part.output, recording.context)
-            return Ran(logits, largest=self._kernels.argmax(logits).numpy())
-        return part
+                return StepOutput(output.tensor.new_empty(0, model.config.vocab_size, dtype=torch.float32))
+            logits = model.head(output.tensor, recording.context)
+            return StepOutput(logits, argmax=self._kernels.argmax(logits).numpy())
+        return output
 
     def _record(self, size: RecordingSize, lines: RequestLines) -> _Recording:
-        # What is recorded holds no reference to this object, which would live on in a circle with all of its memory.
+        # What is recorded holds no reference to this object: the two would keep each other, and all of their memory,
+        # alive in a circle.
         model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
         inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.of_inputs(inputs)
@@ -192,7 +247,7 @@ class RecordedSteps:
         elif model.rotary is not None:
             known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
 
-        def compute() -> _Made:
+        def compute() -> _RecordedOutput:
             inputs.build([each for each in (given, turns) if each is not None])
             own = replace(context, turns=turns if known is None else kernels.take_rows(known, inputs.positions))
             hidden = given if model.embed is None else model.embed(inputs.ids, own)
@@ -200,23 +255,23 @@ class RecordedSteps:
             for layer in model.layers:
                 hidden = layer(hidden, own)
             if model.head is None or not records_head:
-                return _Made(hidden)
+                return _RecordedOutput(hidden)
             logits = model.head(hidden, own)
             if sampler is None or inputs.sampled is None:
-                return _Made(logits, largest=kernels.argmax(logits))
-            return _Made(logits, drawn=sampler.sample(logits, *inputs.sampled))
+                return _RecordedOutput(logits, argmax=kernels.argmax(logits))
+            return _RecordedOutput(logits, tokens=sampler.sample(logits, *inputs.sampled))
 
-        captured = on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
-        made, run = self._recorder.record(compute, captured)
-        return _Recording(inputs, given, turns, context, made, run, compute)
+        captured = _on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None
+        output, replay = self._recorder.record(compute, captured)
+        return _Recording(inputs, given, turns, context, output, replay, compute)
 
 
-def on_streams(compute: Callable[[], _Made]) -> Callable[[], _Made]:
-    """The same computation with its tasks on the streams that Nimble's algorithm gives them, to be called in a capture.
+def _on_streams(compute: Callable[[], _RecordedOutput]) -> Callable[[], _RecordedOutput]:
+    """Return the same computation with its tasks on the streams that Nimble's algorithm assigns, to call in a capture.
 
     Nothing is computed here.
     """
-    # What traces takes a second to import, which other stages need not wait for.
+    # The tracer takes a second to import, which other stages need not wait for.
     from orca.worker.stage.stream_capture import CudaStreams, run_on_streams
     from orca.worker.stage.task_graph import trace
     from orca.worker.streams.assignment import assign_streams
@@ -233,9 +288,9 @@ def on_streams(compute: Callable[[], _Made]) -> Callable[[], _Made]:
     sizes = (len(graph.tasks), assignment.stream_count, len(assignment.syncs))
     log.info("a step of %d tasks is captured on %d streams with %d synchronisations", *sizes)
 
-    def captured() -> _Made:
+    def captured() -> _RecordedOutput:
         made = cast("tuple[Tensor, ...]", run_on_streams(graph, assignment, (), CudaStreams()))
-        return _Made(**dict(zip(names, made, strict=True)))
+        return _RecordedOutput(**dict(zip(names, made, strict=True)))
 
     return captured
 

@@ -1,7 +1,7 @@
-"""How the last stage comes from logits to tokens: on the host (CPUs), or on the device, and the host does not wait.
+"""The last stage's way from logits to tokens: on the host (CPUs), or on the device, and then the host does not wait.
 
-A device that draws feeds the tokens on by itself and sends them to the host behind the step, so the next one may be
-ordered before they are read (`Drawn`).
+A device that samples uses the tokens as inputs of its next step by itself, and copies them to the host after the step.
+So the next step may be launched before the host has read them (`StepSample`).
 """
 
 from collections.abc import Sequence
@@ -19,66 +19,68 @@ from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
-from orca.worker.stage.recorded_steps import Ran
+from orca.worker.stage.step_runner import StepOutput
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request that draws a token in a step."""
+class SamplingRow:
+    """A request that samples a token in a step."""
 
     handle: int
     line: int
-    index: int  # of the token among those that are generated
+    index: int  # of the token among the request's generated tokens
     params: SamplingParams
-    told: tuple[Logprob, ...] = ()  # log probabilities of the prompt, which go with token 0
+    prompt_logprobs: tuple[Logprob, ...] = ()  # reported with token 0
 
 
-class Drawn(Protocol):
-    """The tokens of a step, one for each request that draws, in row order."""
+class StepSample(Protocol):
+    """The tokens that a step samples, one for each sampling row, in row order."""
 
     @property
     def tokens(self) -> Sequence[int] | Tensor:
-        """[rows]; a tensor [rows] int64 on the device that drew them."""
+        """[rows]; a tensor [rows] int64 on the device if that samples them."""
         ...
 
     @property
-    def is_fed(self) -> bool:
-        """Whether the device that drew them feeds them to its next steps by itself."""
+    def is_on_device(self) -> bool:
+        """Whether the device that samples the tokens uses them as inputs of its next steps by itself."""
         ...
 
     @property
-    def is_there(self) -> bool:
-        """Whether `read` waits for nothing."""
+    def is_ready(self) -> bool:
+        """Whether `read` returns without waiting."""
         ...
 
     def read(self) -> list[Sampled]:
-        """All that is told of them. Waits for a device that draws."""
+        """Return the tokens with their log probabilities. Waits for a device that samples."""
         ...
 
 
-class Drawing(Protocol):
-    def take_up(self, line: int, new: NewRequest) -> None:
-        """A request begins, or begins again, on a line; whose it was before has ended."""
+class TokenSampler(Protocol):
+    """Samples for one rank, whose requests have a line each."""
+
+    def start(self, line: int, new: NewRequest) -> None:
+        """Set a line up for a request that starts, or starts again. The line's earlier request has ended."""
         ...
 
-    def draw(self, asked: Sequence[Asked], ran: Ran) -> Drawn:
-        """Args: ran: the logits of these requests, and what a recording has made of them."""
+    def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> StepSample:
+        """Sample one token for each row. Args: output: with the logits of these rows."""
         ...
 
 
-def drawing_of(model: StageModel, eos_token_ids: Sequence[int]) -> "HostDrawing | DeviceDrawing":
-    """The way of a model's device."""
-    sampler = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
-    return HostDrawing(eos_token_ids) if sampler is None else DeviceDrawing(sampler, eos_token_ids)
+def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler | DeviceSampler":
+    """Return a sampler on the model's device if that has a kernel for it, otherwise on the host."""
+    kernel = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
+    return HostSampler(eos_token_ids) if kernel is None else DeviceSampler(kernel, eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class HostDrawn:
-    """Tokens that are there."""
+class HostSample:
+    """Tokens that the host has sampled."""
 
     sampled: list[Sampled]
-    is_fed = False
-    is_there = True
+    is_on_device = False
+    is_ready = True
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -88,75 +90,75 @@ class HostDrawn:
         return self.sampled
 
 
-class HostDrawing:
-    """By PyTorch's operations (host_sampler.py), with what is known of a request in the host's memory."""
+class HostSampler:
+    """Samples with PyTorch's operations (host_sampler.py). The state of each request is in the host's memory."""
 
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self._eos_token_ids = eos_token_ids
         self._states: dict[int, SamplingState] = {}  # by line
 
-    def take_up(self, line: int, new: NewRequest) -> None:
+    def start(self, line: int, new: NewRequest) -> None:
         self._states[line] = SamplingState.start(new.sampling, new.tokens, new.prompt_length, self._eos_token_ids)
 
-    def draw(self, asked: Sequence[Asked], ran: Ran) -> HostDrawn:
-        draws = [Draw(self._states[each.line], each.index) for each in asked]
-        tokens = sample(ran.output, draws, ran.largest)
-        asking = _asking(asked)
-        told = _scored(ran.output, tokens, asked, asking) if asking else ()
+    def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
+        draws = [Draw(self._states[row.line], row.index) for row in rows]
+        tokens = sample(output.tensor, draws, output.argmax)
+        scored = _rows_with_logprobs(rows)
+        scores = _host_logprobs(output.tensor, tokens, rows, scored) if scored else ()
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
-        return HostDrawn(_sampled(asked, tokens, asking, told))
+        return HostSample(_sampled(rows, tokens, scored, scores))
 
 
-class DeviceDrawn:
-    """Tokens on their way to the host, in memory of their own: the next step overwrites what they were drawn to."""
+class DeviceSample:
+    """Tokens on their way to the host. They have memory of their own, because the next step overwrites the kernel's."""
 
-    is_fed = True
+    is_on_device = True
 
-    def __init__(self, asked: Sequence[Asked], logits: Tensor, tokens: Tensor) -> None:
-        self._asked = asked
+    def __init__(self, rows: Sequence[SamplingRow], logits: Tensor, tokens: Tensor) -> None:
+        self._rows = rows
         self.tokens = tokens.clone()
-        self._asking = _asking(asked)
+        self._scored = _rows_with_logprobs(rows)
         scores: Sequence[Tensor] = ()
-        if self._asking:
-            rows = to_device(np.array(self._asking), logits.device)
-            scores = scores_of(logits[rows], self.tokens[rows], max(_tops(asked, self._asking)))
-        self._on_the_way = HostCopy((self.tokens, *scores))
+        if self._scored:
+            scored = to_device(np.array(self._scored), logits.device)
+            scores = scores_of(logits[scored], self.tokens[scored], max(_top_counts(rows, self._scored)))
+        self._transfer = HostCopy((self.tokens, *scores))
 
     @property
-    def is_there(self) -> bool:
-        return self._on_the_way.is_ready
+    def is_ready(self) -> bool:
+        return self._transfer.is_ready
 
     def read(self) -> list[Sampled]:
-        tokens, *scores = self._on_the_way.read()
-        told = Scores(*scores).read(_tops(self._asked, self._asking)) if self._asking else ()
-        return _sampled(self._asked, tokens.tolist(), self._asking, told)
+        tokens, *scores = self._transfer.read()
+        read = Scores(*scores).read(_top_counts(self._rows, self._scored)) if self._scored else ()
+        return _sampled(self._rows, tokens.tolist(), self._scored, read)
 
 
-class DeviceDrawing:
-    """By kernels, with what is known of a request on the device (kernels/contract/sampling_lines.py)."""
+class DeviceSampler:
+    """Samples with a kernel. The state of each request is on the device (kernels/contract/sampling_lines.py)."""
 
-    def __init__(self, sampler: Sampler, eos_token_ids: Sequence[int]) -> None:
-        self.sampler = sampler
+    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int]) -> None:
+        self.kernel = kernel
         self._eos_token_ids = eos_token_ids
 
-    def take_up(self, line: int, new: NewRequest) -> None:
-        settings = settings_of(new.sampling, self._eos_token_ids)
-        self.sampler.lines.put(line, settings, new.tokens[: new.prompt_length], new.tokens[new.prompt_length :])
+    def start(self, line: int, new: NewRequest) -> None:
+        settings = line_settings(new.sampling, self._eos_token_ids)
+        self.kernel.lines.put(line, settings, new.tokens[: new.prompt_length], new.tokens[new.prompt_length :])
 
-    def draw(self, asked: Sequence[Asked], ran: Ran) -> DeviceDrawn:
-        tokens = ran.drawn
+    def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> DeviceSample:
+        tokens = output.tokens
         if tokens is None:
-            device = ran.output.device
-            lines = to_device(np.array([each.line for each in asked], np.int32), device)
-            indices = to_device(np.array([each.index for each in asked], np.int64), device)
-            tokens = self.sampler.sample(ran.output, lines, indices)
-        return DeviceDrawn(asked, ran.output, tokens)
+            device = output.tensor.device
+            lines = to_device(np.array([row.line for row in rows], np.int32), device)
+            indices = to_device(np.array([row.index for row in rows], np.int64), device)
+            tokens = self.kernel.sample(output.tensor, lines, indices)
+        return DeviceSample(rows, output.tensor, tokens)
 
 
-def settings_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSettings:
-    """What a line is told of a request."""
+def line_settings(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSettings:
+    """Return what the device has to know of a request to sample for it."""
     return LineSettings(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -173,26 +175,29 @@ def settings_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSet
 
 
 def _sampled(
-    asked: Sequence[Asked], tokens: Sequence[int], asking: Sequence[int], told: Sequence[Logprob]
+    rows: Sequence[SamplingRow], tokens: Sequence[int], scored: Sequence[int], scores: Sequence[Logprob]
 ) -> list[Sampled]:
-    """Args: told: the log probabilities of the rows `asking`."""
-    scores = dict(zip(asking, told, strict=True))
+    """Join tokens and log probabilities. Args: scores: those of the rows `scored`."""
+    by_row = dict(zip(scored, scores, strict=True))
     return [
-        Sampled(each.handle, each.index, Token(token, scores.get(row), each.told))
-        for row, (each, token) in enumerate(zip(asked, tokens, strict=True))
+        Sampled(row.handle, row.index, Token(token, by_row.get(place), row.prompt_logprobs))
+        for place, (row, token) in enumerate(zip(rows, tokens, strict=True))
     ]
 
 
-def _asking(asked: Sequence[Asked]) -> list[int]:
-    """The rows whose log probabilities are told."""
-    return [row for row, each in enumerate(asked) if each.params.logprobs is not None]
+def _rows_with_logprobs(rows: Sequence[SamplingRow]) -> list[int]:
+    """Return the places of the rows whose request asks for log probabilities."""
+    return [place for place, row in enumerate(rows) if row.params.logprobs is not None]
 
 
-def _tops(asked: Sequence[Asked], rows: Sequence[int]) -> list[int]:
-    return [asked[row].params.logprobs or 0 for row in rows]
+def _top_counts(rows: Sequence[SamplingRow], places: Sequence[int]) -> list[int]:
+    """Return how many alternatives each of these rows asks for."""
+    return [rows[place].params.logprobs or 0 for place in places]
 
 
-def _scored(logits: Tensor, tokens: Sequence[int], asked: Sequence[Asked], asking: Sequence[int]) -> list[Logprob]:
-    """The log probabilities of the rows `asking`."""
-    rows = logits if len(asking) == len(asked) else logits[torch.tensor(asking, device=logits.device)]
-    return logprobs(rows, [tokens[row] for row in asking], _tops(asked, asking))
+def _host_logprobs(
+    logits: Tensor, tokens: Sequence[int], rows: Sequence[SamplingRow], scored: Sequence[int]
+) -> list[Logprob]:
+    """Return the log probabilities of the rows `scored`."""
+    part = logits if len(scored) == len(rows) else logits[torch.tensor(scored, device=logits.device)]
+    return logprobs(part, [tokens[place] for place in scored], _top_counts(rows, scored))

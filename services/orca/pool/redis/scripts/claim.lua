@@ -1,15 +1,17 @@
 -- claim: own the oldest requests of the revision that fit into the free slots.
 -- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most.
--- Answers {'claimed', blocked 0|1, waiting, then per request {number, arrival, submitted_ms, alone 0|1, body, token, ...}},
+-- Answers {'claimed', blocked 0|1, waiting, then per request
+--             {number, arrival, submitted_ms, alone 0|1, body, token, ...}},
 --         {'lost'}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local free, total, block, most = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local claim_call = process .. '/' .. ARGV[4]
--- Records that a walk may pass: expired, marked for other groups, or of an unknown schema. It bounds the work of one call.
+-- Records that a walk may skip: expired, marked for other groups, or of an unknown schema. This bounds one
+-- call.
 local PASSED_MAX, CHUNK = 1000, 64
 
--- What a claim answers about a request; nil when the record has gone since (a repeated call long after).
+-- Returns a request's part of the answer; nil if the record has gone since (a repeated call long after).
 local function describe(id, claim_number)
   local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms', 'failures')
   if not record[1] then return nil end
@@ -25,16 +27,17 @@ if call('ZSCORE', CLOSED_AT, process) then return { 'closed' } end
 local seat = call('HMGET', seat_key(group), 'holder', 'epoch', 'last_call', 'claim_call', 'claim_answer')
 if seat[1] ~= process then return { 'lost' } end
 if number == tonumber(seat[4]) then
-  local words = {}
-  for word in string.gmatch(seat[5], '%S+') do words[#words + 1] = word end
-  local answer = { 'claimed', tonumber(words[1]), tonumber(words[2]) }
-  for i = 3, #words, 2 do answer[#answer + 1] = describe(words[i], tonumber(words[i + 1])) end
+  local fields = {}
+  for field in string.gmatch(seat[5], '%S+') do fields[#fields + 1] = field end
+  local answer = { 'claimed', tonumber(fields[1]), tonumber(fields[2]) }
+  for i = 3, #fields, 2 do answer[#answer + 1] = describe(fields[i], tonumber(fields[i + 1])) end
   return answer
 end
 if number <= tonumber(seat[3]) then return { 'stale' } end
 if not is_seat_living(group) then return { 'lost' } end
 
--- Is it reserved for another seat that lives? A mark ends with the lease and with the epoch it was made in.
+-- Returns true if it is reserved for another living seat. A mark ends with the lease and the epoch in which it was
+-- made.
 local function is_marked_for_another(r)
   if not r.mark then return false end
   local epoch, name = string.match(r.mark, '^(%d+) (.*)$')
@@ -54,14 +57,15 @@ local function own(r)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
 
--- Slots that the group must have free for the request.
+-- Returns the slots that the group must have free for the request.
 local function slots_of(r) return math.ceil(r.need / block) * block end
 
--- Its time is over: the sweep ends it, and nothing of it is computed until then.
+-- Returns true after its deadline: the sweep will end it, and nothing of it is computed until then.
 local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
 
--- Oldest first. One that does not fit now is reserved for this group and nothing younger is admitted, unless another
--- group holds a reservation of it, or this group could never hold it: a reservation by such a group would never end.
+-- Oldest first. A request that does not fit now is reserved for this group, and nothing younger is admitted. It is
+-- skipped instead if it is reserved for another group, or if this group could never hold it: a reservation by such a
+-- group would never end.
 local chosen, blocked, passed, stop = {}, 0, 0, most <= 0
 while not stop do
   local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
@@ -87,12 +91,12 @@ for _, r in ipairs(chosen) do own(r) end
 count('queued', -#chosen)
 count('owned', #chosen)
 local waiting = call('ZCARD', q_key(revision))
-local answer, words = { 'claimed', blocked, waiting }, { blocked, waiting }
+local answer, stored = { 'claimed', blocked, waiting }, { blocked, waiting }
 for _, r in ipairs(chosen) do
   answer[#answer + 1] = describe(r.id, r.number)
-  words[#words + 1] = r.id .. ' ' .. r.number
+  stored[#stored + 1] = r.id .. ' ' .. r.number
 end
 call(
-  'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(words, ' ')
+  'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' ')
 )
 return answer

@@ -1,4 +1,4 @@
--- detach: one reader entry taken out. If it was the last living one, the grace counts from now.
+-- detach: remove one reader entry. If it was the last living one, the grace counts from now.
 -- ARGV: parent, reader, grace_ms.
 begin(false)
 local parent, reader = ARGV[1], ARGV[2]

@@ -1,7 +1,7 @@
--- enter: the group's seat for this process, all its requests given back, a new epoch above every earlier one.
+-- enter: give the group's seat to this process and all its requests back, under a new epoch above every earlier one.
 -- ARGV: group, process, revision, call, reported_epoch, is_holder_dead 0|1, lease_ms, then per request that ran when
 --       the engine failed from inside: id, claim number, claim call.
--- Answers {'entered', epoch, "<request> ..." that failed and wait again, "<request> ..." proven poison and ended},
+-- Answers {'entered', epoch, "<request> ..." that failed and are queued again, "<request> ..." that ended as poison},
 --         {'wait', lease left in ms}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -15,7 +15,7 @@ elseif holder ~= '' and ARGV[6] == '0' and is_seat_living(group) then
   return { 'wait', call('ZSCORE', SEATS, group) - awake }
 end
 
--- A mark that no commit has struck out becomes a failure. The last one that is granted ends the request.
+-- Each blamed request that is still on trial has failed once more. The last failure allowed ends the request.
 local failed, poisoned = {}, {}
 for i = 8, #ARGV, 3 do
   local r = load(ARGV[i])
@@ -35,9 +35,8 @@ take_back_all(group)
 failed, poisoned = table.concat(failed, ' '), table.concat(poisoned, ' ')
 epoch = math.max(epoch, tonumber(ARGV[5])) + 1
 call(
-  'HSET', seat_key(group), 'holder', process, 'epoch', epoch, 'revision', revision,
-  'last_call', number, 'enter_call', number, 'claim_call', '', 'claim_answer', '', 'failed', failed, 'poisoned', poisoned,
-  'unformed', process
+  'HSET', seat_key(group), 'holder', process, 'epoch', epoch, 'revision', revision, 'last_call', number, 'enter_call',
+  number, 'claim_call', '', 'claim_answer', '', 'failed', failed, 'poisoned', poisoned, 'unformed', process
 )
 call('ZADD', SEATS, awake + ARGV[7], group)
 publish()

@@ -1,4 +1,4 @@
--- give back: requests return to the queue at their old place; other claims of them are passed over.
+-- give back: return requests to the queue at their old place; skip a request under another claim.
 -- ARGV per request: id, claim number, claim call.
 begin(false)
 for i = 1, #ARGV, 3 do

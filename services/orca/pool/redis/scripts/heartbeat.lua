@@ -1,5 +1,6 @@
--- heartbeat: the seat's lease full again, also if it had run out and nobody entered.
--- ARGV: group, process, lease_ms, is_formed 0|1, slots that one request may need at most, or empty. Answers {'seated', request, "<number> <call>", ...}, {'lost'} or {'closed'}.
+-- heartbeat: give the seat a full lease again, also if it had run out and nobody entered.
+-- ARGV: group, process, lease_ms, is_formed 0|1, the most slots that one request may need, or empty.
+-- Answers {'seated', request, "<number> <call>", ...}, {'lost'} or {'closed'}.
 begin(false)
 local group, process = ARGV[1], ARGV[2]
 if call('ZSCORE', CLOSED_AT, process) then return { 'closed' } end

@@ -1,11 +1,11 @@
--- larger requests: those of a revision that have not ended and need more than so many slots. Looks at each request of the
--- revision, so it is for those who have a reason to ask. Writes the clock only.
--- ARGV: revision, slots. Answers {promise in force or '', how many, what the smallest of them needs and what the largest,
---         or 0}.
+-- larger requests: count the requests of a revision that have not ended and need more than `slots`. It reads each
+-- request of the revision, so call it only for a reason. It writes only the clock.
+-- ARGV: revision, slots.
+-- Answers {promise in force or '', their number, need of the smallest or 0, need of the largest or 0}.
 begin(false)
 local revision, slots = ARGV[1], tonumber(ARGV[2])
 local found, least, most = 0, math.huge, 0
-local function look_at(ids)
+local function count_larger(ids)
   for _, id in ipairs(ids) do
     local need = tonumber(call('HGET', req_key(id), 'need'))
     if need and need > slots then
@@ -13,6 +13,6 @@ local function look_at(ids)
     end
   end
 end
-look_at(call('ZRANGE', q_key(revision), 0, -1))
-for _, group in ipairs(groups_of(revision)) do look_at(call('HKEYS', own_key(group))) end
+count_larger(call('ZRANGE', q_key(revision), 0, -1))
+for _, group in ipairs(groups_of(revision)) do count_larger(call('HKEYS', own_key(group))) end
 return { call('HGET', PROMISES, revision) or '', found, found > 0 and least or 0, most }

@@ -1,4 +1,4 @@
--- leave: everything given back and the seat free if the caller holds it; the process closed for ever in any case.
+-- leave: give everything back and free the seat if the caller holds it; close the process for ever in any case.
 -- ARGV: group, process.
 begin(false)
 local group, process = ARGV[1], ARGV[2]

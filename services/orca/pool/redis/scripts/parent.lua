@@ -1,6 +1,6 @@
--- parent: what renders it, and all its requests. Writes nothing.
+-- parent: return what renders it, and all its requests. It writes nothing.
 -- ARGV: parent.
--- Answers {on_disconnect, owner, render, {body or false, arrival, submitted_ms} for each choice}; false when there is no
+-- Answers {on_disconnect, owner, render, {body or false, arrival, submitted_ms} for each choice}; false if there is no
 --         such parent.
 local parent = ARGV[1]
 local record = call('HMGET', par_key(parent), 'choices', 'on_disconnect', 'owner')

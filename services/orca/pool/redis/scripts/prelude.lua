@@ -1,8 +1,9 @@
 -- Shared by all transitions. The key builders of keys.py stand above this text, the transition's own text below it.
 --
--- A script is all or nothing. Redis asks for memory only before the first write of a script, so the first write decides:
--- `begin` makes it, before anything else is changed. Scripts that may need memory begin with a write that Redis refuses
--- when memory is full; those that only move or free begin with one that it never refuses, so that a full pool can drain.
+-- A script changes everything or nothing. Redis checks its memory only before the first write of a script, so the first
+-- write decides: `begin` makes it, before anything else is changed. Scripts that may need memory begin with a write
+-- that Redis refuses when memory is full. Scripts that only move or free data begin with one that it never refuses, so
+-- that a full pool can drain.
 
 local call = redis.call
 local wall  -- wall clock, Unix ms
@@ -14,7 +15,7 @@ local function is_known(number)
   return number and SCHEMA_OLDEST <= number and number <= SCHEMA_NEWEST
 end
 
--- Adds the time since the last script to the awake time: at most one second, never less than none (protocol: awake time).
+-- Adds the time since the last script to the awake time: at least nothing, at most one second (protocol: awake time).
 local function begin(may_grow)
   local time = call('TIME')
   wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -33,25 +34,27 @@ local function count(field, change)
   if change ~= 0 then call('HINCRBY', META, field, change) end
 end
 
--- Asked when all is done: the run of this Redis, if it may still hold back what it tells of (durability.py), else ''.
-local unsettled_run
-local function unsettled()
-  if not unsettled_run then
+-- Called when all is done: the run of this Redis if it may still delay the write of this script (durability.py),
+-- otherwise ''.
+local delaying_run
+local function unwritten_run()
+  if not delaying_run then
     local is_syncing = string.find(call('INFO', 'persistence'), 'aof_pending_bio_fsync:[1-9]')
-    unsettled_run = is_syncing and string.match(call('INFO', 'server'), 'run_id:(%x+)') or ''
+    delaying_run = is_syncing and string.match(call('INFO', 'server'), 'run_id:(%x+)') or ''
   end
-  return unsettled_run
+  return delaying_run
 end
 
--- What is told to those who wait, in one message when the script ends: "+<revision>" has work, "<request> <entries>" is
--- how long a log is by now. A hint, never the truth. A line "=<token>,...", with the end's reason as its last word where
--- there is one, has the last of these entries, as the log has them: who has read all before need not read these.
+-- Hints for those who wait, published in one message when the script ends. A hint is never the truth. A line
+-- "+<revision>" means that the revision has work; a line "<request> <entries>" is the new length of a log. A line
+-- "=<token>,..." after it holds the last of these entries as the log has them, and the reason of the end as the last
+-- one if the log has ended. A reader of all entries before them need not read these.
 local news = {}
-local contents = {} -- by the place of their line in `news`
+local contents = {} -- by the position of their line in `news`
 local function publish()
   if #news == 0 then return end
-  if next(contents) and unsettled() == '' then
-    for place, content in pairs(contents) do news[place] = news[place] .. '\n=' .. content end
+  if next(contents) and unwritten_run() == '' then
+    for position, content in pairs(contents) do news[position] = news[position] .. '\n=' .. content end
   end
   call('PUBLISH', NEWS, table.concat(news, '\n'))
 end
@@ -62,7 +65,7 @@ local FIELDS = {
   'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
   'number', 'call', 'group', 'need', 'mark', 'trial', 'failures',
 }
--- The record of a request, or nil when there is none that this release can read.
+-- Returns the record of a request, or nil if there is none that this release can read.
 local function load(id)
   local values = call('HMGET', req_key(id), unpack(FIELDS))
   if not is_known(values[1]) then return nil end
@@ -77,8 +80,8 @@ local function is_seat_living(group)
   return lease and tonumber(lease) > awake
 end
 
--- TAKE BACK: into the queue at its old place, the claim number raised so that a commit on its way is refused. The mark
--- of its trial goes, and `failures` stays as it is: who blames the request has counted before.
+-- TAKE BACK: queue it at its old place and raise its claim number, so that a commit on its way is refused. Its trial
+-- ends, and `failures` stays as it is: an enter that blames the request has counted before.
 local function take_back(r)
   call(
     'HSET', req_key(r.id), 'state', 'queued', 'number', r.number + 1, 'call', '', 'group', '', 'process', '',
@@ -99,30 +102,30 @@ local function take_back_all(group)
   end
 end
 
--- Must a request with so many failures run alone until its next commit (poison.py)?
+-- Returns true if a request with so many failures must run alone until its next commit (poison.py).
 local function is_alone(failures) return failures >= FAILURES_IN_COMPANY end
 
--- Entry `place` (from 1) of a log. From schema 2 on it holds the number of the claim that wrote it, an end that the pool
--- itself decides the number by then: nothing here reads it, but along a log it never falls, and who looks from outside
--- can tell.
-local function append_token(log, record_schema, number, place, token)
+-- Appends entry `position` (from 1) to a log. From schema 2 on an entry holds the number of the claim that wrote it; an
+-- end decided by the pool itself has the latest number. No script reads it. Along a log it never falls, which an
+-- outside observer can check.
+local function append_token(log, record_schema, number, position, token)
   if tonumber(record_schema) >= 2 then
-    call('XADD', log, place .. '-0', 'token', token, 'claim', number)
+    call('XADD', log, position .. '-0', 'token', token, 'claim', number)
   else
-    call('XADD', log, place .. '-0', 'token', token)
+    call('XADD', log, position .. '-0', 'token', token)
   end
 end
 
-local function append_end(log, record_schema, number, place, reason, stop)
+local function append_end(log, record_schema, number, position, reason, stop)
   if tonumber(record_schema) >= 2 then
-    call('XADD', log, place .. '-0', 'end', reason, 'count', place - 1, 'stop', stop, 'claim', number)
+    call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop, 'claim', number)
   else
-    call('XADD', log, place .. '-0', 'end', reason, 'count', place - 1, 'stop', stop)
+    call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop)
   end
 end
 
--- END: the last entry of the log, out of queue and group, and the bytes that it will not use given back.
--- Number and call stay, so that the commit that brought the end can be told from others when it is repeated.
+-- END: write the log's last entry, leave queue and group, and release the bytes that it will not use. Number and call
+-- stay, so that a repetition of the commit that brought the end is recognised.
 local function end_request(r, reason, stop)
   local length = call('XLEN', log_key(r.id))
   append_end(log_key(r.id), r.schema, r.number, length + 1, reason, stop or '')
@@ -150,7 +153,7 @@ local function end_request(r, reason, stop)
   news[#news + 1] = r.id .. ' ' .. (length + 1)
 end
 
--- Groups that own requests of a revision: that of their seats, since entering gives all others back.
+-- Returns the groups that own requests of a revision: the seat's revision decides, as entering gives all others back.
 local function groups_of(revision)
   local found = {}
   for _, group in ipairs(call('ZRANGE', SEATS, 0, -1)) do
@@ -159,7 +162,7 @@ local function groups_of(revision)
   return found
 end
 
--- How many requests of a revision have not ended.
+-- Counts the requests of a revision that have not ended.
 local function unfinished_of(revision)
   local found = call('ZCARD', q_key(revision))
   for _, group in ipairs(groups_of(revision)) do found = found + #call('HKEYS', own_key(group)) end
@@ -173,7 +176,8 @@ local function end_parent(parent, reason)
   end
 end
 
--- When a parent counts as unread: the grace after the last moment a reader lived (`at_least`: one that just left).
+-- Counts a parent as unread from the grace after its last reader on. `at_least` is the time at which one just left, or
+-- 0.
 local function watch_readers(parent, at_least, grace_ms)
   if not call('ZSCORE', WATCH, parent) then return end
   local last = call('ZREVRANGE', readers_key(parent), 0, 0, 'WITHSCORES')

@@ -1,5 +1,5 @@
--- renew: full lease again for reader entries that are still there. When their parent would count as unread is not moved
--- along: the sweep looks at the entries by then.
+-- renew: give reader entries that are still there a full lease again. The time at which their parent counts as unread
+-- does not move with them: the sweep checks the entries at that time.
 -- ARGV: reader_lease_ms, then per entry: parent, reader.
 begin(false)
 for i = 2, #ARGV, 2 do

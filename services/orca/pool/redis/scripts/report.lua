@@ -1,4 +1,4 @@
--- report: a part of the deployment lives, and says which schema numbers it reads and writes.
+-- report: record that a part of the deployment lives, and the schema numbers that it reads and writes.
 -- ARGV: part, lease_ms. Answers the number in force.
 begin(false)
 call('ZREMRANGEBYSCORE', PARTS, '-inf', awake)

@@ -1,6 +1,7 @@
--- set promise: what the door promises for a revision, stated anew where it still promises what the caller saw. Nothing
--- ends: who lowers it asks what was accepted before and needs more (larger_requests). A number takes the place of another.
--- ARGV: revision, slots, the promise that is expected. Answers the promise in force; false where there is none.
+-- set promise: replace what submit promises for a revision, if the promise is still the one that the caller saw.
+-- Nothing ends: whoever lowers it checks what was accepted before and needs more (larger_requests). It uses no memory,
+-- since a number replaces another.
+-- ARGV: revision, slots, the promise that is expected. Answers the promise in force; false if there is none.
 begin(false)
 local revision, slots, expected = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local promise = tonumber(call('HGET', PROMISES, revision))

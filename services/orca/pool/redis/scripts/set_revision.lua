@@ -1,5 +1,5 @@
--- set revision: the current one, if the generation is newer. The first may come before any group, a later one only
--- once a group of it has formed (it has promised slots). The replaced one gets the time at which its requests end.
+-- set revision: make it the current one if the generation is newer. The first may come before any group, a later one
+-- only once a group of it has formed (it has promised slots). The replaced one gets the time at which its requests end.
 -- ARGV: revision, generation, retire_ms. Answers the revision in force.
 begin(true)
 local revision, generation = ARGV[1], tonumber(ARGV[2])

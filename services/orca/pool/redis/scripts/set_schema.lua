@@ -1,5 +1,5 @@
--- set schema: another number in force, if every part with a living lease reads and writes it. A part that comes back
--- later and cannot write it is refused by its own scripts.
+-- set schema: put another number in force, if every part with a living lease reads and writes it. A part that comes
+-- back later and cannot write it is refused by its own scripts.
 -- ARGV: number. Answers the number in force.
 begin(true)
 local wanted = tonumber(ARGV[1])

@@ -1,14 +1,14 @@
--- stats: counts for metrics, status and admission. Writes the clock only.
--- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those formed,
---         revisions that were replaced and may have records, requests of those that have not ended, least slots that a
---         formed group of the current revision has for one request, or '', groups of the current revision with a living
---         seat}.
+-- stats: return counts for metrics, status and admission. It writes only the clock.
+-- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those of them that
+--         are formed, revisions that were replaced and may have records, requests of those that have not ended, fewest
+--         slots that a formed group of the current revision has for one request, or '', groups of the current revision
+--         with a living seat}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
 local promise = revision and call('HGET', PROMISES, revision) or ''
 
--- Of those that are retired a sweep may not have noted all yet, and 0 says that nothing is left.
+-- A sweep may not have noted every retired revision yet. 0 means that nothing of a revision is left.
 local replaced, unfinished, seen = {}, 0, {}
 for _, key in ipairs({ REPLACED, RETIRED }) do
   for _, name in ipairs(call('ZRANGE', key, 0, -1)) do
@@ -29,20 +29,20 @@ for _, name in ipairs(revisions) do
   if submitted and submitted < (oldest or math.huge) then oldest = submitted end
 end
 local groups, formed, in_force = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}, {}
-local offered, is_told = math.huge, true
+local offered, is_reported = math.huge, true
 for _, group in ipairs(groups) do
-  -- A holder of a release before says nothing, and most of its time it serves. One that says `offer` tells what memory
-  -- was free too, which it may not have when it forms again.
+  -- A holder of an earlier release does not report this, and serves most of the time. The field `offer` of an earlier
+  -- release is not used: it also counts memory that was free, which the group may not have when it forms again.
   local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'lasting_offer')
   if seat[3] == revision then in_force[#in_force + 1] = group end
   if seat[1] ~= seat[2] then
     formed[#formed + 1] = group
     if seat[3] == revision then
       local process, slots = string.match(seat[4] or '', '^(.*) (%d+)$')
-      is_told = is_told and process == seat[1]
+      is_reported = is_reported and process == seat[1]
       offered = math.min(offered, tonumber(slots or 0))
     end
   end
 end
-if not is_told or offered == math.huge then offered = '' end
+if not is_reported or offered == math.huge then offered = '' end
 return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered, in_force }

@@ -1,6 +1,6 @@
--- status: a request as it is, also one whose record this release cannot load. Writes nothing.
+-- status: return the state of a request, also if this release cannot load its record. It writes nothing.
 -- ARGV: request, then fields of its record.
--- Answers {the fields' values, body or false, length of the log, what its last entry holds as pairs}.
+-- Answers {the fields' values, body or false, length of the log, fields of its last entry as pairs}.
 local id = ARGV[1]
 local last = call('XREVRANGE', log_key(id), '+', '-', 'COUNT', 1)[1]
 return {

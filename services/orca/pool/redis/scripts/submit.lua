@@ -1,25 +1,25 @@
--- submit: all requests of a parent queued, their bytes reserved, the first reader entered. A parent that is known gets
--- the reader's entry only.
--- ARGV: those of PARENT_WORDS, then per request those of REQUEST_WORDS (submit_arguments.py).
+-- submit: queue all requests of a parent, reserve their bytes, add the first reader. A known parent gets only the
+-- reader's entry.
+-- ARGV: PARENT_ARGUMENTS, then REQUEST_ARGUMENTS per request (script_format.py).
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
---         'taken', what there is}.
+--         'taken', the revision or bound in force, or ''}.
 begin(true)
 
--- The arguments behind the first `before`, by their names.
-local function words_at(before, names)
-  local words = {}
-  for i, name in ipairs(names) do words[name] = ARGV[before + i] end
-  return words
+-- Returns the arguments after the first `before`, by their names.
+local function arguments_after(before, names)
+  local arguments = {}
+  for i, name in ipairs(names) do arguments[name] = ARGV[before + i] end
+  return arguments
 end
 
-local given = words_at(0, PARENT_WORDS)
+local given = arguments_after(0, PARENT_ARGUMENTS)
 local parent, revision, reader = given.parent, given.revision, given.reader
 local reader_lease_ms, grace_ms = tonumber(given.reader_lease_ms), tonumber(given.grace_ms)
 local bytes_max, bytes, choices = tonumber(given.bytes_max), tonumber(given.reserved), tonumber(given.choices)
 local max_queued, max_queued_prompt_tokens = tonumber(given.max_queued), tonumber(given.max_queued_prompt_tokens)
 local requests = {} -- choice i at i + 1
 for choice = 0, choices - 1 do
-  requests[choice + 1] = words_at(#PARENT_WORDS + choice * #REQUEST_WORDS, REQUEST_WORDS)
+  requests[choice + 1] = arguments_after(#PARENT_ARGUMENTS + choice * #REQUEST_ARGUMENTS, REQUEST_ARGUMENTS)
 end
 
 if call('EXISTS', par_key(parent)) == 1 then
@@ -42,12 +42,12 @@ if waiting_tokens > 0 and waiting_tokens + prompt_tokens > max_queued_prompt_tok
   return { 'tokens', max_queued_prompt_tokens }
 end
 if tonumber(meta[3] or 0) + bytes > bytes_max then
-  -- The next sweep makes room for it, if ended requests are what is in its way.
+  -- The next sweep frees memory for it, as far as ended requests use it.
   if bytes <= bytes_max then call('HSET', META, 'wanted_bytes', bytes_max - bytes, 'wanted_ms', awake) end
   return { 'bytes', bytes_max }
 end
 
--- While there is no token the sooner deadline is in force, from the first one on (commit) that of the end alone.
+-- Until the first token the sooner deadline is in force; after it (commit) only the deadline of the end.
 local function set_deadlines(id, to_end, to_first_token)
   local sooner = math.min(to_end or math.huge, to_first_token or math.huge)
   if sooner == math.huge then return end

@@ -1,10 +1,11 @@
--- sweep: what is due by now, a bounded number of each kind. It begins with what frees memory and may always run.
--- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, passed_for_ms, closed_for_ms.
--- What this release cannot read, after a rollback, is passed over: it comes up again after passed_for_ms, so that it never
--- stands for long in front of what is due behind it.
--- Answers 1 when more may be due, 0 when all is done.
+-- sweep: carry out what is due by now, a bounded number of each kind. It begins with what frees memory and may always
+-- run.
+-- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, skip_ms, closed_for_ms.
+-- A record that this release cannot read, after a rollback, is skipped. It is due again after skip_ms, so that it never
+-- blocks for long what is due after it.
+-- Answers 1 if more may be due, 0 if all is done.
 begin(false)
-local grace_ms, most, passed_for_ms = tonumber(ARGV[1]), tonumber(ARGV[5]), tonumber(ARGV[7])
+local grace_ms, most, skip_ms = tonumber(ARGV[1]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local more = 0
 local function due(key, until_score)
   local names = call('ZRANGEBYSCORE', key, '-inf', until_score, 'LIMIT', 0, most)
@@ -17,8 +18,8 @@ local function last_reader(parent)
   return tonumber(last[2] or 0)
 end
 
--- Retention: record, log and bytes go together, oldest end first. A parent that is still read, or that cannot be read, is
--- kept as if it had ended now.
+-- Retention: record, log and bytes go together, oldest end first. A parent that still has a reader, or that this
+-- release cannot read, is kept as if it had ended now.
 local reserved = tonumber(call('HGET', META, 'bytes') or 0)
 local function forget(parent)
   if last_reader(parent) > awake or not is_readable(parent) then
@@ -45,8 +46,8 @@ end
 for _, parent in ipairs(due(ENDED, awake - ARGV[2])) do forget(parent) end
 local is_behind = more == 1
 
--- Before its time only under pressure, and no more than relieves it: at nine tenths of the bytes, or when a submission
--- was refused for want of room.
+-- Before its time a parent goes only under pressure, and no more than relieve it: at nine tenths of the bytes, or after
+-- a submission was refused because the pool was full.
 local pressure = tonumber(ARGV[4])
 local wanted = call('HMGET', META, 'wanted_bytes', 'wanted_ms')
 if wanted[1] and awake - wanted[2] <= tonumber(ARGV[6]) then pressure = math.min(pressure, tonumber(wanted[1])) end
@@ -57,7 +58,7 @@ if reserved > pressure then
   end
 end
 
--- Seats whose lease is over. The holder stays written down: it may still come back by a heartbeat.
+-- Seats whose lease is over. The seat keeps its holder: it may still come back by a heartbeat.
 for _, group in ipairs(due(SEATS, awake)) do
   take_back_all(group)
   call('ZREM', SEATS, group)
@@ -68,7 +69,7 @@ for _, parent in ipairs(due(WATCH, awake)) do
   if unread_at > awake then
     call('ZADD', WATCH, unread_at, parent)
   elseif not is_readable(parent) then
-    call('ZADD', WATCH, awake + passed_for_ms, parent)
+    call('ZADD', WATCH, awake + skip_ms, parent)
   else
     end_parent(parent, 'cancelled')
   end
@@ -79,57 +80,58 @@ for _, id in ipairs(due(DEADLINES, wall)) do
   if r then
     end_request(r, 'deadline_exceeded')
   else
-    call('ZADD', DEADLINES, wall + passed_for_ms, id)
+    call('ZADD', DEADLINES, wall + skip_ms, id)
   end
 end
 
--- Processes that have left, once none of their calls can still be on its way.
+-- Processes that have left are forgotten once none of their calls can still be on its way.
 call('ZREMRANGEBYSCORE', CLOSED_AT, '-inf', awake - ARGV[8])
 
--- Retired revisions: what waits from the oldest on, at most so many, then what its groups still run. Those passed over are
--- at most as many as may wait.
+-- Retired revisions: end the waiting requests from the oldest on, at most so many, then those that its groups still
+-- run. At most as many are skipped as may wait.
 local function end_waiting(revision)
-  local ended, passed = 0, 0
+  local ended, skipped = 0, 0
   while ended < most do
-    local ids = call('ZRANGE', q_key(revision), passed, passed + most - 1)
+    local ids = call('ZRANGE', q_key(revision), skipped, skipped + most - 1)
     if #ids == 0 then break end
     for _, id in ipairs(ids) do
       local r = load(id)
       if not r then
-        passed = passed + 1
+        skipped = skipped + 1
       elseif ended < most then
         end_request(r, 'model_replaced')
         ended = ended + 1
       end
     end
   end
-  return ended, passed
+  return ended, skipped
 end
 
 local function end_running(revision)
-  local passed = 0
+  local skipped = 0
   for _, group in ipairs(groups_of(revision)) do
     for _, id in ipairs(call('HKEYS', own_key(group))) do
       local r = load(id)
-      if r then end_request(r, 'model_replaced') else passed = passed + 1 end
+      if r then end_request(r, 'model_replaced') else skipped = skipped + 1 end
     end
   end
-  return passed
+  return skipped
 end
 
 for _, revision in ipairs(due(RETIRED, awake)) do
-  local ended, passed = end_waiting(revision)
+  local ended, skipped = end_waiting(revision)
   if ended == most then
     more = 1
-  elseif end_running(revision) + passed > 0 then
-    call('ZADD', RETIRED, awake + passed_for_ms, revision)
+  elseif end_running(revision) + skipped > 0 then
+    call('ZADD', RETIRED, awake + skip_ms, revision)
   else
     call('ZREM', RETIRED, revision)
   end
 end
--- Replaced revisions, for those who read answers of theirs: the last record goes a retention after the last request has
--- ended, and one that was kept then begins it anew. Nothing counts records by revision: what the release before writes
--- and forgets beside this one would make such a count wrong.
+
+-- Replaced revisions, for gateways that render their answers: the last record goes a retention after the last request
+-- has ended, and a record that is kept then begins another retention. Nothing counts records by revision: the release
+-- before this one, which may run beside it, writes and forgets records without such a count.
 local current = call('HGET', META, 'revision')
 local function note_replaced(revision)
   local until_ms = tonumber(call('ZSCORE', REPLACED, revision) or math.huge)

@@ -1,0 +1,94 @@
+"""Facts about what runs. The spec does not have them, since it describes only what is wanted now.
+
+They are in labels and annotations of the operator's own, written when an object is rendered and read back here:
+
+    StatefulSet of stages       stages      number of stage pods of the group
+                                models      the model that they read
+    StatefulSet of a scheduler  slots       KV slots of the group, or `all` for as many as its memory holds
+                                model       label: digest of what decides outputs
+                                generation  label: generation of the model
+    pods of gateways            models      their own model, then older ones whose answers they still read
+
+The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. One
+that is missing or unreadable counts as unknown, which is safe everywhere, and on an object that the spec still wants it
+is drift like any other: the operator writes it again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orca.operator.domain import names
+from orca.operator.domain.objects import annotations, label_map
+from orca.operator.domain.resource import Json
+from orca.operator.domain.served_models import ServedModel, read_model
+
+STAGES_MAX = 64
+"""The bound in the CRD."""
+
+_ALL_SLOTS = "all"
+_KEPT = (names.STAGES_ANNOTATION, names.SLOTS_ANNOTATION, names.MODELS_ANNOTATION)
+
+
+def stages_annotations(count: int, model: ServedModel) -> dict[str, str]:
+    """Return the facts on a StatefulSet of stages."""
+    return {names.STAGES_ANNOTATION: str(count), **models_annotations([model])}
+
+
+def slots_annotations(slots: int | None) -> dict[str, str]:
+    """Return the facts on a StatefulSet of a scheduler. Args: slots: None for as many as the memory holds."""
+    return {names.SLOTS_ANNOTATION: _ALL_SLOTS if slots is None else str(slots)}
+
+
+def models_annotations(models: Sequence[ServedModel]) -> dict[str, str]:
+    """Return the facts on whatever reads models. Args: models: its own first."""
+    return {names.MODELS_ANNOTATION: json.dumps([each.as_json() for each in models], sort_keys=True)}
+
+
+def kept_annotations(there: Json) -> dict[str, str]:
+    """Return the facts on an object, to write them again with it."""
+    return {key: value for key, value in annotations(there["metadata"]).items() if key in _KEPT}
+
+
+def stage_count(stages: Json) -> int | None:
+    """Return the number of stage pods of a group; None if it is unknown. Args: stages: its StatefulSet."""
+    count = _whole_number(annotations(stages["metadata"]).get(names.STAGES_ANNOTATION))
+    return count if count is not None and 1 <= count <= STAGES_MAX else None
+
+
+def slots(scheduler: Json) -> int | None:
+    """Return the KV slots of a group; None if it takes as many as its memory holds, and if they are unknown.
+
+    Args: scheduler: its StatefulSet.
+    """
+    return _whole_number(annotations(scheduler["metadata"]).get(names.SLOTS_ANNOTATION))
+
+
+def models(metadata: Mapping[str, Any]) -> list[ServedModel]:
+    """Return the models that a pod reads, its own first; none if they are unknown.
+
+    Args: metadata: of the pod, of a template for pods, or of a StatefulSet of stages.
+    """
+    try:
+        found = json.loads(annotations(metadata).get(names.MODELS_ANNOTATION, "[]"))
+        return [read_model(each) for each in found] if isinstance(found, list) else []
+    except (ValueError, RecursionError):
+        return []
+
+
+def model_digest(scheduler: Json) -> str | None:
+    """Return the digest of what decides a scheduler's outputs; None if it is unknown."""
+    return label_map(scheduler).get(names.MODEL_LABEL)
+
+
+def generation(scheduler: Json) -> int:
+    """Return the generation of a scheduler's model; 0 if it is unknown."""
+    for labels in (label_map(scheduler), scheduler["metadata"].get("labels") or {}):
+        number = _whole_number(labels.get(names.GENERATION_LABEL))
+        if number is not None:
+            return number
+    return 0
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and text.isascii() and len(text) < 20 else None

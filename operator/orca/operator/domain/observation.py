@@ -1,0 +1,151 @@
+"""The observation of one reconcile: the resource, the objects in the cluster, the answer of the pool, and the time.
+
+An Observation is made once per reconcile, after all reads, and never changes or outlives it. Pure code takes it as its
+argument and decides from nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from orca.core.fetch_report import FetchProgress
+from orca.operator.domain import facts, names
+from orca.operator.domain.groups import Group, read_groups
+from orca.operator.domain.objects import Children, label_map
+from orca.operator.domain.resource import DeploymentSpec, Json, OrcaDeployment, SecretKey
+from orca.operator.domain.served_models import outputs_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The settings of an operator for all resources: images of its release, which a resource may replace by others."""
+
+    gateway: str
+    scheduler: str
+    worker: str
+    pool: str
+    fetch: str
+    has_network_policies: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """The answer of the pool, or why there is none."""
+
+    queued: int = 0
+    running: int = 0
+    oldest_wait_ms: int = 0
+    generation: int | None = None  # of the model in force; None if there never was one
+    replaced_revisions: tuple[str, ...] = ()  # of older models, whose answers somebody may still read
+    replaced_unfinished: int = 0  # requests of older models that wait or run
+    revision: str | None = None  # of the model in force, as the pool names it
+    promised_slots: int | None = None  # to one request of it; None until a group formed
+    groups_in_force: tuple[str, ...] = ()  # of the model in force, whose schedulers live, formed or not
+    offered_slots: int | None = None  # that every formed group offers to one request; None if one does not say
+    # Requests of the model in force that need more than scheduler.kvSlots and have not ended; 0 also if not asked.
+    larger_requests: int = 0
+    smallest_larger_request: int = 0  # slots that the smallest of them needs
+    largest_request: int = 0  # slots that the largest of them needs
+    problem: str | None = None  # None if the pool answered
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """The model that the spec wants, as schedulers present it to the pool."""
+
+    digest: str  # served_models.outputs_digest
+    generation: int  # the highest comes into force in the pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """The facts of one reconcile. Properties are computed at most once."""
+
+    deployment: OrcaDeployment
+    release: Release
+    now_s: float  # seconds since 1970, as in the API server's timestamps
+    children: Children = field(default_factory=Children)
+    pool_secret: Json | None = None  # by which the pool is reached; None if there is none
+    renewed_pool_secret: Json | None = None  # what the pool's Secret must become first; None if it may stay as it is
+    named_certificates: Json | None = None  # the Secret that the spec names; None if there is none, or none is named
+    keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None if they can
+    pool: PoolStatus = field(default_factory=lambda: PoolStatus(problem="it was not polled yet"))
+    lost_nodes: frozenset[str] = frozenset()
+    fetch: FetchProgress | None = None  # of the running fetch of the model; None if none runs, or it does not answer
+
+    @property
+    def spec(self) -> DeploymentSpec:
+        return self.deployment.spec
+
+    @property
+    def name(self) -> str:
+        return self.deployment.name
+
+    @cached_property
+    def images(self) -> Release:
+        """The release with the images that the spec names instead."""
+        images, release = self.spec.images, self.release
+        return replace(
+            release,
+            gateway=images.gateway or release.gateway,
+            scheduler=images.scheduler or release.scheduler,
+            worker=images.worker or release.worker,
+            pool=images.pool or release.pool,
+            fetch=images.fetch or release.fetch,
+        )
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that exist, by name."""
+        return read_groups(self.children, self.spec.startup_seconds, self.now_s)
+
+    @cached_property
+    def schedulers(self) -> Mapping[str, Json]:
+        """The StatefulSet of the scheduler, by group."""
+        found = {label_map(each).get(names.GROUP_LABEL): each for each in self.children.stateful_sets(names.SCHEDULER)}
+        return {group: each for group, each in found.items() if group is not None}
+
+    @cached_property
+    def model_digests(self) -> Mapping[str, str]:
+        """The digest of what decides outputs, by group. A group without a scheduler or a digest has none."""
+        found = {group: facts.model_digest(each) for group, each in self.schedulers.items()}
+        return {group: digest for group, digest in found.items() if digest is not None}
+
+    @cached_property
+    def generations(self) -> Mapping[str, int]:
+        """The highest generation that schedulers were given, by digest; 0 if it is unknown."""
+        found: dict[str, int] = {}
+        for group, digest in self.model_digests.items():
+            found[digest] = max(facts.generation(self.schedulers[group]), found.get(digest, 0))
+        return found
+
+    @cached_property
+    def wanted_version(self) -> ModelVersion:
+        """The wanted model, with a generation above that of every other model which is still there.
+
+        The generation stays while that holds, so that no scheduler restarts for it. A new one comes from the clock: it
+        rises also if a resource is made again over a pool that was kept. If the clock went back meanwhile, the pool
+        says so.
+        """
+        digest = outputs_digest(self.spec.model, self.images.worker)
+        others = dict(self.generations)
+        same = others.pop(digest, 0)
+        in_force = self.pool.generation
+        # A model that never came into force does not count.
+        served = [each for each in others.values() if in_force is None or each <= in_force]
+        if same >= (in_force or 0) and same > max(served, default=0):
+            return ModelVersion(digest, same)
+        return ModelVersion(digest, max([int(self.now_s), *(each + 1 for each in (in_force or 0, *others.values()))]))
+
+    @property
+    def is_wanted_in_force(self) -> bool:
+        """Compare generations: a model that was in force before and is wanted again gets a new generation."""
+        return (self.pool.generation or 0) >= self.wanted_version.generation
+
+
+def keys_secret(deployment: OrcaDeployment) -> SecretKey | None:
+    """Return where the API keys of the gateways are; None if anybody may call."""
+    chosen = deployment.spec.gateway
+    if chosen.open_to_all:
+        return None
+    return chosen.api_keys_secret or SecretKey(name=names.api_key(deployment.name), key=names.API_KEYS_FILE)

@@ -1,0 +1,64 @@
+"""Rows of the table that `orca bench gpu` prints: what a measurement of the engine is given, and what it returns."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from orca.bench.kernels.clock import Clock
+from orca.bench.kernels.table import line, milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The clock, the dtype and the speed of a copy that a part of the engine's rows gets."""
+
+    clock: Clock
+    dtype: torch.dtype
+    copy_bytes_s: float  # of the device's copy: bytes read and written
+
+    @property
+    def device(self) -> torch.device:
+        return self.clock.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """A line of the table. What was not measured is None."""
+
+    name: str
+    result: str  # right, or what is not
+    is_right: bool = True
+    seconds: float | None = None  # None unless it was right
+    limit_s: float | None = None
+    limit: str = ""  # memory or products
+    times_faster: float | None = None  # Orca than this one
+    has_gap: bool = False  # whether it has steps, between which the host may let the device wait
+    host_gap_s: float | None = None  # between two of them
+    more: Mapping[str, Any] = field(default_factory=dict)  # for the JSON only
+
+    @property
+    def line(self) -> str:
+        gap = milliseconds(self.host_gap_s) if self.has_gap else ""
+        return line(
+            self.name,
+            self.result,
+            seconds=self.seconds,
+            limit_s=self.limit_s,
+            limit=self.limit,
+            beside=self.times_faster,
+            host_gap=gap,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        share = self.limit_s / self.seconds if self.limit_s is not None and self.seconds is not None else None
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"share": share}
+
+
+Part = Callable[[Asked], Iterator[EngineRow]]
+
+
+def said(error: Exception) -> str:
+    """Return an error in some words of one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:100]

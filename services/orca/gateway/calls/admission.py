@@ -1,0 +1,69 @@
+"""Refuses new calls for load, for a deadline that cannot be met, and for their key's rate.
+
+A call that repeats an accepted one under its Idempotency-Key takes no place, so it passes. Only a call that would be
+refused is looked up in the pool.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from orca.core.api_keys import ApiKey
+from orca.core.domain.errors import QueueFull, UnknownRequest
+from orca.gateway.errors import ApiError
+from orca.gateway.gateway import Gateway
+from orca.gateway.latency_goals import TTFT_HEADER, LatencyGoals
+from orca.pool.api import Pool
+
+
+async def check_load(gateway: Gateway, key: ApiKey | None, name: str | None) -> None:
+    """Raise unless there is a place for a new call.
+
+    Args:
+        name: the id that the call's Idempotency-Key stands for; None without such a key.
+    Raises: QueueFull, ApiError 503.
+    """
+    async with _unless_stored(gateway.pool, name):
+        gateway.overload.check_answers(gateway.drain.open_answers)
+        await gateway.overload.check(None if key is None else key.limits.queue_percent)
+
+
+async def check_deadlines(gateway: Gateway, deadline_ms: int | None, goals: LatencyGoals, name: str | None) -> None:
+    """Raise for a call that would miss its deadline while it still waits. Args: name: as for `check_load`.
+
+    Raises: ApiError 429.
+    """
+    async with _unless_stored(gateway.pool, name):
+        gateway.overload.check_deadline(deadline_ms)
+        gateway.overload.check_deadline(goals.first_token_deadline_ms, TTFT_HEADER)
+
+
+async def take_rest_from_rate(
+    gateway: Gateway, key: ApiKey | None, name: str | None, *, prompts: int, choices: int
+) -> None:
+    """Count all requests of a call but the first against its key's rate; the first was counted when the key let it in.
+
+    Args: name: as for `check_load`.
+    Raises: ApiError 429, 400.
+    """
+    if key is None or prompts * choices == 1:
+        return
+    async with _unless_stored(gateway.pool, name):
+        gateway.keys.take_further(key, prompts * choices, param="n" if choices > 1 else "prompt")
+
+
+@contextlib.asynccontextmanager
+async def _unless_stored(pool: Pool, name: str | None) -> AsyncIterator[None]:
+    """Pass over a refusal if the pool has a request of this name: then the call repeats one that was accepted."""
+    try:
+        yield
+    except (QueueFull, ApiError):
+        if name is None or not await _is_stored(pool, name):
+            raise
+
+
+async def _is_stored(pool: Pool, parent: str) -> bool:
+    try:
+        await pool.parent(parent)
+    except UnknownRequest:
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""The arguments that scripts take and the replies that they give, as the pool's own types.
+
+submit: the fields of `ParentArguments` and `RequestArguments` are the only list of its arguments. In the script they
+are the tables `PARENT_ARGUMENTS` and `REQUEST_ARGUMENTS`, so Lua reads them in the order in which Python writes them.
+
+commit: all entries in one argument. A step has hundreds of entries, and each argument costs packing.
+
+    a line per entry      request, claim number, claim call, index, reason or -, n, tokens ...
+    n arguments after it  its tokens, if one of them has log probabilities and all are bytes; 0 if the line has them
+    and one more          the stop of its end, if the entry has an end
+
+Each script's head describes its replies.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from orca.core.domain.request import End, Request, Token
+from orca.core.domain.step import Claim
+from orca.pool import codec
+from orca.pool.contract import check_entry, reserved_bytes
+from orca.pool.records import Claimed, CommitEntry, LogSlice, Submission
+from orca.pool.settings import PoolSettings
+
+Argument = str | bytes | int
+
+
+class ParentArguments(NamedTuple):
+    """Arguments of a submission; those of its requests follow."""
+
+    parent: str
+    revision: str
+    reader: str
+    on_disconnect: str
+    render: str
+    reader_lease_ms: int
+    grace_ms: int
+    max_queued: int
+    bytes_max: int
+    reserved: int  # bytes, of all requests
+    choices: int
+    max_queued_prompt_tokens: int
+    owner: str
+    digest: str
+
+
+class RequestArguments(NamedTuple):
+    """Arguments of one request of a submission."""
+
+    body: bytes
+    need: int
+    prompt_tokens: int
+    max_new: int
+    reserved: int  # bytes
+    token_bytes: int
+    deadline_ms: int | str  # empty if there is none
+    first_token_deadline_ms: int | str  # empty if there is none
+
+
+def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Argument]:
+    """Return the arguments that store a submission."""
+    bodies = codec.pack_bodies(submission.requests)
+    reserved = [reserved_bytes(submission, choice, body) for choice, body in enumerate(bodies)]
+    parent = ParentArguments(
+        parent=submission.parent,
+        revision=submission.requests[0].revision,
+        reader=submission.reader,
+        on_disconnect=submission.on_disconnect.value,
+        render=submission.render,
+        reader_lease_ms=settings.reader_lease_ms,
+        grace_ms=settings.resume_grace_ms,
+        max_queued=settings.max_queued,
+        bytes_max=settings.bytes_max,
+        reserved=sum(reserved),
+        choices=len(bodies),
+        max_queued_prompt_tokens=settings.max_queued_prompt_tokens,
+        owner=submission.owner,
+        digest=submission.digest,
+    )
+    arguments: list[Argument] = [*parent]
+    for request, body, size in zip(submission.requests, bodies, reserved, strict=True):
+        arguments += _request_arguments(request, body, size)
+    return arguments
+
+
+def _request_arguments(request: Request, body: bytes, size: int) -> RequestArguments:
+    first_token_deadline_ms = request.first_token_deadline_ms
+    return RequestArguments(
+        need=request.max_total_tokens,
+        prompt_tokens=len(request.prompt),
+        max_new=request.max_new_tokens,
+        reserved=size,
+        token_bytes=codec.token_bytes(request.sampling),
+        deadline_ms="" if request.deadline_ms is None else request.deadline_ms,
+        first_token_deadline_ms="" if first_token_deadline_ms is None else first_token_deadline_ms,
+        body=body,
+    )
+
+
+def submit_tables() -> str:
+    """Return the names of the arguments of `submit`, as Lua for the head of each script."""
+    tables = {"PARENT_ARGUMENTS": ParentArguments, "REQUEST_ARGUMENTS": RequestArguments}
+    lines = [f"local {name} = {{ {_quoted_fields(arguments)} }}\n" for name, arguments in tables.items()]
+    return "".join(lines)
+
+
+def _quoted_fields(arguments: type[ParentArguments] | type[RequestArguments]) -> str:
+    return ", ".join(f"'{name}'" for name in arguments._fields)
+
+
+def claim_arguments(claims: Mapping[str, Claim]) -> list[str | int]:
+    """Return three arguments for each claim: request, number and call."""
+    return [argument for request_id, claim in claims.items() for argument in (request_id, claim.number, claim.call)]
+
+
+def commit_arguments(entries: Sequence[CommitEntry]) -> list[str | bytes]:
+    """Return the arguments that commit the entries."""
+    lines: list[str] = []
+    values: list[bytes] = []
+    for entry in entries:
+        check_entry(entry)
+        claim, tokens, end = entry.claim, entry.tokens, entry.end
+        if all(map(codec.is_plain, tokens)):
+            ids = "".join([f" {token.id}" for token in tokens])
+            packed = 0
+        else:
+            ids = ""
+            packed = len(tokens)
+            values += map(codec.pack_token, tokens)
+        reason = "-" if end is None else end.reason.value
+        lines.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {reason} {packed}{ids}")
+        if end is not None:
+            values.append(codec.pack_stop(end))
+    return ["\n".join(lines), *values]
+
+
+def read_request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
+    """Build a request from its body and the two fields that the pool added."""
+    return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
+
+
+def read_claimed(item: list[Any], claim_call: str) -> Claimed:
+    """Build one request of a claim's reply."""
+    number, arrival, submitted_ms, is_alone, body, *tokens = item
+    return Claimed(
+        request=read_request(body, arrival, submitted_ms),
+        claim=Claim(int(number), claim_call),
+        log=tuple(map(codec.unpack_token, tokens)),
+        is_alone=bool(is_alone),
+    )
+
+
+def read_end(fields: Mapping[bytes, bytes]) -> End:
+    """Build the end from the fields of its entry. Schema 1 has no `stop` if nothing stopped it."""
+    return codec.unpack_end(fields[b"end"], fields[b"count"], fields.get(b"stop", b""))
+
+
+def read_slices(
+    asked: Sequence[tuple[str, int]], plain: bytes, *others: list[Any]
+) -> Iterator[tuple[str, LogSlice | None]]:
+    """Build the reply of `read`: a slice, or None for an unknown request, for each request that has one.
+
+    Args:
+        asked: request and start of each log, in the order of the call.
+        plain, others: see read.lua.
+    """
+    for line in plain.splitlines():
+        position, is_cut, *ids = map(int, line.split())
+        request_id, start = asked[position]
+        yield request_id, LogSlice(start, tuple(map(Token, ids)), None, is_cut=bool(is_cut))
+    for position, *found in others:
+        request_id, start = asked[position]
+        yield request_id, _read_slice(start, *found) if found else None
+
+
+def _read_slice(start: int, is_cut: int, *found: Any) -> LogSlice:
+    """Args: found: the log's tokens, then the end as a list of its fields if it is there."""
+    entries = list(found)
+    end = codec.unpack_end(*entries.pop()) if entries and isinstance(entries[-1], list) else None
+    return LogSlice(start, tuple(map(codec.unpack_token, entries)), end, is_cut=bool(is_cut))
+
+
+def newer_records(meta: Mapping[str, Any]) -> int:
+    """Count the records written under a number above the one in force. Args: meta: the fields of the key `meta`."""
+    in_force, prefix = int(meta["schema"]), "written:"
+    counts = {int(name.removeprefix(prefix)): int(count) for name, count in meta.items() if name.startswith(prefix)}
+    return sum(count for schema, count in counts.items() if schema > in_force)

@@ -1,0 +1,192 @@
+"""What does not go together in a resource, and what may not become what, is refused when it is written."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from orca.operator.domain.resource import BadSpec, Json
+from support.operator.api_server import ApiServer
+from support.operator.deployments import deployment
+from support.operator.dry_run import DryRun, dry_run
+from support.operator.field_examples import DEFAULT
+from support.operator.shop import Shop
+
+NAMESPACE = "together"
+DEVICE = {"a.example/dongle": "2"}
+
+
+@pytest.fixture(scope="module")
+def api(server: ApiServer) -> Iterator[DryRun]:
+    client.CoreV1Api(server.api()).create_namespace({"metadata": {"name": NAMESPACE}})
+    with dry_run(server, NAMESPACE) as asked:
+        yield asked
+
+
+def with_resources(**resources: Json) -> Json:
+    return {"worker": {"resources": resources}}
+
+
+def tolerating(**toleration: Any) -> Json:
+    return {"gateway": {"tolerations": [toleration]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"model": {"uri": "file:///m", "revision": "main"}}, "revision needs an hf:// uri"),
+        ({"model": {"uri": "pvc://m", "endpoint": "https://a.example"}}, "endpoint needs an hf:// or s3:// uri"),
+        (
+            {"model": {"uri": "file:///m", "quantization": "int8"}, "worker": {"device": "cuda"}},
+            "quantization needs the device cpu",
+        ),
+        ({"worker": {"rdmaResource": {"name": "rdma/hca"}}}, "rdmaResource needs the device cuda"),
+        (
+            {"worker": {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}},
+            "do not set nvidia.com/gpu in limits; parallelism.tensor sets it",
+        ),
+        (
+            {"worker": {"device": "cuda", "rdmaResource": {"name": "a/b"}, "resources": {"limits": {"a/b": 1}}}},
+            "do not set the RDMA devices in limits; rdmaResource.count sets them",
+        ),
+        (with_resources(requests={"cpu": "1001m"}, limits={"cpu": 1}), "a request must not exceed its limit"),
+        (with_resources(requests=DEVICE), "a device needs a limit"),
+        (with_resources(requests={"a.example/dongle": 1}, limits=DEVICE), "a device needs a limit"),
+        (with_resources(limits={"a.example/dongle": "500m"}), "the number of devices must be whole"),
+        (tolerating(), "a toleration without a key needs the operator Exists"),
+        (tolerating(key="a", operator="Exists", value="b"), "the operator Exists takes no value"),
+        (tolerating(key="a", effect="NoSchedule", tolerationSeconds=1), "tolerationSeconds needs the effect NoExecute"),
+        ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or greater than maxBatchSize"),
+        ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
+        ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
+        ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
+        ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
+        ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
+        ({"rollout": {"maxSurge": 0}}, "maxSurge and maxUnavailable cannot both be 0"),
+        ({"gateway": {"tolerations": [{"operator": "Exists"}] * 33}}, "must have at most 32 items"),
+        ({"gateway": {"httpRoute": {"parentRefs": [{"name": "a"}] * 9}}}, "must have at most 8 items"),
+        ({"gateway": {"httpRoute": {"parentRefs": []}}}, "should have at least 1 items"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_its_reason(api: DryRun, spec: Json, reason: str) -> None:
+    said = api.create({**DEFAULT, **spec})
+    assert said.status == 422
+    assert reason in said.body["message"]
+
+
+@pytest.mark.parametrize("policy", ["iteration", "request_level"])
+def test_prompts_may_be_asked_to_run_whole_under_any_policy(api: DryRun, policy: str) -> None:
+    spec = {"scheduler": {"maxBatchTokens": 0, "policy": policy}}
+    assert api.create({**DEFAULT, **spec}).status == 201
+
+
+@pytest.mark.parametrize("name", ["a" * 29, "1a", "a.b"])
+def test_a_name_that_its_children_could_not_have_is_refused(api: DryRun, name: str) -> None:
+    said = api.create(DEFAULT, name)
+    assert said.status == 422
+    assert "metadata.name" in said.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ({"managed": {"storageGiB": 16}}, {"managed": {"storageGiB": 8}}, "storageGiB can only grow"),
+        ({"managed": {"storageGiB": 16}}, {}, "storageGiB can only grow"),
+        ({}, {"managed": {"storageGiB": 7}}, "storageGiB can only grow"),
+        ({}, {"managed": {"storageClassName": "a"}}, "storageClassName is fixed"),
+        ({"managed": {"storageClassName": "a"}}, {}, "storageClassName is fixed"),
+        ({"managed": {}}, {"managed": {"storageClassName": "a"}}, "storageClassName is fixed"),
+        ({"managed": {"storageClassName": "a"}}, {"managed": {"storageClassName": "b"}}, "storageClassName is fixed"),
+        (
+            {"managed": {}},
+            {"external": {"urlSecret": {"name": "a"}}},
+            "pool cannot change between managed and external",
+        ),
+        (
+            {"external": {"urlSecret": {"name": "a"}}},
+            {"managed": {}},
+            "pool cannot change between managed and external",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("api")
+def test_what_cannot_change_is_refused_with_its_reason(
+    server: ApiServer, before: Json, after: Json, reason: str
+) -> None:
+    shop = Shop(server, NAMESPACE)
+    shop.create(pool=before)
+    try:
+        with pytest.raises(client.ApiException) as refused:
+            shop.edit(pool={**dict.fromkeys(before), **after})
+        assert refused.value.status == 422
+        assert reason in refused.value.body
+    finally:
+        shop.delete()
+
+
+@pytest.mark.usefixtures("api")
+def test_a_volume_of_the_default_size_may_be_spelled_out_and_grow(server: ApiServer) -> None:
+    shop = Shop(server, NAMESPACE)
+    shop.create(pool={})
+    try:
+        shop.edit(pool={"managed": {"storageGiB": 8}})
+        shop.edit(pool={"managed": None})
+        shop.edit(pool={"managed": {"storageGiB": 9}})
+    finally:
+        shop.delete()
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        [{"name": "a"}, {"name": "a"}],
+        [{"name": "a"}, {"name": "a", "sectionName": "s"}],
+        [{"name": "a", "sectionName": "s"}, {"name": "a", "sectionName": "s"}],
+    ],
+)
+def test_a_gateway_that_is_named_twice_is_refused(parents: list[Json]) -> None:
+    with pytest.raises(BadSpec, match="a appears twice"):
+        deployment(gateway={"httpRoute": {"parentRefs": parents}})
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        [{"name": "a"}, {"name": "b"}],
+        [{"name": "a"}, {"name": "a", "namespace": "other"}],
+        [{"name": "a", "sectionName": "s"}, {"name": "a", "sectionName": "t"}],
+    ],
+)
+def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
+    found = deployment(gateway={"httpRoute": {"parentRefs": parents}}).spec.gateway.http_route
+    assert found is not None
+    assert list(found.parent_refs) == parents
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        ({"kind": "Pod"}, "kind is not a field of a pod template"),
+        ({"spec": "word"}, "podPatch.spec is not an object"),
+        (
+            {"metadata": {"labels": {"orca-serving.io/revision": "x"}}},
+            "only the operator sets orca-serving.io/revision",
+        ),
+        (
+            {"metadata": {"annotations": {"orca-serving.io/models": None}}},
+            "only the operator sets orca-serving.io/models",
+        ),
+        ({"spec": {"terminationGracePeriodSeconds": "9"}}, "is not a whole number"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "null means Kubernetes' default of 30 s"),
+        ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut off"),
+    ],
+)
+def test_a_patch_that_cannot_be_a_pod_is_refused_with_its_reason(patch: Json, reason: str) -> None:
+    with pytest.raises(BadSpec, match=reason):
+        deployment(gateway={"podPatch": patch})
+
+
+def test_a_gateway_may_be_given_just_the_time_that_its_end_takes() -> None:
+    patch = {"spec": {"terminationGracePeriodSeconds": 305}}
+    assert deployment(gateway={"podPatch": patch, "drainSeconds": 300}).spec.gateway.pod_patch == patch

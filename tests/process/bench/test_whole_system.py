@@ -1,0 +1,77 @@
+"""Measurements that start a whole system themselves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orca.bench.main import main as bench
+from orca.bench.peers.model import LlamaShape, make_model
+from support.waiting import wait_until
+
+# Longer than the waits of any one test together, so that the wait that failed tells its story.
+pytestmark = pytest.mark.timeout(400)
+
+LIMIT_S = 120.0
+ONE_SMALL_STAGE = ["--", "--stages", "1", "--threads", "1"]
+TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=256)
+
+
+def test_a_sweep_starts_the_system_and_gets_every_token(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TINY)
+    file = tmp_path / "points.json"
+    runs = ["--policies", "request_level", "--max-batch-sizes", "4", "--rates", "50,100", "--requests", "6"]
+    line = ["sweep", "--model", str(tmp_path / "model"), *runs, "--json", str(file), *ONE_SMALL_STAGE]
+    assert bench(line) == 0
+    points = json.loads(file.read_text())
+    assert [point["rate_per_s"] for point in points] == [50.0, 100.0]
+    assert [(point["report"]["requests"], point["report"]["errors"]) for point in points] == [(6, {})] * 2
+
+
+def test_a_measurement_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TINY)
+    command = [sys.executable, "-m", "orca.cli.main", "bench", "sweep", "--model", str(tmp_path / "model")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        measurement = subprocess.Popen([*command, *ONE_SMALL_STAGE], env=environment, stdout=output, stderr=output)
+    try:
+        # Itself, `orca up`, and at least one process of the system.
+        wait_until(lambda: len(processes_of(tmp_path)) > 2 or measurement.poll() is not None, LIMIT_S, said.read_text)
+        assert measurement.poll() is None, said.read_text()
+    finally:
+        measurement.kill()
+        measurement.wait()
+    wait_until(lambda: not processes_of(tmp_path), LIMIT_S, lambda: f"still there: {processes_of(tmp_path)}")
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("rate", "systems_wanted"), [([], 4), (["--rate", "20"], 2)], ids=["saturated", "paced"])
+def test_the_comparison_judges_and_shows_all_systems(tmp_path: Path, rate: list[str], systems_wanted: int) -> None:
+    make_model(tmp_path / "model", TINY)
+    file = tmp_path / "peers.json"
+    size = ["--requests", "12", "--rounds", "2", "--batch-size", "4", "--threads", "1"]
+    assert bench(["peers", "--model", str(tmp_path / "model"), *size, *rate, "--json", str(file)]) == 0
+    systems = json.loads(file.read_text())["systems"]
+    assert [len(system["tokens_per_s"]) for system in systems] == [2] * systems_wanted
+    assert all(judged["wrong"] == judged["wrong_counts"] == 0 for system in systems for judged in system["judgements"])
+    for peaks, held in zip(systems[-1]["memory"], systems[-1]["ranks_hold"], strict=True):
+        [rank] = [peak for peak in peaks if peak["name"] == "rank"]
+        assert rank["whole_bytes"] > rank["anonymous_bytes"] > held["weight_bytes"] > 0
+        assert held["slots"] > 0

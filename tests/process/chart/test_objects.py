@@ -1,0 +1,147 @@
+"""What the chart makes for which values."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from orca.operator.render import fetch, pool
+from support.chart.rendering import CHART, EVERYTHING, HELM, Manifest, Refused, kinds, needs_helm, render, the
+
+pytestmark = needs_helm
+
+ALWAYS = ["Deployment", "Service", "ServiceAccount"]
+CLUSTER = ["ClusterRole", "ClusterRoleBinding"]
+OF_LEASE = ["Role", "RoleBinding"]
+OURS = {"CustomResourceDefinition", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
+
+
+def model_of(manifest: Manifest) -> str:
+    """Name of the client library's class, such as V1Deployment."""
+    return manifest["apiVersion"].rpartition("/")[2].capitalize() + manifest["kind"]
+
+
+@pytest.mark.parametrize(
+    "values", [{}, EVERYTHING, EVERYTHING | {"namespaces": ["a", "b"]}], ids=["default", "all", "two"]
+)
+def test_every_field_is_one_that_kubernetes_knows(values: dict[str, Any]) -> None:
+    api = client.ApiClient()
+    manifests = [each for each in render(values) if each["apiVersion"] != "monitoring.coreos.com/v1"]
+    for manifest in manifests:
+        # What it does not know, it drops on the way.
+        known = api.deserialize(json.dumps(manifest), model_of(manifest), "application/json")
+        assert api.sanitize_for_serialization(known) == manifest
+    assert len(manifests) >= 6
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {"namespaces": ["a", "b"]}], ids=["default", "all", "two"])
+def test_no_object_comes_twice(values: dict[str, Any]) -> None:
+    found = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in render(values)]
+    assert len(set(found)) == len(found)
+
+
+def test_the_default_is_the_definition_and_an_operator_of_the_whole_cluster() -> None:
+    assert kinds() == sorted([*ALWAYS, *CLUSTER, *OF_LEASE, "CustomResourceDefinition"])
+
+
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"crds": {"install": False}}, ["CustomResourceDefinition"]),
+        ({"rbac": {"create": False}}, CLUSTER + OF_LEASE),
+        ({"serviceAccount": {"create": False}}, ["ServiceAccount"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_on_can_be_left_out(values: dict[str, Any], gone: list[str]) -> None:
+    assert kinds(values) == sorted(set(kinds()) - set(gone))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"networkPolicies": {"operator": True}}, "NetworkPolicy"),
+        ({"monitoring": {"serviceMonitor": True}}, "ServiceMonitor"),
+        ({"monitoring": {"podMonitor": True}}, "PodMonitor"),
+        ({"monitoring": {"rules": {"enabled": True}}}, "PrometheusRule"),
+        ({"monitoring": {"dashboard": {"enabled": True}}}, "ConfigMap"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_switch_adds_its_one_object(values: dict[str, Any], kind: str) -> None:
+    assert kinds(values) == sorted([*kinds(), kind])
+
+
+def test_the_definition_is_the_file_and_stays_when_the_release_goes() -> None:
+    rendered = the("CustomResourceDefinition")
+    written = yaml.safe_load((CHART / "crd" / "orcadeployments.yaml").read_text())
+    assert rendered["spec"] == written["spec"]
+    assert rendered["metadata"]["name"] == written["metadata"]["name"]
+    assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_definition_is_small_enough_for_a_plain_apply() -> None:
+    assert len(json.dumps(the("CustomResourceDefinition"))) < 150 << 10
+
+
+def test_the_names_follow_from_the_release() -> None:
+    names = {each["metadata"]["name"] for each in render(EVERYTHING, release="blue") if each["kind"] not in OURS}
+    assert names == {"blue-operator", "blue-operator-lease", "blue-dashboard"}
+
+
+def test_the_policy_lets_scrapes_in_and_calls_to_given_ports_out() -> None:
+    policy = the("NetworkPolicy", {"networkPolicies": {"operator": True, "operatorEgressPorts": [6443, 7000]}})["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+    [egress] = policy["egress"]
+    assert [(each["port"], each["protocol"]) for each in egress["ports"]] == [
+        (53, "UDP"),
+        (53, "TCP"),
+        (pool.PORT, "TCP"),
+        (fetch.PORT, "TCP"),
+        (6443, "TCP"),
+        (7000, "TCP"),
+    ]
+
+
+def test_the_policy_can_keep_scrapes_to_some_namespaces() -> None:
+    [ingress] = the("NetworkPolicy", EVERYTHING)["spec"]["ingress"]
+    [peer] = ingress["from"]
+    [expression] = peer["namespaceSelector"]["matchExpressions"]
+    assert (expression["key"], expression["values"]) == ("kubernetes.io/metadata.name", ["monitoring"])
+
+
+def test_services_policies_and_monitors_find_the_pod() -> None:
+    labels = the("Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        the("Deployment")["spec"]["selector"]["matchLabels"],
+        the("Service")["spec"]["selector"],
+        the("NetworkPolicy", EVERYTHING)["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector.items() <= labels for selector in selectors)
+    monitored = the("ServiceMonitor", EVERYTHING)["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= the("Service")["metadata"]["labels"].items()
+
+
+def test_the_chart_and_its_images_are_of_the_release_of_the_code() -> None:
+    root: Path = CHART.parents[1]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert f'version = "{chart["appVersion"]}"\n' in (root / "pyproject.toml").read_text()
+    assert chart["version"] == chart["appVersion"]
+
+
+def test_helm_has_nothing_to_say_against_the_chart() -> None:
+    assert HELM is not None
+    command = [HELM, "lint", "--strict", str(CHART), "--kube-version", "1.34.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "1 chart(s) linted, 0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout
+
+
+def test_a_chart_that_helm_cannot_render_is_told_apart() -> None:
+    with pytest.raises(Refused, match=r"Chart\.yaml"):
+        render(chart=CHART / "templates")

@@ -1,0 +1,175 @@
+"""The operator's pod, option by option."""
+
+from typing import Any
+
+import pytest
+
+from orca.operator.settings import parse_settings
+from support.chart.rendering import Manifest, needs_helm, the
+
+pytestmark = needs_helm
+
+
+def pod(values: dict[str, Any] | None = None) -> Manifest:
+    spec: Manifest = the("Deployment", values)["spec"]["template"]["spec"]
+    return spec
+
+
+def container(values: dict[str, Any] | None = None) -> Manifest:
+    [found] = pod(values)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment(values: dict[str, Any] | None = None) -> dict[str, str]:
+    """With the pod's name for what Kubernetes fills in."""
+    filled = {"metadata.name": "orca-operator-1a-2b"}
+    return {
+        each["name"]: each["value"] if "value" in each else filled[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in container(values)["env"]
+    }
+
+
+def test_there_is_one_operator_and_the_old_one_ends_first() -> None:
+    spec = the("Deployment")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "Recreate"}
+
+
+def test_it_satisfies_the_restricted_level_with_a_read_only_root() -> None:
+    level = pod()["securityContext"]
+    assert level["runAsNonRoot"] is True
+    assert level["runAsUser"] == 65532
+    assert level["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = container()["securityContext"]
+    assert own["allowPrivilegeEscalation"] is False
+    assert own["readOnlyRootFilesystem"] is True
+    assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_all_probes_ask_health_on_the_port_it_listens_on() -> None:
+    [port] = container()["ports"]
+    assert environment()["ORCA_OPERATOR_LISTEN"] == f"0.0.0.0:{port['containerPort']}"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container()[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+
+
+def test_variables_of_services_do_not_mix_with_its_own() -> None:
+    assert the("Service")["metadata"]["name"] == "orca-operator"  # ORCA_OPERATOR_SERVICE_HOST would be unknown
+    assert pod()["enableServiceLinks"] is False
+
+
+def test_only_the_pod_asks_for_the_token() -> None:
+    assert pod()["automountServiceAccountToken"] is True
+    assert the("ServiceAccount")["automountServiceAccountToken"] is False
+
+
+def test_the_whole_cluster_is_served_unless_namespaces_are_named() -> None:
+    assert "ORCA_OPERATOR_NAMESPACES" not in environment()
+    assert environment({"namespaces": ["a", "b"]})["ORCA_OPERATOR_NAMESPACES"] == "a,b"
+
+
+def test_images_are_names_of_the_release() -> None:
+    assert container()["image"] == "orca-operator:0.1.0"
+    found = {name: value for name, value in environment().items() if name.startswith("ORCA_OPERATOR_IMAGE_")}
+    assert found == {
+        f"ORCA_OPERATOR_IMAGE_{role.upper()}": f"orca-{role}:0.1.0"
+        for role in ("gateway", "scheduler", "worker", "pool", "fetch")
+    }
+
+
+@pytest.mark.parametrize(
+    ("images", "reference"),
+    [
+        ({"registry": "example.com:5000/orca"}, "example.com:5000/orca/orca-worker:0.1.0"),
+        ({"tag": "7"}, "orca-worker:7"),
+        ({"worker": "example.com:5000/worker"}, "example.com:5000/worker:0.1.0"),
+        ({"registry": "example.com", "tag": "7", "worker": "other/worker:8"}, "other/worker:8"),
+        ({"registry": "example.com", "worker": "other/worker@sha256:12ab"}, "other/worker@sha256:12ab"),
+    ],
+)
+def test_an_image_takes_registry_and_tag_unless_it_has_its_own(images: dict[str, str], reference: str) -> None:
+    assert environment({"images": images})["ORCA_OPERATOR_IMAGE_WORKER"] == reference
+
+
+def test_how_its_own_image_is_pulled_can_be_said() -> None:
+    values = {"images": {"pullPolicy": "Always", "pullSecrets": ["one", "two"]}}
+    assert container(values)["imagePullPolicy"] == "Always"
+    assert pod(values)["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "variable", "value"),
+    [
+        ({"operator": {"logLevel": "debug"}}, "ORCA_OPERATOR_LOG_LEVEL", "debug"),
+        ({"operator": {"resyncSeconds": 3600}}, "ORCA_OPERATOR_RESYNC_SECONDS", "3600"),
+        ({"networkPolicies": {"deployments": True}}, "ORCA_OPERATOR_NETWORK_POLICIES", "true"),
+    ],
+)
+def test_settings_reach_the_operator_as_variables(values: dict[str, Any], variable: str, value: str) -> None:
+    assert environment(values)[variable] == value
+
+
+def test_the_operator_understands_its_variables() -> None:
+    values = {"namespaces": ["a", "b"], "operator": {"resyncSeconds": 60, "logLevel": "debug"}, "images": {"tag": "7"}}
+    settings = parse_settings([], environment(values | {"networkPolicies": {"deployments": True}}))
+    assert settings.namespaces == ("a", "b")
+    assert (settings.resync_seconds, settings.log_level) == (60, "debug")
+    assert settings.release.worker == "orca-worker:7"
+    assert settings.network_policies
+
+
+def test_an_operator_acts_by_a_lease_of_the_release_in_the_name_of_its_pod() -> None:
+    terms = parse_settings([], environment()).lease_terms
+    assert terms is not None
+    assert (terms.namespace, terms.name, terms.identity) == ("system", "orca-operator", "orca-operator-1a-2b")
+
+
+def test_resources_can_be_replaced() -> None:
+    assert container({"operator": {"resources": {"requests": {"cpu": 2}}}})["resources"]["requests"]["cpu"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priorityClassName", "system-cluster-critical"),
+        ("nodeSelector", {"pool": "system"}),
+    ],
+)
+def test_its_place_can_be_chosen(name: str, value: object) -> None:
+    assert name not in pod()
+    assert pod({"operator": {name: value}})[name] == value
+
+
+def test_it_leaves_a_lost_node_soon_whatever_else_it_tolerates() -> None:
+    more = {"key": "a", "operator": "Exists", "effect": "NoSchedule"}
+    given, *own = pod({"operator": {"tolerations": [more]}})["tolerations"]
+    assert given == more
+    assert own == pod()["tolerations"]
+    assert [(each["key"], each["tolerationSeconds"]) for each in own] == [
+        ("node.kubernetes.io/not-ready", 10),
+        ("node.kubernetes.io/unreachable", 10),
+    ]
+
+
+def test_labels_and_annotations_of_the_pod_are_added() -> None:
+    values = {"operator": {"podLabels": {"team": "serving"}, "podAnnotations": {"note": "yes"}}}
+    metadata = the("Deployment", values)["spec"]["template"]["metadata"]
+    assert metadata["labels"]["team"] == "serving"
+    assert metadata["annotations"] == {"note": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("account", "name"),
+    [({}, "orca-operator"), ({"name": "mine"}, "mine"), ({"create": False}, "default")],
+)
+def test_the_pod_and_its_rights_have_the_same_account(account: dict[str, Any], name: str) -> None:
+    values = {"serviceAccount": account}
+    assert pod(values)["serviceAccountName"] == name
+    [subject] = the("ClusterRoleBinding", values)["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": name, "namespace": "system"}
+
+
+def test_the_account_can_have_annotations() -> None:
+    account = the("ServiceAccount", {"serviceAccount": {"annotations": {"role": "reader"}}})
+    assert account["metadata"]["annotations"] == {"role": "reader"}

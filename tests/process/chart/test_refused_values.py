@@ -1,0 +1,75 @@
+"""Values that Helm refuses, each with its name."""
+
+from typing import Any
+
+import pytest
+
+from support.chart.rendering import CHART, Refused, needs_helm, render
+from values_table import read_values
+
+VALUES = (CHART / "values.yaml").read_text()
+
+
+@needs_helm
+@pytest.mark.parametrize("path", [*(value.path for value in read_values(VALUES)), "images", "monitoring.rules"])
+def test_a_wrong_name_beside_a_value_is_refused_by_name(path: str) -> None:
+    *parents, last = path.split(".")
+    values: Any = {f"{last}Mistyped": 1}
+    for parent in reversed(parents):
+        values = {parent: values}
+    with pytest.raises(Refused, match=f"{'/'.join(parents)}.*'{last}Mistyped' not allowed"):
+        render(values)
+
+
+@needs_helm
+@pytest.mark.parametrize("path", [value.path for value in read_values(VALUES)])
+def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
+    values: Any = 1.5
+    for name in reversed(path.split(".")):
+        values = {name: values}
+    with pytest.raises(Refused, match=f"/{path.replace('.', '/')}'"):
+        render(values)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"operator": {"resyncSeconds": 4}}, "/operator/resyncSeconds"),
+        ({"operator": {"logLevel": "loud"}}, "/operator/logLevel"),
+        ({"operator": {"resources": {"limits": {"memory": "1 GB"}}}}, "/operator/resources/limits/memory"),
+        ({"operator": {"tolerations": [{"keys": "a"}]}}, "/operator/tolerations/0"),
+        ({"images": {"pullPolicy": "Sometimes"}}, "/images/pullPolicy"),
+        ({"images": {"registry": "example.com/"}}, "/images/registry"),
+        ({"images": {"registry": "https://example.com/orca"}}, "/images/registry"),
+        ({"images": {"registry": "example.com/Upper"}}, "/images/registry"),
+        ({"images": {"worker": ""}}, "/images/worker"),
+        ({"serviceAccount": {"name": "Not_A_Name"}}, "/serviceAccount/name"),
+        ({"namespaces": ["Upper"]}, "/namespaces/0"),
+        ({"namespaces": ["a", "a"]}, "/namespaces"),
+        ({"networkPolicies": {"operatorEgressPorts": [0]}}, "/networkPolicies/operatorEgressPorts/0"),
+        ({"monitoring": {"labels": {"a": 1}}}, "/monitoring/labels/a"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_value_is_refused_with_its_place(values: dict[str, Any], place: str) -> None:
+    with pytest.raises(Refused, match=f"'{place}'"):
+        render(values)
+
+
+@needs_helm
+@pytest.mark.parametrize("part", ["crds", "images", "operator", "serviceAccount", "monitoring"])
+def test_a_part_that_is_taken_away_is_missed_by_its_name(part: str) -> None:
+    with pytest.raises(Refused, match=f"missing property '{part}'"):
+        render({part: None})
+
+
+@needs_helm
+def test_an_alert_that_does_not_exist_cannot_be_left_out() -> None:
+    with pytest.raises(Refused, match="no alert named OrcaMistyped"):
+        render({"monitoring": {"rules": {"enabled": True, "disabled": ["OrcaMistyped"]}}})
+
+
+@needs_helm
+def test_a_chart_that_contains_this_one_may_set_global_values() -> None:
+    assert render({"global": {"imageRegistry": "example.com"}}) == render()

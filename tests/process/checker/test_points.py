@@ -1,0 +1,83 @@
+"""The hooks of the checker in real processes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from checker.faults.freezes import standing_by
+from checker.points.mutants import MUTANTS
+from checker.points.names import DROP_REPLY, KILL_BEFORE
+
+E2E = Path(__file__).parents[3] / "e2e"
+
+# A commit of one entry to a Redis that is not there, or is `lambda`, inside a process that says it is a scheduler.
+COMMIT = """
+import asyncio, sys
+from orca.core.domain.errors import PoolUnavailable
+from orca.pool import redis_link
+said = []
+async def commit():
+    link = object.__new__(redis_link.RedisLink)
+    try:
+        await redis_link.RedisLink.run(link, "commit")
+    except PoolUnavailable as error:
+        print(error)
+    except AttributeError:
+        print("called")
+for _ in range(2):
+    asyncio.run(commit())
+"""
+
+
+def arm(folder: Path, **order: Any) -> None:
+    wanted = {"part": "scheduler", "call": "redis.commit", "nth": 1, "action": DROP_REPLY} | order
+    (folder / "armed").write_text(json.dumps(wanted))
+
+
+@pytest.mark.parametrize(("action", "status"), [(KILL_BEFORE, -9), (DROP_REPLY, 0)])
+def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
+    tmp_path: Path, action: str, status: int
+) -> None:
+    arm(tmp_path, action=action)
+    paths = [str(E2E / "checker" / "points" / "inject"), str(E2E), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "ORCA_CHECKER_INJECT": str(tmp_path)}
+    command = [sys.executable, "-c", COMMIT, "orca.cli.main", "scheduler"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == status, ran.stderr
+    assert (tmp_path / "fired").exists()
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path) -> None:
+    module, _ = MUTANTS[name]
+    made = (
+        "from orca.pool.redis.transitions import all_transitions; "
+        "from orca.pool.schemas import SCHEMAS; all_transitions(SCHEMAS)"
+    )
+    code = f"from checker.points import mutants; mutants.install({name!r}); import {module}; {made}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, timeout=100, check=True)
+
+
+async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_with_it(tmp_path: Path) -> None:
+    code = "import time; print('another process holds the seat', flush=True); time.sleep(300)"
+    first = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.DEVNULL)
+    process = psutil.Process(first.pid)
+    scene: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
+    try:
+        async with standing_by(scene):
+            children = [child for child in psutil.Process().children() if child.pid != first.pid]
+            # Other tests' servers may be children of this process, too.
+            [standby] = [child for child in children if child.cmdline() == process.cmdline()]
+        assert not standby.is_running()
+    finally:
+        first.kill()
+        await first.wait()

@@ -1,0 +1,46 @@
+"""The `orca` command as a process of its own: what it imports, and how it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orca.cli.main import COMMANDS
+
+
+def test_help_names_every_command_and_imports_none_of_them() -> None:
+    code = "import sys; from orca.cli.main import main\ntry: main(['--help'])\nfinally: print(sorted(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert [name for name in COMMANDS if f"\n  {name} " not in shown] == []
+    assert [name for name in ("'torch'", "'grpc'", "'redis'", "'rich'", "'orca.cli.up'") if name in shown] == []
+
+
+def test_up_waits_for_no_library_that_only_its_parts_need() -> None:
+    code = "import sys, orca.cli.up.main; print(*sys.modules)"
+    brought = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "redis", "fastapi", "uvicorn", "tokenizers", "prometheus_client"} & {*brought}
+
+
+@pytest.mark.parametrize("script", ["system.measure_memory", "system.measure_start", "pool.measure_pool"])
+def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
+    line = [sys.executable, "-m", f"support.{script}", "--help"]
+    tests = Path(__file__).parents[2]
+    shown = subprocess.run(line, cwd=tests, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"usage: {script.rpartition('.')[2]}.py ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a process 1 is made by root only")
+def test_the_first_process_of_a_container_ends_by_a_sigterm_while_it_still_imports() -> None:
+    code = "import time, orca.cli.main as m; m._exit_on_sigterm(); print('up', flush=True); time.sleep(60)"
+    apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(apart, stdout=subprocess.PIPE, text=True) as outside:
+        assert outside.stdout is not None
+        assert outside.stdout.readline() == "up\n"
+        [inside] = psutil.Process(outside.pid).children()
+        inside.terminate()
+        assert outside.wait(30) == 128 + signal.SIGTERM

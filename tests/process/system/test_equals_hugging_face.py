@@ -1,0 +1,147 @@
+"""Output equals Hugging Face, token for token, whatever the layout, the batch, the choices and the arrivals.
+
+Greedy requests are compared with `generate`; sampled ones, with a seed, with what the definition of sampling draws from
+Hugging Face's logits, so that they are the same in all settings and also right.
+"""
+
+import random
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.domain.request import SamplingParams
+from support.pairs import full, pairwise
+from support.system.hugging_face import Reference, Verdict, generate, sample
+from support.system.running_group import GREEDY, RunningGroup, Work
+from support.worker.tiny_models import FAMILIES, tiny_checkpoint
+
+LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
+DIVIDED_LAYOUTS = ((3, 1), (2, 2))
+"""What the others have is in these, too: first, middle and last stages, and layers that ranks share. In `make test`
+families take turns with them: most of a system's time is its start."""
+# Up to four ranks load torch at once: on a busy machine that alone takes a minute.
+pytestmark = pytest.mark.timeout(600)
+
+SETTINGS = {
+    "family": FAMILIES,
+    "layout": LAYOUTS,
+    # The cover takes the first where any would do: most often many requests side by side.
+    "max_batch_size": (16, 3, 1),
+    "prefetch": (0, 1),
+    "max_batch_tokens": (None, 24),  # chunked prefill off and on; above the largest batch
+}
+GREEDY_REQUESTS, SAMPLED_REQUESTS = 100, 20
+TEMPERATURE = 0.8
+VOCABULARY = 190  # smaller than that of every family
+
+Case = dict[str, Any]
+
+
+class Oracles:
+    """Each family's checkpoint, its requests and what Hugging Face makes of them, made once. Counts all verdicts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.compared = 0
+        self.excused = 0
+        self._known: dict[tuple[str, int], tuple[Path, list[Work], list[Reference]]] = {}
+
+    def of(self, family: str, stride: int) -> tuple[Path, list[Work], list[Reference]]:
+        """Args: stride: only every so many of the requests."""
+        if (family, stride) not in self._known:
+            folder = tiny_checkpoint(family, self._folder / f"{family}-{stride}")
+            works = some_works(seed=FAMILIES.index(family))[::stride]
+            greedy = [work for work in works if work.sampling is GREEDY]
+            sampled = works[len(greedy) :]
+            references = generate(folder, [(work.prompt, work.max_new_tokens) for work in greedy])
+            seeded = [(work.prompt, work.max_new_tokens, work.sampling.seed) for work in sampled]
+            references += sample(folder, seeded, TEMPERATURE)
+            self._known[family, stride] = folder, works, references
+        return self._known[family, stride]
+
+
+def some_works(seed: int) -> list[Work]:
+    """Mixed lengths that arrive at random: in bursts, and with pauses in which early ones end."""
+    chance = random.Random(seed)
+    return [
+        Work(
+            prompt=tuple(chance.randrange(2, VOCABULARY) for _ in range(chance.randint(1, 40))),
+            max_new_tokens=chance.randint(1, 20),
+            sampling=GREEDY if number < GREEDY_REQUESTS else SamplingParams(temperature=TEMPERATURE, seed=number),
+            wait_s=chance.choice((0.0, 0.0, chance.uniform(0.0, 0.02))),
+        )
+        for number in range(GREEDY_REQUESTS + SAMPLED_REQUESTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracles]:
+    oracles = Oracles(tmp_path_factory.mktemp("models"))
+    yield oracles
+    assert oracles.excused <= max(1, oracles.compared // 10_000), f"{oracles.excused} of {oracles.compared} excused"
+
+
+def systems(cases: list[Case]) -> list[Any]:
+    """The cases by the processes they need: what differs in choices only shares a running system."""
+    groups: dict[tuple[str, tuple[int, int]], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case["family"], case["layout"]), []).append(case)
+    return [
+        pytest.param(family, layout, of_system, id=f"{family}-{layout[0]}x{layout[1]}")
+        for (family, layout), of_system in sorted(groups.items())
+    ]
+
+
+def cover() -> list[Case]:
+    """Any two settings meet, but that each family is divided in one way only."""
+    cases = pairwise(SETTINGS | {"layout": ((1, 1), *DIVIDED_LAYOUTS)})
+    divided = dict(zip(FAMILIES, cycle(DIVIDED_LAYOUTS), strict=False))
+    return [each if each["layout"] == (1, 1) else each | {"layout": divided[each["family"]]} for each in cases]
+
+
+@pytest.mark.parametrize(("family", "layout", "cases"), systems(cover()))
+async def test_output_equals_hugging_face(
+    oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case]
+) -> None:
+    await check_system(oracles, family, layout, cases, stride=2, alone_stride=2)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("family", "layout", "cases"), systems(full(SETTINGS)))
+async def test_output_equals_hugging_face_in_every_combination(
+    oracles: Oracles, family: str, layout: tuple[int, int], cases: list[Case]
+) -> None:
+    await check_system(oracles, family, layout, cases)
+
+
+async def check_system(
+    oracles: Oracles,
+    family: str,
+    layout: tuple[int, int],
+    cases: list[Case],
+    *,
+    stride: int = 1,
+    alone_stride: int = 1,
+) -> None:
+    """Serve the requests under each case, in the same processes, and compare every token.
+
+    Args:
+        stride: only every so many of them.
+        alone_stride: of these, where each runs alone, which takes a step for each token.
+    """
+    folder, all_works, all_references = oracles.of(family, stride)
+    with RunningGroup(folder, stages=layout[0], tensor=layout[1]) as group:
+        for case in cases:
+            choices = {name: case[name] for name in ("max_batch_size", "prefetch", "max_batch_tokens")}
+            apart = alone_stride if case["max_batch_size"] == 1 else 1
+            works, references = all_works[::apart], all_references[::apart]
+            outputs = await group.serve(works, **choices)
+            verdict = Verdict()
+            for number, (output, reference) in enumerate(zip(outputs, references, strict=True)):
+                verdict.compare(f"request {number} under {choices}", output.ids, reference)
+            assert not verdict.wrong, "\n".join(verdict.wrong)
+            oracles.compared += verdict.compared
+            oracles.excused += verdict.excused

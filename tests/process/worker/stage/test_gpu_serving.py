@@ -1,0 +1,106 @@
+"""Whole lives of requests as GPUs serve them: recorded steps, and tokens that are drawn, counted and fed on the device.
+
+Without a GPU kernels run in Triton's interpreter, and a recording calls again what was recorded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from orca.core.domain.request import SamplingParams
+from orca.kernels.device import use_kernels
+from orca.kernels.gpu.kernels import TritonKernels
+from orca.kernels.plain import PlainKernels
+from orca.worker.stage.sampling import DeviceSampler
+from support.worker.stage_driver import GREEDY, Ask, Chain, serve
+from support.worker.tiny_models import tiny_checkpoint
+
+VOCAB = 199
+PROMPTS = ([5, 80, 17, 44, 102], [63], [31, 120, 7, 7, 9, 11, 150, 2, 3])
+SAMPLED = (
+    SamplingParams(seed=1, temperature=0.9),
+    SamplingParams(seed=2, temperature=0.7, top_p=0.8, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParams(seed=3, top_k=9, repetition_penalty=1.4, min_tokens=4, logit_bias=((1, 20.0), (30, -5.0))),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"), seed=1, num_hidden_layers=2)
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with use_kernels("cuda" if torch.cuda.is_available() else "cpu", TritonKernels()):
+        yield
+
+
+@pytest.fixture
+def plain() -> Iterator[None]:
+    with use_kernels("cuda" if torch.cuda.is_available() else "cpu", PlainKernels()):
+        yield
+
+
+def asks(params: tuple[SamplingParams, ...], new_tokens: int = 9) -> list[Ask]:
+    """They join one by one."""
+    both = zip(PROMPTS, params, strict=True)
+    return [Ask(prompt, new_tokens, each, arrival=2 * place) for place, (prompt, each) in enumerate(both)]
+
+
+def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) -> list[Ask]:
+    chunk = options.pop("chunk", None)
+    chain = Chain(folder, packs=True, **options)  # type: ignore[arg-type]
+    asked = asks(params)
+    serve(chain, asked, chunk=chunk)  # type: ignore[arg-type]
+    chain.close()
+    return asked
+
+
+@pytest.mark.parametrize("feeds_tokens", [False, True])
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_are_those_of_plain_kernels_and_of_the_hosts_sampler(
+    params: tuple[SamplingParams, ...], stages: int, feeds_tokens: bool, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue("plain")
+    expected = [ask.output for ask in served(folder, params)]
+    with use_kernels("cuda" if torch.cuda.is_available() else "cpu", TritonKernels()):
+        found = served(folder, params, stages=stages, feeds_tokens=feeds_tokens, chunk=4)
+    assert [ask.output for ask in found] == expected
+
+
+@pytest.mark.usefixtures("gpu")
+def test_most_steps_are_recorded_and_the_device_draws(folder: Path) -> None:
+    chain = Chain(folder, packs=True, feeds_tokens=True)
+    [[stage]] = chain.stages
+    assert isinstance(stage._sampler, DeviceSampler)
+    serve(chain, asks(SAMPLED))
+    assert stage._recorded is not None
+    assert {size.tokens for size in stage._recorded._recordings} == {1, 2, 4}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_log_probabilities_are_told_though_the_device_draws(folder: Path) -> None:
+    asking = tuple(replace(each, logprobs=2) for each in SAMPLED)
+    found = served(folder, asking)
+    with use_kernels("cuda" if torch.cuda.is_available() else "cpu", PlainKernels()):
+        expected = served(folder, asking)
+    for ask, other in zip(found, expected, strict=True):
+        for one, wanted in zip(ask.sampled, other.sampled, strict=True):
+            assert one.token.id == wanted.token.id
+            assert one.token.logprob is not None
+            assert wanted.token.logprob is not None
+            assert one.token.logprob.logprob == pytest.approx(wanted.token.logprob.logprob, abs=1e-4)
+            assert [token for token, _ in one.token.logprob.top] == [token for token, _ in wanted.token.logprob.top]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_request_goes_on_behind_its_log_as_it_would_have(folder: Path) -> None:
+    whole = served(folder, SAMPLED)
+    again = [Ask(ask.prompt, ask.max_new_tokens, ask.params, log=ask.output[:3]) for ask in whole]
+    serve(Chain(folder, packs=True), again)
+    assert [ask.output for ask in again] == [ask.output for ask in whole]

@@ -1,0 +1,223 @@
+"""core.domain.model: what every service reads of a model folder, and what is refused."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import count_parameters, load_model_info, tokenizer_file
+from support.worker.tiny_models import reference_model, tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama") / "tiny")
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def edit(folder: Path, name: str = "config.json", **values: Any) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_folder_tells_its_name_limits_and_special_tokens(original: Path) -> None:
+    info = load_model_info(original)
+    assert (info.name, info.architecture, info.dtype) == ("tiny", "llama", "float32")
+    assert (info.vocab_size, info.max_model_len, info.num_layers) == (199, 96, 3)
+    assert (info.bos_token_id, info.eos_token_ids) == (0, (1,))
+
+
+def test_reading_it_takes_no_torch() -> None:
+    import subprocess
+
+    code = "import sys, orca.core.domain.model; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_generation_config_says_how_a_request_ends_before_config_does(folder: Path) -> None:
+    edit(folder, "generation_config.json", eos_token_id=[9, 4, 9])
+    assert load_model_info(folder).eos_token_ids == (4, 9)
+    edit(folder, "generation_config.json", eos_token_id=[4, 199, 50_000])
+    assert load_model_info(folder).eos_token_ids == (4,), "what the vocabulary lacks is never drawn, and masks nothing"
+    edit(folder, "generation_config.json", eos_token_id=None)
+    assert load_model_info(folder).eos_token_ids == ()
+    (folder / "generation_config.json").unlink()
+    assert load_model_info(folder).eos_token_ids == (1,)
+
+
+def test_a_shorter_length_may_be_asked_for_and_changes_no_revision(original: Path) -> None:
+    info = load_model_info(original, name="mine", max_model_len=40)
+    assert (info.name, info.max_model_len) == ("mine", 40)
+    assert info.revision == load_model_info(original).revision
+
+
+def test_a_copy_elsewhere_is_the_same_revision(original: Path, folder: Path) -> None:
+    assert load_model_info(folder).revision == load_model_info(original).revision
+
+
+def _flip_a_weight(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: edit(folder, rms_norm_eps=1e-5),
+        lambda folder: edit(folder, "generation_config.json", eos_token_id=7),
+        lambda folder: edit(folder, "tokenizer.json", version="1.1"),
+        _flip_a_weight,
+    ],
+    ids=["config", "generation-config", "tokenizer", "weights"],
+)
+def test_whatever_decides_outputs_is_part_of_the_revision(folder: Path, change: Callable[[Path], None]) -> None:
+    before = load_model_info(folder).revision
+    change(folder)
+    assert load_model_info(folder).revision != before
+
+
+def test_the_dtype_is_part_of_the_revision(original: Path) -> None:
+    assert load_model_info(original, dtype="bfloat16").revision != load_model_info(original).revision
+
+
+def test_the_quantization_is_part_of_the_revision(original: Path) -> None:
+    assert load_model_info(original, quantization="int8").revision != load_model_info(original).revision
+
+
+def test_a_large_file_is_sampled_and_not_read_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orca.core.domain.model._WHOLE_FILE_BYTES", 1000)
+    monkeypatch.setattr("orca.core.domain.model._PIECES", 5)
+    monkeypatch.setattr("orca.core.domain.model._PIECE_BYTES", 8)
+    before = load_model_info(folder).revision
+    _flip_a_weight(folder)  # inside the last piece
+    assert load_model_info(folder).revision != before
+
+
+def _replace(folder: Path, name: str, content: str | bytes | None) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no folder": (lambda folder: shutil.rmtree(folder), "is not a folder"),
+    "no config": (lambda folder: _replace(folder, "config.json", None), "no config.json"),
+    "bad JSON": (lambda folder: _replace(folder, "config.json", "{"), "cannot be read as JSON"),
+    "a JSON list": (lambda folder: _replace(folder, "config.json", "[]"), "does not hold a JSON object"),
+    "remote code": (lambda folder: edit(folder, auto_map={"AutoModel": "x.Y"}), "auto_map"),
+    "unknown family": (lambda folder: edit(folder, model_type="t5"), "model_type 't5' is not one of gpt2, opt"),
+    "not a text generator": (lambda folder: edit(folder, architectures=["LlamaModel"]), "architectures"),
+    "no vocabulary": (lambda folder: edit(folder, vocab_size=None), "vocab_size is None"),
+    "a layer count of 0": (lambda folder: edit(folder, num_hidden_layers=0), "num_hidden_layers is 0"),
+    "odd EOS": (lambda folder: edit(folder, "generation_config.json", eos_token_id="x"), "eos_token_id 'x'"),
+    "no weights": (lambda folder: _replace(folder, "model.safetensors", None), "no *.safetensors"),
+    "cut weights": (lambda folder: _replace(folder, "model.safetensors", b"\0\1"), "not a whole safetensors file"),
+    "a header beyond the file": (
+        lambda folder: _replace(folder, "model.safetensors", b"\xff\0\0\0\0\0\0\0{}"),
+        "its header length is 255",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(name: str, folder: Path) -> None:
+    spoil, reason = REFUSED[name]
+    spoil(folder)
+    with pytest.raises(ModelError, match=reason.replace("*", r"\*")) as refused:
+        load_model_info(folder)
+    assert str(folder) in str(refused.value)
+
+
+def test_pickled_weights_alone_are_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        load_model_info(folder)
+
+
+@pytest.mark.parametrize("more", [-1, 9])
+def test_weights_of_another_length_are_refused_before_any_process_starts(folder: Path, more: int) -> None:
+    path = folder / "model.safetensors"
+    whole = path.stat().st_size
+    os.truncate(path, whole + more)
+    with pytest.raises(ModelError, match=f"{path} is not a whole .* it has {whole + more} bytes instead of {whole}"):
+        count_parameters(folder)
+
+
+def test_a_header_that_ends_nowhere_is_refused(folder: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e400]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="its header cannot be read"):
+        count_parameters(folder)
+
+
+def test_parameters_are_counted_over_all_files_by_their_headers(folder: Path) -> None:
+    counted = count_parameters(folder)
+    assert counted == sum(parameter.numel() for parameter in reference_model(folder).parameters())
+    shutil.copy(folder / "model.safetensors", folder / "b.safetensors")
+    weight_map = {"x": "model.safetensors", "y": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert count_parameters(folder) == 2 * counted
+
+
+@pytest.mark.parametrize("header", [b"not JSON", b'{"x": 5}   ', b'["x"]'])
+def test_a_header_without_shapes_is_refused(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="its header cannot be read"):
+        count_parameters(folder)
+
+
+def test_several_weight_files_need_an_index(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "b.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    with pytest.raises(ModelError, match=r"2 safetensors files but no model\.safetensors\.index\.json"):
+        load_model_info(folder)
+
+
+@pytest.mark.parametrize("named", ["missing.safetensors", "../outside.safetensors"])
+def test_an_index_may_only_name_files_of_its_folder(folder: Path, named: str) -> None:
+    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": named}}))
+    with pytest.raises(ModelError, match="which is not a file of"):
+        load_model_info(folder)
+
+
+@pytest.mark.parametrize("length", [0, 97])
+def test_a_length_the_model_does_not_have_is_refused(original: Path, length: int) -> None:
+    with pytest.raises(ModelError, match=r"outside 1\.\.96"):
+        load_model_info(original, max_model_len=length)
+
+
+def test_a_dtype_that_is_not_served_is_refused(original: Path) -> None:
+    with pytest.raises(ModelError, match="'int8' is not one of"):
+        load_model_info(original, dtype="int8")
+
+
+def test_a_quantization_that_is_not_served_is_refused(original: Path) -> None:
+    with pytest.raises(ModelError, match="'int4' is not one of int8"):
+        load_model_info(original, quantization="int4")
+
+
+def test_a_tokenizer_is_asked_for_only_where_one_is_needed(folder: Path) -> None:
+    assert tokenizer_file(folder) == folder / "tokenizer.json"
+    (folder / "tokenizer.json").unlink()
+    load_model_info(folder)
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        tokenizer_file(folder)
+
+
+def test_dynamic_scaling_lengthens_the_model_by_its_factor(folder: Path) -> None:
+    edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.5})
+    assert load_model_info(folder).max_model_len == 240

@@ -1,0 +1,45 @@
+"""The mark of a rank moves with its layers."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import torch
+
+from orca.core.domain.step import Epoch, Row, Step
+from orca.kernels.device import kernels_of
+from orca.worker.parallel.progress import Progress
+from orca.worker.rank.marked_layers import mark_parts
+from support.worker.engine_builders import new_request
+
+
+def step(tokens: int) -> Step:
+    row = Row(handle=1, start=0, count=tokens, sample=True)
+    return Step(epoch=Epoch(1, "test"), number=1, new=(new_request(1, (1,) * tokens, 1),), rows=(row,))
+
+
+def test_layers_move_the_mark_when_they_have_run() -> None:
+    progress = Progress()
+    progress.at("computes")
+    mark = progress.mark
+    for device in (torch.device("cpu"), torch.device("meta")):
+        model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
+        mark_parts(model, progress)
+        [layer] = model.layers
+        with kernels_of(device).deferred():
+            layer(torch.zeros(1, 1), Mock())
+            layer.keep(torch.zeros(1, 1), Mock())
+            assert progress.mark == mark + (0 if device.type == "cpu" else 2)
+        mark += 2
+        assert progress.mark == mark
+
+
+class Unchanging:
+    """A layer."""
+
+    only_kernels = True
+
+    def __call__(self, x: torch.Tensor, step: object) -> torch.Tensor:  # noqa: ARG002 - the shape of a layer
+        return x
+
+    def keep(self, x: torch.Tensor, step: object) -> None: ...

@@ -1,0 +1,75 @@
+"""The real scheduler loop on engines behind one seam: what comes out is what each request gets alone, without a loop.
+
+The third engine, over gRPC, runs under the loop in test_pipeline.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from orca.core.domain.engine import Engine, EngineShape
+from orca.core.domain.request import End, FinishReason, Request
+from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, seeded_tokens
+from orca.worker.models.build import load_stage
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.local_engine import LocalEngine
+from support.worker.engine_builders import BLOCK_TOKENS
+from support.worker.scheduled import Scheduled, a_request, alone
+
+MakeEngine = Callable[[int, int], Engine]  # from stages and prefetch
+
+LONG = a_request("request1", range(3, 12), 150)  # runs while the others come and go
+SHORT = a_request("request2", (5,), 6)
+STOPPED = a_request("request3", (40, 41, 42, 43, 44, 45), 40)
+LATE = a_request("request4", range(20, 34), 20)
+
+
+def local_engine(model: Path) -> MakeEngine:
+    def make(stages: int, prefetch: int) -> Engine:
+        models = [load_stage(model, Shard(stage=stage, stages=stages), packs=False) for stage in range(stages)]
+        return LocalEngine(models, slots=512, block_tokens=BLOCK_TOKENS, prefetch=prefetch)
+
+    return make
+
+
+def simulated_engine(model: Path) -> MakeEngine:  # noqa: ARG001 - its tokens are its model
+    def make(stages: int, prefetch: int) -> Engine:  # noqa: ARG001 - it has both kinds of rows
+        shape = EngineShape(stages=stages, slots=512, block_tokens=BLOCK_TOKENS, max_model_len=256)
+        return SimulatedEngine(shape, cost=CostModel(step_us=1_000), tokens=seeded_tokens(7, vocab_size=97))
+
+    return make
+
+
+def stopping_at(request: Request, tokens: Sequence[int], index: int) -> tuple[Request, list[int]]:
+    """The request with its token at `index` as a stop token. Returns: it, and its tokens now."""
+    stop = tokens[index]
+    stopped = a_request(request.parent, request.prompt, request.max_new_tokens, stop_token_ids=(stop,))
+    return stopped, list(tokens[: tokens.index(stop) + 1])
+
+
+async def outcomes_of(group: Scheduled, early: Sequence[Request], late: Request) -> dict[str, tuple[list[int], End]]:
+    """Submit one more when the first of the others has a token. Returns: the log of each."""
+    for request in early:
+        await group.submit(request)
+    await group.first_token_of(early[0])
+    await group.submit(late)
+    return {request.id: await group.outcome_of(request) for request in (*early, late)}
+
+
+@pytest.mark.parametrize(("stages", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize("kind", [local_engine, simulated_engine])
+async def test_who_joins_late_or_leaves_early_under_the_loop_gets_the_tokens_it_gets_alone(
+    tiny_model: Path, kind: Callable[[Path], MakeEngine], stages: int, prefetch: int
+) -> None:
+    make = kind(tiny_model)
+    expected = await alone(make(stages, 0), (LONG, SHORT, STOPPED, LATE))
+    stopped, expected[STOPPED.id] = stopping_at(STOPPED, expected[STOPPED.id], 4)
+    async with Scheduled(make(stages, prefetch), max_batch_size=4, prefetch=prefetch) as group:
+        outcomes = await outcomes_of(group, (LONG, SHORT, stopped), LATE)
+    assert {name: tokens for name, (tokens, _) in outcomes.items()} == expected
+    reasons = {name: end.reason for name, (_, end) in outcomes.items()}
+    assert reasons == dict.fromkeys(expected, FinishReason.LENGTH) | {STOPPED.id: FinishReason.STOP}
+    steps = group.steps_of(LONG)
+    assert steps[0] < group.steps_of(LATE)[0] < steps[-1], "it came in the middle"
+    assert max(group.steps_of(SHORT)[-1], group.steps_of(stopped)[-1]) < steps[-1], "they did not wait for it"

@@ -1,0 +1,46 @@
+"""`orca pool` on a Redis."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orca.cli.main import main
+from orca.cli.up.plan import DEPLOYMENT
+from orca.core.domain.request import SCHEMA
+from orca.pool.redis.access import LocalAccess
+from orca.pool.redis.embedded import EmbeddedRedis
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[str]:
+    """The data folder of an `orca up` of which only the Redis runs."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with EmbeddedRedis(folder, access=LocalAccess.prepare(folder, DEPLOYMENT)):
+        yield str(tmp_path)
+
+
+def test_stats_names_what_is_in_the_pool(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "stats", "--data", data]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["queued"], shown["revision"], shown["schema"]) == ("0", "-", str(SCHEMA))
+
+
+def test_an_external_redis_is_asked_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedRedis(tmp_path) as redis:
+        assert main(["pool", "stats", "--pool", redis.url, "--deployment", "d"]) == 0
+    assert "queued" in capsys.readouterr().out
+
+
+def test_the_schema_in_force_is_told_and_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "schema", "--data", data]) == 0
+    assert main(["pool", "schema", str(SCHEMA), "--data", data]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"schema {SCHEMA} is in force; 0 requests")
+    assert said[1] == f"schema {SCHEMA} is in force, before it was {SCHEMA}"
+
+
+def test_a_schema_that_nobody_writes_is_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "schema", "99", "--data", data]) == 1
+    assert f"schema {SCHEMA} stays in force" in capsys.readouterr().err

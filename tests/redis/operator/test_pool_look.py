@@ -1,0 +1,58 @@
+"""What a look asks a pool on Redis, and tells it."""
+
+import asyncio
+import base64
+from pathlib import Path
+
+import pytest
+
+from orca.core.domain.errors import OrcaError
+from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
+from orca.operator.domain.actions import PromiseSlots
+from orca.operator.domain.resource import Json
+from support.operator.deployments import deployment
+from support.operator.pool_hand import PoolHand
+
+LIMIT_S = 30.0
+
+EXTERNAL = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
+
+
+def secret(**texts: str) -> Json:
+    return {"data": {key.replace("_", "."): base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
+
+
+def promise(slots: int, *, expected: int) -> PromiseSlots:
+    return PromiseSlots(revision="r1", slots=slots, expected=expected, reason="the spec says so")
+
+
+async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_that(
+    redis_login: dict[str, str], tmp_path: Path
+) -> None:
+    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+
+    def begin() -> None:
+        pool.form("r1", 7, slots=64)
+        pool.submit("small", "r1", need=48)
+        pool.submit("large", "r1", need=60)
+
+    await asyncio.to_thread(begin)
+    assert (await poll_pool(EXTERNAL, login, None)).larger_requests == 0
+    found = await poll_pool(EXTERNAL, login, 50)
+    assert (found.problem, found.revision, found.promised_slots) == (None, "r1", 64)
+    assert (found.larger_requests, found.smallest_larger_request, found.largest_request) == (1, 60, 60)
+    await asyncio.to_thread(set_promise, EXTERNAL, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
+    with pytest.raises(PromiseChanged, match="the promise to a request was 64 slots, and is 48 by now"):
+        await asyncio.to_thread(set_promise, EXTERNAL, login, promise(96, expected=64), within_s=lambda: LIMIT_S)
+    assert (await poll_pool(EXTERNAL, login, 50)).promised_slots == 48
+
+
+async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
+    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    promised = await asyncio.to_thread(pool.form, "r1", 7, slots=64)
+    told = promise(32, expected=promised)
+    with pytest.raises(OrcaError, match="does not hold the Lease"):
+        await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 0.0)
+    with pytest.raises(OrcaError, match="no answer within"):
+        await asyncio.to_thread(set_promise, EXTERNAL, login, told, within_s=lambda: 1e-6)
+    assert (await poll_pool(EXTERNAL, login, None)).promised_slots == promised

@@ -1,0 +1,87 @@
+"""Records that this release cannot read, as a rollback leaves them: a sweep passes over them to what is behind."""
+
+from typing import Any
+
+import pytest
+
+from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.request import End, FinishReason
+from orca.pool.contract import SKIPPED_FOR_MS
+from orca.pool.records import OnDisconnect, RequestState
+from orca.pool.schemas import SCHEMAS
+from support.pool.beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
+
+UNREADABLE = 9  # a schema number of a release to come
+
+
+async def crowd(bed: Bed, **changes: Any) -> None:
+    """More requests than one sweep script looks at, which this release cannot read, and behind them one that it can."""
+    for number in range(120):
+        await bed.bare.submit(submission(f"a{number}", **changes))
+        await bed.set_record_schema(f"a{number}", UNREADABLE)
+    await bed.bare.submit(submission("last", **changes))
+
+
+async def test_deadlines_behind_many_records_that_cannot_be_read_are_kept(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await crowd(bed, deadline_ms=0)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
+    assert await state(bed, "a0.0") is RequestState.QUEUED
+
+
+async def test_unread_requests_behind_many_records_that_cannot_be_read_are_cancelled(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await crowd(bed)
+    await bed.pass_awake(UNREAD_MS)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.CANCELLED, 0)
+    assert await state(bed, "a0.0") is RequestState.QUEUED
+
+
+async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await crowd(bed, on_disconnect=OnDisconnect.KEEP)
+    await bed.pool.promise_slots("r2", 100)
+    await bed.pool.set_revision("r2", 2)
+    await bed.pass_awake(SETTINGS.retire_ms)
+    await bed.pool.sweep()
+    assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
+    assert await state(bed, "a0.0") is RequestState.QUEUED
+
+
+async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_can(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    for parent in ("a", "b"):
+        await bed.pool.submit(submission(parent, max_new_tokens=100))
+    await bed.set_record_schema("a", UNREADABLE)
+    await bed.pool.promise_slots(REVISION, 64)
+    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
+
+
+async def test_ends_behind_many_records_that_cannot_be_read_are_forgotten(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    for number in range(120):
+        await bed.bare.submit(submission(f"a{number}"))
+        await bed.bare.cancel(f"a{number}")
+        await bed.set_record_schema(f"a{number}", UNREADABLE)
+    await bed.pool.submit(submission("last"))
+    await bed.pool.cancel("last")
+    await bed.pass_awake(SETTINGS.retention_ms)
+    await bed.pool.sweep()
+    with pytest.raises(UnknownRequest):
+        await bed.pool.status("last.0")
+    assert await state(bed, "a0.0") is RequestState.ENDED
+
+
+async def test_what_was_passed_over_comes_up_again_for_the_release_that_reads_it(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.submit(submission("a"))
+    await bed.set_record_schema("a", UNREADABLE)
+    await bed.pass_awake(UNREAD_MS)
+    await bed.pool.sweep()
+    await bed.set_record_schema("a", SCHEMAS.newest)
+    await bed.pass_awake(SKIPPED_FOR_MS)
+    await bed.pool.sweep()
+    assert await state(bed, "a.0") is RequestState.ENDED

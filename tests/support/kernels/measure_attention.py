@@ -1,0 +1,73 @@
+"""Attention on this processor beside PyTorch's:  PYTHONPATH=tests python tests/kernels/measure_attention.py
+
+Whole prompts of some lengths, in float32 and bfloat16, with as many threads as OMP_NUM_THREADS says: microseconds of a
+layer, ours through the cache's blocks, PyTorch's (scaled_dot_product_attention) on keys and values that lie in one
+piece. By turns; the median of all turns, the least in brackets, and ours as a share of theirs. Results are compared
+first. Not a test: there is no goal.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from orca.kernels.device import kernels_of
+from support.kernels.attention_steps import random_step, view_of
+
+HEAD_DIM, BLOCK_TOKENS, SCALE = 64, 16, 64**-0.5
+SHAPES = [(128, 8, 8), (512, 8, 8), (1024, 8, 8), (2048, 8, 2)]
+"""Tokens, query heads, KV heads."""
+_TURNS, _TURN_S = 9, 0.1
+
+
+def both(
+    tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Ours and PyTorch's, of the same prompt."""
+    qkv, cache, rows, tables = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
+    head_map = [head * kv_heads // heads for head in range(heads)]
+    cpu = torch.device("cpu")
+    attention = kernels_of(cpu).attention(rows, view_of(tables, head_map, HEAD_DIM, dtype, BLOCK_TOKENS))
+    query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
+
+    def theirs() -> Tensor:
+        attended = F.scaled_dot_product_attention(
+            query[None], keys[None], values[None], is_causal=True, scale=SCALE, enable_gqa=heads > kv_heads
+        )
+        return attended[0].transpose(0, 1).flatten(1)
+
+    return lambda: attention(qkv, cache, SCALE), theirs
+
+
+def turn_us(call: Callable[[], Tensor]) -> float:
+    """Microseconds of a call, by as many as fill a turn."""
+    start, calls = time.perf_counter(), 0
+    while time.perf_counter() - start < _TURN_S:
+        call()
+        calls += 1
+    return 1e6 * (time.perf_counter() - start) / calls
+
+
+def main() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens, heads, kv_heads in SHAPES:
+            ours, theirs = both(tokens, heads, kv_heads, dtype)
+            tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(ours(), theirs(), atol=tolerance, rtol=tolerance)
+            turns = [(turn_us(ours), turn_us(theirs)) for _ in range(_TURNS)]
+            medians, least = ([of(side) for side in zip(*turns, strict=True)] for of in (statistics.median, min))
+            name = f"{str(dtype).removeprefix('torch.')}, {tokens} tokens, {heads} heads, {kv_heads} of KV"
+            ratio = medians[0] / medians[1]
+            figures = " ".join(
+                f"{who} {one:7.0f} ({low:.0f})"
+                for who, one, low in zip(("ours", "theirs"), medians, least, strict=True)
+            )
+            print(f"{name:44} {figures}  {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()

@@ -1,0 +1,167 @@
+"""A cluster as plain data for tests of pure code: what the planner writes is there, the test says which pods live."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from orca.operator.cluster import credentials
+from orca.operator.domain import names
+from orca.operator.domain.actions import Apply, Delete, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.objects import Children
+from orca.operator.domain.observation import Observation, PoolStatus, Release
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.plan.children import finish
+from orca.operator.plan.plan import ReconcilePlan, make_plan
+
+RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
+BORN = "2026-01-01T00:00:00Z"
+BORN_S = 1_767_225_600.0
+
+
+class FakeCluster:
+    """Objects by (kind, name). Controllers and kubelets are the test's own: `start`, `add_pod`."""
+
+    def __init__(self, deployment: OrcaDeployment) -> None:
+        self.deployment = deployment
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.pool = PoolStatus()
+        self.pool_secret: Json | None = {"data": {"users.acl": "", "password": ""}}
+        self.named_certificates: Json | None = None
+        self.lost_nodes: frozenset[str] = frozenset()
+        self.now_s = BORN_S + 1
+
+    @property
+    def observed(self) -> Observation:
+        return self.observe()
+
+    def observe(self, release: Release = RELEASE, *, at: str | None = None) -> Observation:
+        """Args: at: timestamp; None is the cluster's own time."""
+        return Observation(
+            deployment=self.deployment,
+            release=release,
+            now_s=self.now_s if at is None else datetime.fromisoformat(at).timestamp(),
+            children=Children(dict(self.objects)),
+            pool_secret=self.pool_secret,
+            named_certificates=self.named_certificates,
+            pool=self.pool,
+            lost_nodes=self.lost_nodes,
+        )
+
+    def look(self, release: Release = RELEASE) -> ReconcilePlan:
+        """One plan, carried out."""
+        decided = make_plan(self.observe(release))
+        for action in decided.actions:
+            if isinstance(action, Apply):
+                self.write(action.manifest)
+            elif isinstance(action, IssueCertificate):
+                self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
+            elif isinstance(action, Nudge):
+                self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
+            elif isinstance(action, PromiseSlots):
+                self.pool = replace(self.pool, promised_slots=action.slots)
+            else:
+                self._delete(action)
+        return decided
+
+    def settle(self, release: Release = RELEASE) -> list[ReconcilePlan]:
+        """Look and let all pods run, until a look finds nothing to do."""
+        plans = [self.look(release)]
+        for _ in range(100):
+            self.start()
+            plans.append(self.look(release))
+            if not plans[-1].actions:
+                return plans
+        raise AssertionError(f"still at it: {plans[-1].actions}")
+
+    def write(self, manifest: Json) -> None:
+        key = manifest["kind"], manifest["metadata"]["name"]
+        there = self.objects.get(key, {"metadata": {"generation": 0}})
+        generation = there["metadata"]["generation"] + 1
+        written = datetime.fromtimestamp(self.now_s, UTC).isoformat()
+        marks = {
+            "managedFields": [{"time": written}],
+            "creationTimestamp": BORN,
+            "uid": f"uid-{key[1]}",
+            "generation": generation,
+        }
+        self.objects[key] = {"status": there.get("status", {}), **manifest, "metadata": marks | manifest["metadata"]}
+
+    def start(self) -> None:
+        """All pods of all controllers are there, ready and of the newest template; Jobs have done their work."""
+        for (kind, name), child in list(self.objects.items()):
+            if kind == "Job":
+                self.end_job(name, "Complete")
+            if kind in ("StatefulSet", "Deployment"):
+                replicas = child["spec"]["replicas"]
+                counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
+                child["status"] = {"observedGeneration": child["metadata"]["generation"], **counts}
+                if replicas == 0:
+                    self._end_pods(name)
+                for index in range(replicas):
+                    template = child["spec"]["template"]
+                    if ("Pod", f"{name}-{index}") in self.objects:
+                        self.objects["Pod", f"{name}-{index}"]["status"]["conditions"][0]["status"] = "True"
+                    else:
+                        self.add_pod(f"{name}-{index}", template["metadata"]["labels"])
+                    pod = self.objects["Pod", f"{name}-{index}"]
+                    pod["spec"] |= template["spec"]
+                    given = template["metadata"].get("annotations") or {}
+                    pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | given
+
+    def add_pod(self, name: str, labels: Json, *, is_ready: bool = True, node: str | None = "node-1") -> None:
+        status = {"conditions": [{"type": "Ready", "status": str(is_ready), "lastTransitionTime": BORN}]}
+        spec: dict[str, Any] = {} if node is None else {"nodeName": node}
+        self.objects["Pod", name] = {
+            "kind": "Pod",
+            "metadata": {"name": name, "uid": f"uid-{name}", "labels": dict(labels), "creationTimestamp": BORN},
+            "spec": spec,
+            "status": status,
+        }
+
+    def make_unready(self, pod: str, *, node: str | None = "node-1") -> None:
+        """Another pod takes its place, and is not ready."""
+        self.add_pod(pod, self.objects["Pod", pod]["metadata"]["labels"], is_ready=False, node=node)
+
+    def end_job(self, name: str, how: str, at: str = BORN) -> None:
+        """Args: how: Complete or Failed. at: timestamp."""
+        condition = {"type": how, "status": "True", "lastTransitionTime": at, "message": "its pod has failed"}
+        self.objects["Job", name]["status"] = {"conditions": [condition]}
+
+    def names(self, kind: str, role: str | None = None) -> list[str]:
+        return sorted(
+            name
+            for (of, name), child in self.objects.items()
+            if of == kind and role in (None, child["metadata"]["labels"].get(names.ROLE_LABEL))
+        )
+
+    def _delete(self, action: Delete) -> None:
+        """With its pods, as the garbage collector does it."""
+        gone = self.objects.pop((action.kind, action.name), None)
+        assert gone is None or gone["metadata"]["uid"] == action.uid
+        if action.kind in ("StatefulSet", "Deployment"):
+            self._end_pods(action.name)
+
+    def _end_pods(self, controller: str) -> None:
+        for kind, name in list(self.objects):
+            if kind == "Pod" and name.rpartition("-")[0] == controller:
+                del self.objects[kind, name]
+
+
+_SIGNER = ec.generate_private_key(ec.SECP256R1())
+_issued: dict[tuple[str, str, float], Json] = {}
+
+
+def certificates_secret(deployment: OrcaDeployment, issued_s: float) -> Json:
+    """The operator's own, with the same CA in all tests, and the same content for the same time."""
+    key = deployment.name, deployment.namespace, issued_s
+    if key not in _issued:
+        _issued[key] = credentials.certificates_secret(deployment, IssueCertificate("", _SIGNER), issued_s)
+    return _issued[key]
+
+
+def observation(of: OrcaDeployment, children: dict[tuple[str, str], Json] | None = None, **facts: Any) -> Observation:
+    """In a cluster that holds nothing but the children."""
+    fields = {"release": RELEASE, "now_s": BORN_S, **facts}
+    return Observation(deployment=of, children=Children(children or {}), **fields)

@@ -1,0 +1,169 @@
+"""What must be true of each call of a scheduler in the model's worlds, looked at while it runs.
+
+The parts around the pool forgive much: what a scheduler was given and does not know, it gives back at its next
+heartbeat, and a commit compares claims. So a claim that runs twice, or a seat that two processes speak for, costs time
+and no token, and no log ever shows it. These promises are the table's own (who is served, and what a call does that
+comes again), and each of them is seen at the call that breaks it.
+"""
+
+import copy
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orca.core.domain.request import slots_needed
+from orca.core.domain.step import Claim
+from orca.pool.api import StaleCall
+from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import RequestRecord
+from orca.pool.records import (
+    Caller,
+    ClaimAnswer,
+    CommitAnswer,
+    CommitEntry,
+    Heartbeat,
+    RequestState,
+    SeatEntered,
+    SeatHeld,
+)
+from support.pool.protocol.stages import Violation
+
+if TYPE_CHECKING:
+    from support.pool.protocol.model import World
+
+
+@dataclass
+class Served:
+    """The process that had the last word in a group, and what its last calls were told."""
+
+    process: str
+    call: int  # highest that has run
+    entered: tuple[int, SeatEntered]
+    claimed: tuple[int, ClaimAnswer] | None = None
+
+
+class CallPromises:
+    """Stands between the model's schedulers and the pool, and passes each call on. Its methods raise: Violation."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.served: dict[str, Served] = {}  # group -> its last word
+        self.served_by_replica: dict[str, Served] = {}  # the same, as far as the pool's replica has it
+
+    def keep_for_replica(self) -> None:
+        self.served_by_replica = copy.deepcopy(self.served)
+
+    def forget_lost(self) -> None:
+        """The pool has failed over: a call that its replica never heard of runs when it comes again."""
+        self.served = copy.deepcopy(self.served_by_replica)
+
+    async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
+        answer: SeatEntered | SeatHeld = await self._run(caller, call, self.world.pool.enter(caller, call, **arguments))
+        if isinstance(answer, SeatEntered) and not self._has_run(caller, call):
+            self.served[caller.group] = Served(caller.process, call, (call, answer))
+        elif isinstance(answer, SeatEntered) and (call, answer) != self.served[caller.group].entered:
+            raise Violation(f"{caller.process}: enter call {call} came again and was answered {answer}")
+        return answer
+
+    async def claim(
+        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+    ) -> ClaimAnswer:
+        slots = {"free_slots": free_slots, "total_slots": total_slots, "block_tokens": block_tokens}
+        run = self.world.pool.claim(caller, call, most=most, **slots)
+        answer: ClaimAnswer = await self._run(caller, call, run)
+        if self._has_run(caller, call):
+            self._check_repeated(caller, call, answer)
+        else:
+            self._check_order(caller, answer, **slots)
+            served = self.served[caller.group]
+            served.call, served.claimed = call, (call, answer)
+        return answer
+
+    async def heartbeat(self, caller: Caller) -> Heartbeat:
+        answer = await self.world.pool.heartbeat(caller)
+        if self.world.pool.state.seats[caller.group].holder != caller.process:
+            raise Violation(f"{caller.process} has not the seat and was told what group {caller.group} owns")
+        return answer
+
+    async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
+        answers = await self.world.pool.commit(entries)
+        for entry, answer in zip(entries, answers, strict=True):
+            record = self.world.pool.state.records.get(entry.request_id)
+            if answer is CommitAnswer.NOT_YOURS and record is not None and _is_owned(record, entry.claim):
+                raise Violation(f"{entry.request_id} is not its owner's by the answer, and its owner's by the record")
+        return answers
+
+    # a call that comes again
+
+    def _has_run(self, caller: Caller, call: int) -> bool:
+        """Has the group heard this call, or a later one, of the process that had the last word there?"""
+        served = self.served.get(caller.group)
+        return served is not None and served.process == caller.process and call <= served.call
+
+    async def _run(self, caller: Caller, call: int, run: Awaitable[Any]) -> Any:
+        before = self._ownership(caller)
+        try:
+            answer = await run
+        except StaleCall:
+            if self._is_last_of_its_kind(caller, call):
+                raise Violation(f"{caller.process}: call {call} came again and its answer is not kept") from None
+            raise
+        if self._has_run(caller, call) and self._ownership(caller) != before:
+            raise Violation(f"{caller.process}: call {call} has run, came again and moved the seat or a request")
+        return answer
+
+    def _is_last_of_its_kind(self, caller: Caller, call: int) -> bool:
+        served = self.served.get(caller.group)
+        kept = (served.entered, served.claimed) if served and served.process == caller.process else ()
+        return call in [answered[0] for answered in kept if answered]
+
+    def _ownership(self, caller: Caller) -> tuple[Any, ...]:
+        pool = self.world.pool
+        seat = pool.state.seats.get(caller.group)
+        claims = {request_id: (record.state, record.number) for request_id, record in pool.state.records.items()}
+        return (seat.holder, seat.epoch) if seat else None, claims
+
+    def _check_repeated(self, caller: Caller, call: int, answer: ClaimAnswer) -> None:
+        claimed = self.served[caller.group].claimed
+        if claimed is None or claimed[0] != call:
+            raise Violation(f"{caller.process}: claim call {call} is over and was answered")
+        first = [(given.request.id, given.claim) for given in claimed[1].claimed]
+        kept = [given for given in first if given[0] in self.world.pool.state.records]
+        if [(given.request.id, given.claim) for given in answer.claimed] != kept:
+            raise Violation(f"{caller.process}: claim call {call} came again and was answered {answer}, not {first}")
+
+    # who is served
+
+    def _check_order(
+        self, caller: Caller, answer: ClaimAnswer, *, free_slots: int, total_slots: int, block_tokens: int
+    ) -> None:
+        """Whoever waits before the youngest that was given could not be served, and was not reserved for this group."""
+        given = {claimed.request.id for claimed in answer.claimed}
+        youngest = max((claimed.request.arrival for claimed in answer.claimed), default=0)
+        for record in sorted(self.world.pool.state.records.values(), key=lambda record: record.request.arrival):
+            request = record.request
+            slots = slots_needed(request.max_total_tokens, block_tokens)
+            if request.id in given:
+                free_slots -= slots
+            is_passed = request.arrival < youngest and self._is_waiting(record, caller.revision)
+            is_its_turn = slots <= free_slots or not self._is_reserved(record, caller.group)
+            if is_passed and is_its_turn and slots <= total_slots:
+                raise Violation(f"{request.id} waits for group {caller.group}, which was given {list(given)}")
+
+    def _is_waiting(self, record: RequestRecord, revision: str) -> bool:
+        deadline = record.request.deadline_wall_ms if record.log else record.request.first_deadline_wall_ms
+        is_over = deadline is not None and deadline <= self.world.clock.wall
+        return record.state is RequestState.QUEUED and record.request.revision == revision and not is_over
+
+    def _is_reserved(self, record: RequestRecord, asker: str) -> bool:
+        """Is it reserved for another group, whose seat lives and is the one that it was reserved for?"""
+        epoch, group = record.mark or (0, asker)
+        pool: MemoryPool = self.world.pool
+        lease = pool.state.leases.get(group)
+        return (
+            group != asker and lease is not None and lease > pool.state.awake and pool.state.seats[group].epoch == epoch
+        )
+
+
+def _is_owned(record: RequestRecord, claim: Claim) -> bool:
+    return record.state is RequestState.OWNED and Claim(record.number, record.call) == claim

@@ -1,0 +1,91 @@
+"""The oracle of the system tests: what Hugging Face says, and where it nearly said something else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from orca.worker.stage.random_numbers import uniforms
+from support.worker.tiny_models import reference_model
+
+MARGIN = 1e-4
+"""A difference is excused only where the reference's own choice was closer than this (order of summation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An output and, for each of its tokens, how close the reference came to another one.
+
+    Greedy: the distance between the two best logits. Sampled: that of the random number to the next token's share.
+    """
+
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Counts over all outputs compared. After an excused difference the rest of an output cannot be compared."""
+
+    compared: int = 0
+    excused: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def compare(self, name: str, got: Sequence[int], want: Reference) -> None:
+        for index, token in enumerate(want.tokens):
+            self.compared += 1
+            if index < len(got) and got[index] == token:
+                continue
+            if want.margins[index] < MARGIN:
+                self.excused += 1
+            else:
+                found = got[index] if index < len(got) else "the end"
+                self.wrong.append(f"{name}: token {index} is {found}, Hugging Face has {token}")
+            return
+        if len(got) != len(want.tokens):
+            self.wrong.append(f"{name}: {len(got)} tokens, Hugging Face has {len(want.tokens)}")
+
+
+def generate(folder: Path, prompts: Sequence[tuple[tuple[int, ...], int]]) -> list[Reference]:
+    """Greedy outputs of (prompt, max_new_tokens) pairs, one at a time, in float32 on the CPU."""
+    model = reference_model(folder)
+    references = []
+    with torch.inference_mode():
+        for prompt, max_new_tokens in prompts:
+            ids = torch.tensor([prompt])
+            answer = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            best = torch.stack(answer.logits)[:, 0].topk(2).values
+            tokens = tuple(answer.sequences[0, len(prompt) :].tolist())
+            references.append(Reference(tokens, tuple((best[:, 0] - best[:, 1]).tolist())))
+    return references
+
+
+def sample(folder: Path, prompts: Sequence[tuple[tuple[int, ...], int, int]], temperature: float) -> list[Reference]:
+    """Outputs of (prompt, max_new_tokens, seed) drawn token by token from Hugging Face's logits: the definition.
+
+    Token i is the first one, in order of ids, whose cumulated probability exceeds uniform(seed, i).
+    """
+    model = reference_model(folder)
+    references = []
+    with torch.inference_mode():
+        for prompt, max_new_tokens, seed in prompts:
+            ids, margins = list(prompt), []
+            while len(margins) < max_new_tokens and (not margins or ids[-1] != model.config.eos_token_id):
+                logits = model(torch.tensor([ids])).logits[0, -1].double()
+                shares = torch.softmax(logits / temperature, dim=0).cumsum(0)
+                number = float(uniforms([seed], [len(margins)])[0])
+                token = int(torch.searchsorted(shares, number, right=True))
+                below = float(shares[token - 1]) if token else 0.0
+                margins.append(min(number - below, float(shares[token]) - number))
+                ids.append(token)
+            references.append(Reference(tuple(ids[len(prompt) :]), tuple(margins)))
+    return references

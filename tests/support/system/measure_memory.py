@@ -1,0 +1,46 @@
+"""Measure what ranks hold: `python tests/system/measure_memory.py MODEL_FOLDER` prints a line per layout.
+
+Bytes of weights per rank, and all ranks together against one rank alone: what is above 1 is held twice (norms, row
+biases, a tied embedding on the first and the last stage, packed copies). For KV see
+tests/worker_model/test_stage.py: slots in use stay within one block per request of the tokens held.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from grpc import aio
+
+from orca.core.transport import engine_pb2 as pb
+from orca.core.transport import engine_pb2_grpc
+from support.system.running_group import RunningGroup
+
+LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
+
+
+async def weights_of(address: str) -> int:
+    """Bytes of weights of a stage's ranks, once they are loaded."""
+    async with aio.insecure_channel(address) as channel:
+        stage = engine_pb2_grpc.StageStub(channel)
+        while True:
+            status = await stage.Status(pb.StatusRequest(), timeout=60, wait_for_ready=True)
+            if status.phase == pb.StatusReply.IDLE:
+                return int(status.weight_bytes)
+            await asyncio.sleep(0.1)
+
+
+async def main(folder: Path) -> None:
+    alone = 0
+    for stages, tensor in LAYOUTS:
+        with RunningGroup(folder, stages=stages, tensor=tensor) as group:
+            weights = [await weights_of(address) for address in group.addresses]
+        alone = alone or sum(weights)
+        per_rank = ", ".join(f"{each / tensor / 1e6:.2f}" for each in weights)
+        share = sum(weights) / alone
+        print(f"{stages} x {tensor}: {per_rank} MB in a rank of each stage, in all {share:.3f} of one rank alone")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, metavar="MODEL_FOLDER", help="in Hugging Face layout")
+    asyncio.run(main(parser.parse_args().model))

@@ -1,0 +1,216 @@
+"""Builders of the engine's tests: engines, steps, real stages as processes, and a driver that plays the scheduler."""
+
+import asyncio
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.domain.engine import Engine
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
+from orca.core.process.ports import free_port
+from orca.scheduler.engines.grpc_engine import GrpcEngine
+from support import waiting
+
+SCRIPTED_RANK = (sys.executable, str(Path(__file__).with_name("scripted_rank.py")))
+BLOCK_TOKENS = 4
+
+
+def engine_for(addresses: Sequence[str], **choices: Any) -> GrpcEngine:
+    """An engine with bounds that a busy machine keeps; `choices` override."""
+    defaults: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "slots": None,
+        "block_tokens": BLOCK_TOKENS,
+        "prefetch": 0,
+        "step_timeout_s": 60.0,
+        "join_timeout_s": 60.0,
+    }
+    return GrpcEngine(addresses, **(defaults | choices))
+
+
+def new_request(
+    handle: int, tokens: Sequence[int], new_tokens: int, *, log: Sequence[int] = (), **sampling: Any
+) -> NewRequest:
+    """A request as a step brings it, perhaps again with the `log` of its output; greedy unless `sampling` says more."""
+    return NewRequest(
+        handle=handle,
+        request_id=f"request{handle}.0",
+        claim=Claim(1, "test/1"),
+        tokens=(*tokens, *log),
+        prompt_length=len(tokens),
+        max_total_tokens=len(tokens) + new_tokens,
+        sampling=SamplingParams(**({"temperature": 0.0} | sampling)),
+    )
+
+
+until = functools.partial(waiting.until, limit_s=60.0)
+
+
+async def error_of(awaitable: Awaitable[Any], limit_s: float = 60.0) -> EngineError:
+    """The EngineError that ends `awaitable`."""
+    with pytest.raises(EngineError) as caught:
+        await asyncio.wait_for(awaitable, limit_s)
+    return caught.value
+
+
+async def next_result(engine: Engine, limit_s: float = 60.0) -> StepResult:
+    """The next result that nobody has read."""
+    return await asyncio.wait_for(anext(engine.results()), limit_s)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request as the driver knows it."""
+
+    new: NewRequest
+    wanted: int  # tokens to generate
+    chunk: int | None  # most known tokens per step
+    scheduled: int = 0  # positions that are in some step
+    in_flight: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def _known(self) -> int:
+        """Tokens to run before the first one is drawn: prompt and log."""
+        return len(self.new.tokens)
+
+    def next_row(self, prefetch: int) -> Row | None:
+        """Its part of the next step; None when it has to wait or is done."""
+        asked = max(0, self.scheduled - self._known + 1)  # tokens that the steps so far draw
+        if self.in_flight > prefetch or asked >= self.wanted:
+            return None
+        if self.scheduled < self._known:
+            count = min(self._known - self.scheduled, self.chunk or self._known)
+            token = None
+        else:
+            count = 1
+            token = None if prefetch else self.tokens[-1]
+        is_last = self.scheduled + count >= self._known
+        row = Row(handle=self.new.handle, start=self.scheduled, count=count, sample=is_last, token=token)
+        self.scheduled += count
+        self.in_flight += 1
+        return row
+
+
+async def generate(
+    engine: Engine,
+    epoch: Epoch,
+    requests: Sequence[NewRequest],
+    wanted: Sequence[int],
+    *,
+    stages: int,
+    prefetch: int = 0,
+    batch: int = 3,
+    chunk: int | None = None,
+    arrive_at_once: bool = False,
+    steps_before: int = 0,
+) -> dict[int, list[int]]:
+    """Play a simple scheduler: at most `batch` requests run in a step, `stages` steps are in flight, and request i
+    arrives at step i or all arrive at once. The epoch has had `steps_before`.
+
+    Returns: the tokens of each handle. Every request is freed in the end.
+    """
+    running = [_Running(new, count, chunk) for new, count in zip(requests, wanted, strict=True)]
+    steps: dict[int, list[_Running]] = {}
+    seen: set[int] = set()
+    freed: set[int] = set()
+    results = engine.results()
+    number = steps_before
+    while len(freed) < len(running):
+        while len(steps) < stages + prefetch:
+            number += 1
+            ended = tuple(
+                each.new.handle
+                for each in running
+                if each.new.handle not in freed and len(each.tokens) == each.wanted and not each.in_flight
+            )
+            chosen, rows = [], []
+            for each in running if arrive_at_once else running[: number - steps_before]:
+                row = each.next_row(prefetch) if len(rows) < batch else None
+                if row is not None:
+                    chosen.append(each)
+                    rows.append(row)
+            if not rows and not ended and len(seen) == len(running):
+                number -= 1
+                break
+            added = tuple(each.new for each in chosen if each.new.handle not in seen)
+            seen.update(new.handle for new in added)
+            freed.update(ended)
+            steps[number] = chosen
+            await engine.submit(Step(epoch=epoch, number=number, freed=ended, new=added, rows=tuple(rows)))
+        if not steps:
+            continue
+        result = await asyncio.wait_for(anext(results), 60)
+        drawn = {sampled.handle: sampled.token.id for sampled in result.sampled}
+        for each in steps.pop(result.number):
+            each.in_flight -= 1
+            if each.new.handle in drawn:
+                each.tokens.append(drawn[each.new.handle])
+    while steps:
+        steps.pop((await asyncio.wait_for(anext(results), 60)).number)
+    return {each.new.handle: each.tokens for each in running}
+
+
+class Stages:
+    """Real stages: one controller process each, with its rank processes."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        stages: int,
+        tensor: int,
+        log_folder: Path,
+        slots: int = 1024,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.stages, self.tensor = stages, tensor
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(stages)]
+        self._logs = [log_folder / f"stage{stage}.jsonl" for stage in range(stages)]
+        self._epochs = itertools.count(1)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for stage, (address, log) in enumerate(zip(self.addresses, self._logs, strict=True)):
+            chosen = {
+                "model": model,
+                "stage": stage,
+                "stages": stages,
+                "tensor": tensor,
+                "threads": 1,
+                "listen": address,
+                "slots-max": slots,
+                "iteration-log": log,
+                "log-level": "error",
+            }
+            arguments = [str(part) for name, value in chosen.items() for part in (f"--{name}", value)]
+            command = [sys.executable, "-m", "orca.worker.service", *arguments, *flags]
+            self.processes.append(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
+
+    def next_epoch(self) -> Epoch:
+        return Epoch(next(self._epochs), "test")
+
+    def rank_pids(self, stage: int) -> list[int]:
+        controller = self.processes[stage].pid
+        return [int(pid) for pid in Path(f"/proc/{controller}/task/{controller}/children").read_text().split()]
+
+    def log(self, stage: int, epoch: Epoch) -> list[dict[str, Any]]:
+        """The stage's iteration log of an epoch, a line per step."""
+        lines = [json.loads(line) for line in self._logs[stage].read_text().splitlines()]
+        return [line for line in lines if line["epoch"] == epoch.number]
+
+    def stop(self) -> list[int]:
+        """Returns: the controllers' exit statuses."""
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        return [process.wait(30) for process in self.processes]

@@ -1,0 +1,129 @@
+"""Measure weights of 8 bits: `PYTHONPATH=tests python tests/worker_model/measure_int8.py loss FOLDER...`, or `speed 2`.
+
+loss: next-token distributions of each model after the same texts, which it wrote itself at temperature 1, against
+those in float32: share of the contexts after which the likeliest token is the same one, and mean KL divergence in nats.
+Without folders, a random model of each family as the tests have them.
+
+speed: milliseconds of a product in the layout that is found the fastest, with so many threads, or one, for shapes of
+models of 0.06 to 0.5 billion parameters; median of rounds in which all take turns.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from orca.core.domain.model import load_model_info
+from orca.core.domain.request import SamplingParams
+from orca.core.domain.step import Claim, NewRequest, Row, Step
+from orca.worker.weights.int8_linear import INT8_LAYOUTS
+from orca.worker.weights.linear import Linear, Packing, fastest
+from support.worker.stage_driver import EPOCH, GREEDY, Ask, Chain, serve
+from support.worker.tiny_models import FAMILIES, tiny_checkpoint
+
+TEXTS, LENGTH = 40, 16
+KINDS = (("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))
+
+SHAPES = ((1536, 512), (512, 512), (2816, 512), (512, 1408), (32000, 512), (9728, 896), (896, 4864))
+ROWS = (1, 4, 16, 50, 128, 512)
+ROUNDS = 25
+
+
+def loss(folder: Path) -> None:
+    contexts = texts(folder)
+    wanted = logprobs(folder, contexts, "float32", None)
+    for dtype, quantization in KINDS:
+        found = logprobs(folder, contexts, dtype, quantization)
+        same = (found.argmax(1) == wanted.argmax(1)).float().mean().item()
+        divergence = (wanted.exp() * (wanted - found)).sum(1).mean().item()
+        kind = dtype if quantization is None else f"{dtype} {quantization}"
+        print(f"{folder.name:12} {kind:14} {same:7.1%} of {len(contexts)} alike, KL {divergence:.5f}", flush=True)
+
+
+def texts(folder: Path) -> list[list[int]]:
+    """All beginnings of texts that the model writes."""
+    vocab_size = load_model_info(folder).vocab_size
+    starts = torch.randint(vocab_size, (TEXTS,), generator=torch.Generator().manual_seed(0)).tolist()
+    asks = [
+        Ask([start], LENGTH - 1, SamplingParams(temperature=1.0, seed=seed, ignore_eos=True))
+        for seed, start in enumerate(starts)
+    ]
+    serve(Chain(folder), asks, max_batch_size=TEXTS)
+    return [[*ask.prompt, *ask.output][:length] for ask in asks for length in range(1, LENGTH + 1)]
+
+
+def logprobs(folder: Path, contexts: list[list[int]], dtype: str, quantization: str | None) -> Tensor:
+    """[contexts, vocab] of the token that follows each."""
+    chain = Chain(folder, dtype=dtype, quantization=quantization, slots=len(contexts) * (LENGTH + 4))
+    new = [
+        NewRequest(
+            handle=handle,
+            request_id=str(handle),
+            claim=Claim(1, "test/1"),
+            tokens=tuple(tokens),
+            prompt_length=len(tokens),
+            max_total_tokens=len(tokens) + 1,
+            sampling=GREEDY,
+        )
+        for handle, tokens in enumerate(contexts)
+    ]
+    rows = [Row(handle=one.handle, start=0, count=len(one.tokens), sample=True) for one in new]
+    [[stage]] = chain.stages
+    plan = stage.begin(Step(epoch=EPOCH, number=1, new=tuple(new), rows=tuple(rows)))
+    return stage.forward(plan, None).double().log_softmax(dim=1)
+
+
+def speed(threads: int) -> None:
+    torch.set_num_threads(threads)
+    in_dtype, in_bytes = Packing(), Packing(choose=partial(fastest, layouts=INT8_LAYOUTS))
+    for outputs, inputs in SHAPES:
+        weight = torch.randn(outputs, inputs)
+        half = weight.bfloat16()
+        linears = [packing.linear(each) for each in (weight, half) for packing in (in_dtype, in_bytes)]
+        print(f"{outputs} x {inputs}: {', '.join(type(each).__name__ for each in linears)}")
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            full_ms, of_full_ms, half_ms, of_half_ms = medians(linears, [x, x, x.bfloat16(), x.bfloat16()])
+            print(
+                f"{outputs:6} x {inputs:5}, {rows:4} rows: float32 {full_ms:8.3f}, bfloat16 {half_ms:8.3f}; int8 in"
+                f" float32 {of_full_ms:8.3f} ({full_ms / of_full_ms:.2f} times as fast), in bfloat16"
+                f" {of_half_ms:8.3f} ({half_ms / of_half_ms:.2f} times as fast)",
+                flush=True,
+            )
+
+
+def medians(linears: list[Linear], inputs: list[Tensor]) -> list[float]:
+    times: list[list[float]] = [[] for _ in linears]
+    for _ in range(ROUNDS):
+        for linear, x, taken in zip(linears, inputs, times, strict=True):
+            start = time.perf_counter()
+            linear(x)
+            taken.append((time.perf_counter() - start) * 1000)
+    return [statistics.median(taken) for taken in times]
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("loss", "speed"))
+    parser.add_argument("more", nargs="*", metavar="FOLDER|THREADS")
+    options = parser.parse_args(argv)
+    torch.set_grad_enabled(False)
+    if options.what == "speed":
+        speed(int(options.more[0]) if options.more else 1)
+    elif options.more:
+        for folder in options.more:
+            loss(Path(folder))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for family in FAMILIES:
+                loss(tiny_checkpoint(family, Path(folder) / family))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,239 @@
+"""Two releases side by side: what is exported, how parts change hands, and what the system is asked meanwhile."""
+
+import contextlib
+import json
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from checker.clients.client import Client, Journey
+from checker.clients.workload import PlannedCall, chain
+from checker.faults.releases import UNITS, NumberInForce, what_forming_came_to
+from checker.faults.retelling import Telling, compare, plan_questions, retell
+from checker.history.records import Checked, HandedOver, HistoryWriter
+from checker.rules.verdict import judge, table
+from checker.systems.checkouts import Release, Releases
+from checker.systems.layout import GROUPS, PARTS, Layout, parts_of
+from checker.systems.ports import free_ports
+from checker.systems.rolling import DEATHS_MAX, RollingSystem
+from checker.systems.system import SystemBroke, wait_for
+from support.checker.history_builders import good_call, good_history
+
+
+def test_every_part_is_handed_over_once_each_way_and_both_releases_have_a_gateway_and_a_group_half_way() -> None:
+    assert sorted(part for unit in UNITS for part in unit) == sorted(PARTS)
+    assert [*UNITS[0], *UNITS[1]] == ["gateway", *parts_of(0)]
+
+
+def test_a_part_keeps_its_address_and_knows_those_of_its_group(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "model", tmp_path)
+    assert layout.command("gateway") == layout.command("gateway")
+    for group in GROUPS:
+        stages = ",".join(layout.addresses[f"worker-{group}.{stage}"] for stage in (0, 1))
+        assert stages in layout.command(f"scheduler-{group}")
+        assert layout.addresses[f"worker-{group}.1"] in layout.command(f"worker-{group}.1")
+
+
+def test_ports_differ_and_are_free() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+
+
+SLEEPS = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(300)"
+
+
+@dataclass(frozen=True, slots=True)
+class SmallLayout(Layout):
+    """Every part only says of which release it is."""
+
+    def command(self, name: str) -> list[str]:  # noqa: ARG002
+        return [sys.executable, "-c", SLEEPS]
+
+
+class SmallSystem(RollingSystem):
+    def _is_ready(self) -> bool:
+        return len(self.parts()) == len(PARTS) + 1
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> RollingSystem:
+    releases = Releases(Release("one", tmp_path / "one", (1, 1)), Release("two", tmp_path / "two", (1, 2)))
+    system = SmallSystem(tmp_path / "system", ("--model", "m"), releases=releases)
+    system.layout = SmallLayout(Path("m"), system.folder)
+    return system
+
+
+async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(system: RollingSystem) -> None:
+    async with system:
+        first, log = system.parts()["gateway"], system.log_of("gateway")
+        await wait_for(lambda: log.exists() and log.read_text().splitlines(), 60, "its predecessor's first words")
+        first.kill()
+        await wait_for(lambda: system.parts().get("gateway", first) != first, 60, "the gateway")
+        assert "gateway was killed by SIGKILL; started again" in system.output
+        await wait_for(lambda: len(log.read_text().splitlines()) == 2, 60, "its first words")
+        assert {line.rpartition("/")[0].rpartition("/")[2] for line in log.read_text().splitlines()} == {"one"}
+
+
+async def test_a_part_that_is_handed_over_is_of_the_other_release(system: RollingSystem) -> None:
+    async with system:
+        await system.hand_over("worker-0.1", system.releases.after)
+        log = system.log_of("worker-0.1")
+        await wait_for(lambda: "/two/" in log.read_text(), 60, "its first words")
+        assert system.release_of("worker-0.1") == system.releases.after
+        assert system.release_of("worker-0.0") == system.releases.before
+        assert system.output == ""
+
+
+async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: RollingSystem) -> None:
+    async with system:
+        for number in range(1, DEATHS_MAX + 1):
+            system.parts()["gateway"].kill()
+            await wait_for(lambda number=number: system.output.count("gateway") == number, 60, "its end")  # type: ignore[misc]
+        with pytest.raises(SystemBroke, match=f"gateway died {DEATHS_MAX} times"):
+            system.check_up()
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([], ""),
+        ([{"message": "epoch over", "reason": "the engine failed: a rank died"}], ""),
+        (
+            [{"message": "epoch over", "reason": "stage 1 is of another release"}],
+            "refused: stage 1 is of another release",
+        ),
+        ([{"message": "seat taken"}, {"message": "epoch formed"}], "formed"),
+    ],
+)
+def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[dict[str, str]], outcome: str) -> None:
+    assert what_forming_came_to("\n".join(["no record", *map(json.dumps, lines)])) == outcome
+
+
+def telling(gateway: str = "one", **changes: Any) -> Telling:
+    return Telling(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
+
+
+def journey() -> Journey:
+    return Journey(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
+
+
+def test_gateways_that_tell_the_same_bytes_are_right() -> None:
+    checks = compare(journey(), [telling(), telling("two")])
+    assert {check.rule for check in checks} == {"key_is_one_request", "gateways_tell_alike"}
+    assert all(check.is_right for check in checks)
+
+
+def events(*, has_ids: bool) -> list[bytes]:
+    """Two tokens of choice 0, one of choice 1, and what comes behind all of them."""
+    places = ((0, 0), (0, 1), (1, 0))
+    ids = [f"id: {choice}.{index}\n" if has_ids else "" for choice, index in places]
+    parts = [
+        json.dumps({"choices": [{"index": choice, "text": index}]}, separators=(",", ":")) for choice, index in places
+    ]
+    told = [f"{name}data: {part}\n\n" for name, part in zip(ids, parts, strict=True)]
+    return [event.encode() for event in (*told, "data: [DONE]\n\n")]
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has_ids: bool) -> None:
+    first, second, other, done = events(has_ids=has_ids)
+    one = telling(by_name=first + second + other + done)
+    assert all(check.is_right for check in compare(journey(), [one, telling(by_name=other + first + second + done)]))
+    assert not all(
+        check.is_right for check in compare(journey(), [one, telling(by_name=second + first + other + done)])
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "found"),
+    [
+        ({"by_key": b"abX"}, "gateways_tell_alike", "from byte 2 on b'abc' and b'abX'"),
+        ({"by_name": b"more"}, "gateways_tell_alike", "from byte 0 on b'' and b'more'"),
+        ({"request_id": "cmpl-2"}, "key_is_one_request", "cmpl-2 at two"),
+    ],
+)
+def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
+    wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
+    assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
+
+
+async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path) -> None:
+    answers = iter([httpx.Response(503), httpx.Response(500, content=b"broken")])
+    with HistoryWriter(tmp_path / "history") as history:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
+            client = Client(["http://one"], http, history, seed=1, can_resume=True)
+            told = await retell(http, "http://one", client, journey())
+    assert told == Telling("http://one", None, b"broken", b"")
+
+
+async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
+    heard: list[httpx.Headers] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        heard.append(request.headers)
+        return httpx.Response(200, headers={"x-request-id": "cmpl-1"}, content=b"all")
+
+    plan = PlannedCall(name="q0", due_s=0.0, path="/", body={"stream": True}, headers={"x-slo-ttft-ms": "5"})
+    with HistoryWriter(tmp_path / "history") as history:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            client = Client(["http://one"], http, history, seed=1, can_resume=True)
+            told = await retell(http, "http://one", client, Journey(plan, request_id="cmpl-1"))
+            assert heard[0]["idempotency-key"] == client.key_of(Journey(plan))
+    assert told == Telling("http://one", "cmpl-1", b"all", b"all")
+    assert heard[0]["x-slo-ttft-ms"] == "5"
+
+
+def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None:
+    plans = plan_questions(chain("m", 100), seed=1, name="q0", count=6)
+    assert [plan.name for plan in plans] == [f"q0.{place}" for place in range(6)]
+    assert {plan.intent for plan in plans} == {"finish"}
+    assert {"logprobs" in plan.body for plan in plans} == {True, False}
+
+
+async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_parts: bool) -> list[Checked]:
+    """What is noted when the newer release has these numbers and `orca pool schema` says that."""
+
+    class Pool:
+        releases = Releases(Release("one", folder, (1, 1)), Release("two", folder, schemas))
+
+        async def pool(self, *_: object) -> str:
+            return said
+
+    with HistoryWriter(folder / "history") as history:
+        scene = SimpleNamespace(history=history, tell=lambda _: None)
+        numbers = NumberInForce(cast(Any, scene), cast(Any, Pool()))
+        await numbers.ask_raise(has_older_parts=has_older_parts)
+        return [record for record in history.records if isinstance(record, Checked)]
+
+
+@pytest.mark.parametrize(
+    ("said", "schemas", "has_older_parts", "is_right"),
+    [
+        ("schema 1 stays in force: a part that lives cannot", (1, 2), True, True),
+        ("schema 2 is in force, before it was 1", (1, 2), True, False),
+        ("schema 2 is in force, before it was 1", (1, 2), False, True),
+        ("schema 1 stays in force: this release cannot", (1, 1), False, True),
+    ],
+)
+async def test_a_number_is_raised_when_the_older_release_has_left_and_not_before(
+    tmp_path: Path, said: str, schemas: tuple[int, int], has_older_parts: bool, is_right: bool
+) -> None:
+    [check] = await ask(tmp_path, said, schemas, has_older_parts=has_older_parts)
+    assert (check.rule, check.is_right) == ("number_waits_for_all", is_right)
+
+
+def test_a_wrong_answer_to_a_check_is_a_violation_and_handovers_are_counted() -> None:
+    handed = HandedOver(at=2.0, part="gateway", release="after", in_flight=("c0",), seconds=1.0, exit_code=0)
+    wrong = Checked(at=3.0, rule="gateways_tell_alike", subject="q0", expected="equal", found="b", is_right=False)
+    verdict = judge([*good_history(good_call()), handed, wrong])
+    assert (verdict.handovers, verdict.checks, verdict.harms["misstated"]) == (1, {"gateways_tell_alike": 1}, 1)
+    assert "1 hand-overs between releases; asked: gateways_tell_alike 1" in table(verdict)

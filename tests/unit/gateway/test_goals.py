@@ -1,0 +1,294 @@
+"""Latency goals: what they ask, how requests are judged by them, and what changes where they are enforced."""
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from orca.core.domain.request import End, FinishReason
+from orca.gateway.answer.tracing import Tracing
+from orca.gateway.latency_goals import (
+    NO_GOALS,
+    SCHEMA_LEAST,
+    Goal,
+    GoalOutcome,
+    LatencyGoals,
+    judge,
+    latency_of,
+    summary,
+)
+from orca.gateway.metrics import Metrics
+from orca.gateway.render.render import RenderOptions
+from orca.gateway.settings import Settings
+from orca.pool.records import RequestState, RequestStatus
+from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
+from support.gateway.gateway_server import served
+from support.gateway.overloads import observed
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
+SOFT = Settings(model="tiny", round_seconds=0.05)
+ENFORCING = Settings(model="tiny", round_seconds=0.05, slo_enforce=True)
+LOOSE = {"x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "600000.5"}
+TIGHT = {"x-slo-ttft-ms": "0.001", "x-slo-tpot-ms": "0.000001"}
+BOTH = LatencyGoals(ttft_ms=100, tpot_ms=10)
+MET, MISSED = GoalOutcome.MET, GoalOutcome.MISSED
+SUBMITTED_MS = 1_700_000_000_000
+
+
+def status(
+    *, first: int | None = None, ended: int | None = None, tokens: int = 0, reason: FinishReason = FinishReason.STOP
+) -> RequestStatus:
+    """Of a request of 11 tokens at most; times in milliseconds from its submission."""
+    return RequestStatus(
+        request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
+        state=RequestState.OWNED if ended is None else RequestState.ENDED,
+        owner=None,
+        claim=None,
+        tokens=tokens,
+        end=None if ended is None else End(reason, tokens),
+        first_claimed_ms=None,
+        first_token_ms=None if first is None else SUBMITTED_MS + first,
+        ended_ms=None if ended is None else SUBMITTED_MS + ended,
+    )
+
+
+def counted(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """(goal, outcome) -> requests; those that none was counted for are left out."""
+    [family] = [family for family in metrics.registry.collect() if family.name == "orca_request_slo"]
+    assert {sample.labels["model_name"] for sample in family.samples} == {MODEL.name}
+    return {
+        (sample.labels["goal"], sample.labels["outcome"]): sample.value
+        for sample in family.samples
+        if sample.name == "orca_request_slo_total" and sample.value
+    }
+
+
+async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_read_them() -> None:
+    async with rig(settings=ENFORCING) as one:
+        await one.pool.set_schema(SCHEMA_LEAST - 1)
+        await until(lambda: is_seen_in_force(one, SCHEMA_LEAST - 1))
+        answer = await post(one, LOOSE)
+        assert answer.status_code == 200
+        told = (await state(one, answer.headers["x-request-id"]))["slo"]
+        assert (told["ttft_ms"], told["tpot_ms"]) == (None, None)
+
+
+async def is_seen_in_force(one: Rig, schema: int) -> bool:
+    counts = await one.app.state.gateway.overload.backlog.counts(1.0)
+    return counts is not None and bool(counts.schema == schema)
+
+
+async def post(one: Rig, headers: dict[str, str], path: str = COMPLETIONS, **body: Any) -> Any:
+    return await one.client.post(path, json=BODY | body, headers=headers)
+
+
+async def state(one: Rig, request_id: str) -> dict[str, Any]:
+    document: dict[str, Any] = (await one.client.get(f"/v1/requests/{request_id}")).json()
+    return document
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcomes"),
+    [
+        (status(), {}),
+        (status(first=100, tokens=1), {Goal.TTFT: MET}),
+        (status(first=101, tokens=1), {Goal.TTFT: MISSED}),
+        (status(first=50, ended=150, tokens=11), {Goal.TTFT: MET, Goal.TPOT: MET}),
+        (status(first=50, ended=151, tokens=11), {Goal.TTFT: MET, Goal.TPOT: MISSED}),
+        (status(first=50, ended=50, tokens=1), {Goal.TTFT: MET}),
+        (status(ended=100, reason=FinishReason.CANCELLED), {}),
+        (status(ended=101, reason=FinishReason.CANCELLED), {Goal.TTFT: MISSED}),
+        (status(ended=5, reason=FinishReason.ERROR), {Goal.TTFT: MISSED}),
+        (status(first=50, ended=149, tokens=2, reason=FinishReason.CANCELLED), {Goal.TTFT: MET}),
+        (
+            status(first=50, ended=150, tokens=10, reason=FinishReason.DEADLINE_EXCEEDED),
+            {Goal.TTFT: MET, Goal.TPOT: MISSED},
+        ),
+    ],
+    ids=[
+        "nothing yet",
+        "first token in time",
+        "first token late",
+        "fast",
+        "slow",
+        "one token has no mean",
+        "cancelled in time",
+        "cancelled too late",
+        "failed",
+        "cancelled while it could still be met",
+        "cut off when it could not",
+    ],
+)
+def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict[Goal, GoalOutcome]) -> None:
+    assert judge(BOTH, seen) == outcomes
+
+
+def test_a_client_that_has_left_after_its_goal_and_before_a_token_was_missed() -> None:
+    assert judge(BOTH, status(), waited_ms=100) == {}
+    assert judge(BOTH, status(), waited_ms=101) == {Goal.TTFT: MISSED}
+
+
+def test_a_clock_that_was_set_back_makes_no_times_below_zero() -> None:
+    latency = latency_of(status(first=-50, ended=-60, tokens=3))
+    assert (latency.ttft_ms, latency.tpot_ms) == (0, 0)
+
+
+def test_a_summary_tells_the_slowest_of_all_choices_and_how_many_missed() -> None:
+    found = {"p.0": status(first=50, ended=150, tokens=11), "p.1": status(first=70, ended=370, tokens=11)}
+    assert summary(BOTH, found) == {
+        "slo_ttft_ms": 100,
+        "slo_ttft_missed": 0,
+        "ttft_ms": 70,
+        "slo_tpot_ms": 10,
+        "slo_tpot_missed": 1,
+        "tpot_ms": 30,
+    }
+
+
+def test_soft_goals_are_no_deadlines_and_enforced_ones_keep_the_sooner_one() -> None:
+    assert (BOTH.first_token_deadline_ms, BOTH.deadline_ms(None, 11), BOTH.deadline_ms(70, 11)) == (None, None, 70)
+    hard = LatencyGoals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
+    assert (hard.first_token_deadline_ms, hard.deadline_ms(None, 11), hard.deadline_ms(70, 11)) == (100, 200, 70)
+    assert LatencyGoals(tpot_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+    assert LatencyGoals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
+@pytest.mark.parametrize("value", ["", "0", "-1", "1e3", "nan", "inf", "fast", "1 ms", "2147483649", "1, 2", "٣"])
+async def test_a_bad_goal_is_refused_with_the_name_of_its_header(path: str, name: str, value: str) -> None:
+    async with rig(schedules=False) as one:
+        response = await one.client.post(path, json=BODY, headers=[(name.encode(), value.encode())])
+        code, error = error_of(response)
+        assert (code, error["type"], error["param"]) == (400, "invalid_request_error", name)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_goals_are_reported_in_the_state_and_counted(path: str) -> None:
+    async with rig() as one:
+        answer = await post(one, LOOSE, path, n=2)
+        document = await state(one, answer.json()["id"])
+        assert document["slo"] == {"ttft_ms": 600_000, "tpot_ms": 600_000.5, "enforced": False}
+        for choice in document["choices"]:
+            assert choice["slo"] == {"ttft": "met", "tpot": "met"}
+            assert 0 <= choice["ttft_ms"] <= 600_000
+            assert 0 <= choice["tpot_ms"] <= 600_000
+        metrics = one.app.state.gateway.metrics
+        await until(lambda: counted(metrics) == {("ttft", "met"): 2, ("tpot", "met"): 2})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_goals_that_are_missed_end_nothing_and_change_no_byte(stream: bool) -> None:
+    async with rig(settings=SOFT) as one:
+        one.scheduler.turn_seconds = 0.005
+        answer = await post(one, TIGHT, stream=stream)
+        assert answer.status_code == 200
+        assert "slo" not in answer.text
+        assert "ttft" not in answer.text
+        request_id = answer.headers["x-request-id"]
+        assert (await state(one, request_id))["choices"][0]["text"] == WORDS
+        assert one.pool.state.records[f"{request_id}.0"].request.deadline_wall_ms is None
+        metrics = one.app.state.gateway.metrics
+        await until(lambda: counted(metrics) == {("ttft", "missed"): 1, ("tpot", "missed"): 1})
+
+
+async def test_a_call_without_goals_is_timed_and_not_counted() -> None:
+    async with rig() as one:
+        answer = await one.complete()
+        document = await state(one, answer["id"])
+        assert document["slo"] == {"ttft_ms": None, "tpot_ms": None, "enforced": False}
+        assert document["choices"][0]["slo"] == {}
+        assert document["choices"][0]["ttft_ms"] >= 0
+        assert not one.app.state.gateway.finishing
+        assert counted(one.app.state.gateway.metrics) == {}
+
+
+async def test_a_client_that_leaves_before_its_first_token_is_counted_as_missed() -> None:
+    async with served(replace(SOFT, port=0)) as one, httpx.AsyncClient(base_url=one.url) as client:
+        one.rig.scheduler.may_run.clear()
+        async with client.stream("POST", COMPLETIONS, json=BODY | {"stream": True}, headers=TIGHT):
+            pass
+        metrics = one.rig.app.state.gateway.metrics
+        await until(lambda: counted(metrics) == {("ttft", "missed"): 1})
+        one.rig.scheduler.may_run.set()
+
+
+async def test_a_resumed_stream_is_counted_once_by_the_gateways_together() -> None:
+    async with rig() as one, rig(pool=one.pool, schedules=False) as two:
+        answer = await post(one, LOOSE, stream=True)
+        metrics = one.app.state.gateway.metrics
+        await until(lambda: counted(metrics) == {("ttft", "met"): 1, ("tpot", "met"): 1})
+        await two.client.get(f"/v1/requests/{answer.headers['x-request-id']}/events")
+        await until(lambda: not two.app.state.gateway.finishing)
+        assert counted(two.app.state.gateway.metrics) == {}
+
+
+async def test_an_enforced_goal_ends_a_request_that_has_no_token_by_then() -> None:
+    async with rig(settings=ENFORCING) as one:
+        one.scheduler.may_run.clear()
+        code, error = error_of(await post(one, {"x-slo-ttft-ms": "50"}))
+        assert (code, error["code"]) == (504, "deadline_exceeded")
+        [record] = one.pool.state.records.values()
+        assert record.end == End(FinishReason.DEADLINE_EXCEEDED, 0)
+        metrics = one.app.state.gateway.metrics
+        await until(lambda: counted(metrics) == {("ttft", "missed"): 1})
+        one.scheduler.may_run.set()
+
+
+async def test_an_enforced_goal_lets_a_request_go_on_that_has_its_first_token() -> None:
+    async with rig(settings=ENFORCING) as one:
+        answer = await post(one, {"x-slo-ttft-ms": "60000"})
+        assert answer.json()["choices"][0]["text"] == WORDS
+        [record] = one.pool.state.records.values()
+        assert (record.request.first_token_deadline_ms, record.request.deadline_ms) == (60_000, None)
+
+
+async def test_both_enforced_goals_bound_the_whole_request() -> None:
+    async with rig(settings=ENFORCING) as one:
+        one.scheduler.turns_left = 1
+        answer = await post(one, {"x-slo-ttft-ms": "2000", "x-slo-tpot-ms": "1"}, max_tokens=3)
+        assert error_of(answer)[1]["code"] == "deadline_exceeded"
+        [record] = one.pool.state.records.values()
+        assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
+
+
+async def test_a_first_token_that_cannot_come_in_time_is_refused_at_the_door_where_goals_are_enforced() -> None:
+    headers = {"x-slo-ttft-ms": "1000"}
+    async with rig(settings=ENFORCING, schedules=False) as hard, rig(settings=SOFT, schedules=False) as soft:
+        for one in (hard, soft):
+            one.app.state.gateway.overload = await observed(seconds=10, queued=100, ends_per_second=10)
+        code, error = error_of(await post(hard, headers))
+        assert (code, error["code"], error["param"]) == (429, "deadline_unreachable", "x-slo-ttft-ms")
+        assert (await post(soft, headers, background=True)).status_code == 202
+
+
+async def test_spans_tell_the_goals_and_what_came_of_them() -> None:
+    exporter = InMemorySpanExporter()
+    async with rig(tracing=Tracing(exporter)) as one:
+        await post(one, LOOSE)
+    [span] = [span for span in exporter.get_finished_spans() if span.name == f"POST {COMPLETIONS}"]
+    assert span.attributes is not None
+    assert span.attributes["orca.slo_ttft_ms"] == 600_000
+    assert span.attributes["orca.slo_tpot_missed"] == 0
+    assert float(str(span.attributes["orca.ttft_ms"])) >= 0
+
+
+async def test_the_openapi_document_describes_the_headers() -> None:
+    async with rig(schedules=False) as one:
+        document = (await one.client.get("/openapi.json")).json()
+        for path in (COMPLETIONS, CHAT):
+            parameters = {one["name"]: one for one in document["paths"][path]["post"]["parameters"]}
+            assert {"x-slo-ttft-ms", "x-slo-tpot-ms"} < set(parameters)
+            assert {one["in"] for one in parameters.values()} == {"header"}
+
+
+async def test_without_goals_the_record_is_one_that_the_release_before_reads() -> None:
+    async with rig() as one:
+        await one.complete()
+        await post(one, LOOSE)
+        plain, asked = (RenderOptions.from_json(parent.submission.render) for parent in one.pool.state.parents.values())
+        assert ["goals" in parent.submission.render for parent in one.pool.state.parents.values()] == [False, True]
+        assert (plain.goals, asked.goals) == (NO_GOALS, LatencyGoals(ttft_ms=600_000, tpot_ms=600_000.5))

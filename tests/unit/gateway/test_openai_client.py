@@ -1,0 +1,98 @@
+"""The official client works unchanged: sync and async, streaming and not, many at once."""
+
+import asyncio
+
+import openai
+import pytest
+
+from orca.core.domain.request import FinishReason
+from orca.gateway.settings import Settings
+from support.gateway.gateway_rig import WORDS, ids
+from support.gateway.gateway_server import served
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+async def test_async_completions_and_chats_streaming_and_not() -> None:
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        completion = await client.completions.create(model="tiny", prompt="the fox", max_tokens=50)
+        assert completion.choices[0].text == WORDS
+        chat = await client.chat.completions.create(model="tiny", messages=MESSAGES)  # type: ignore[arg-type]
+        assert chat.choices[0].message.content == WORDS
+        stream = await client.completions.create(model="tiny", prompt="the fox", max_tokens=50, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == WORDS
+
+
+async def test_a_chat_stream_with_usage_and_logprobs() -> None:
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            top_logprobs=2,
+        )
+        *chunks, usage = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == WORDS
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[0].choices[0].logprobs is not None
+        assert usage.choices == []
+        assert usage.usage is not None
+        assert usage.usage.completion_tokens == len(ids(WORDS))
+
+
+async def test_the_sync_client() -> None:
+    def calls(url: str) -> tuple[str, str]:
+        with openai.OpenAI(base_url=url + "/v1", api_key="none") as client:
+            whole = client.completions.create(model="tiny", prompt="the fox", max_tokens=50).choices[0].text
+            stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)  # type: ignore[arg-type]
+            return whole, "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with served() as one:
+        assert await asyncio.to_thread(calls, one.url) == (WORDS, WORDS)
+
+
+async def test_a_hundred_streams_at_once_each_get_their_own_tokens() -> None:
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        one.rig.scheduler.answer = lambda request: request.prompt
+
+        async def stream(i: int) -> str:
+            chunks = await client.completions.create(model="tiny", prompt=f"stream {i}", max_tokens=50, stream=True)
+            return "".join([chunk.choices[0].text async for chunk in chunks])
+
+        assert await asyncio.gather(*(stream(i) for i in range(100))) == [f"stream {i}" for i in range(100)]
+
+
+async def test_errors_arrive_as_the_clients_own_kinds() -> None:
+    settings = Settings(model="tiny", port=0, api_keys=("right",), drain_seconds=1)
+    async with served(settings) as one:
+        async with openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+        async with openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="right") as client:
+            assert [model.id async for model in client.models.list()] == ["tiny"]
+            assert (await client.models.retrieve("tiny")).id == "tiny"
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await client.completions.create(model="huge", prompt="a")
+            assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
+            with pytest.raises(openai.BadRequestError) as bad:
+                await client.completions.create(model="tiny", prompt="a", temperature=9)
+            assert bad.value.param == "temperature"
+
+
+async def test_a_failing_stream_raises_in_the_client() -> None:
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        one.rig.scheduler.reason = FinishReason.ERROR
+        stream = await client.completions.create(model="tiny", prompt="a", stream=True)
+        with pytest.raises(openai.APIError, match="every group"):
+            async for _ in stream:
+                pass
+
+
+async def test_the_client_does_not_have_a_call_computed_again_whose_deadline_passed() -> None:
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        one.rig.scheduler.reason = FinishReason.DEADLINE_EXCEEDED
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(model="tiny", prompt="a")
+        assert len(one.rig.pool.state.parents) == 1

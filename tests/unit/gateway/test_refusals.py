@@ -1,0 +1,265 @@
+"""Every way to be refused: status, named field, OpenAI's shape, and nothing left in the pool."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.gateway.gateway_rig import MODEL, error_of, ids, rig
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+USER = [{"role": "user", "content": "hi"}]
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt[1]"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [[1], []]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [MODEL.vocab_size]}, "prompt"),
+    ({"prompt": [[1], [2**63]]}, "prompt[1]"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"prompt": "a", "model": 5}, "model"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 10**30}, "max_tokens"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 129}, "n"),
+    ({"prompt": "a", "best_of": 2}, "best_of"),
+    ({"prompt": "a", "n": 3, "best_of": 1}, "best_of"),
+    ({"prompt": "a", "temperature": -0.1}, "temperature"),
+    ({"prompt": "a", "temperature": 2.1}, "temperature"),
+    ({"prompt": "a", "temperature": "hot"}, "temperature"),
+    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "top_p": 1.1}, "top_p"),
+    ({"prompt": "a", "top_k": -2}, "top_k"),
+    ({"prompt": "a", "min_p": 1.1}, "min_p"),
+    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "repetition_penalty": 5e-324}, "repetition_penalty"),
+    ({"prompt": "a", "presence_penalty": 2.1}, "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"²": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {str(MODEL.vocab_size): 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"prompt": "a", "seed": 2**63}, "seed"),
+    ({"prompt": "a", "seed": 1.5}, "seed"),
+    ({"prompt": "a", "stop": 5}, "stop"),
+    ({"prompt": "a", "stop": [5]}, "stop"),
+    ({"prompt": "a", "stop": ""}, "stop"),
+    ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "a", "stop": "x" * 1025}, "stop"),
+    ({"prompt": "a", "stop_token_ids": [MODEL.vocab_size]}, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": ["1"]}, "stop_token_ids[0]"),
+    ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
+    ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ({"prompt": "a", "deadline_ms": 0}, "deadline_ms"),
+    ({"prompt": "a", "stream": "yes"}, "stream"),
+    ({"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"prompt": "a", "stream_options": {}}, "stream_options"),
+    ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:60])
+async def test_a_bad_field_of_a_completion_is_named(body: dict[str, Any], param: str) -> None:
+    async with rig(schedules=False) as one:
+        status, error = await one.error(COMPLETIONS, **body)
+        assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+        assert param.partition("[")[0].split(".")[-1] in error["message"]
+        assert (await one.pool.stats()).queued == 0
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [*USER, {"role": "wizard", "content": "hi"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [*USER, {"role": "user", "content": None}]}, "messages[1].content"),
+    ({"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
+    ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls"),
+    ({"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"messages": USER, "top_logprobs": 2}, "top_logprobs"),
+    ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"messages": USER, "logprobs": 1}, "logprobs"),
+    ({"messages": USER, "chat_template_kwargs": []}, "chat_template_kwargs"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_CHATS, ids=lambda value: str(value)[:60])
+async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) -> None:
+    async with rig(schedules=False) as one:
+        status, error = await one.error(CHAT, **body)
+        assert (status, error["param"]) == (400, param)
+
+
+UNBUILT: list[tuple[str, str, Any]] = [
+    (CHAT, "response_format", {"type": "json_object"}),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
+    (CHAT, "tool_choice", "required"),
+    (CHAT, "functions", [{"name": "f"}]),
+    (CHAT, "function_call", {"name": "f"}),
+    (CHAT, "modalities", ["text", "audio"]),
+    (CHAT, "audio", {"voice": "a"}),
+    (CHAT, "chat_template", "{{ x }}"),
+    (CHAT, "continue_final_message", True),
+    (COMPLETIONS, "suffix", "end"),
+    (COMPLETIONS, "guided_json", {}),
+    (COMPLETIONS, "guided_choice", ["a"]),
+    (COMPLETIONS, "structured_outputs", {"regex": "a"}),
+    (COMPLETIONS, "prompt_embeds", "abc"),
+    (COMPLETIONS, "use_beam_search", True),
+    (COMPLETIONS, "length_penalty", True),
+    (COMPLETIONS, "skip_special_tokens", False),
+    (COMPLETIONS, "include_stop_str_in_output", True),
+    (COMPLETIONS, "bad_words", ["a"]),
+    (COMPLETIONS, "truncate_prompt_tokens", 5),
+    (COMPLETIONS, "priority", 1),
+    (COMPLETIONS, "regex", "a+"),
+    (COMPLETIONS, "ebnf", "root ::= 'a'"),
+    (COMPLETIONS, "json_schema", "{}"),
+    (COMPLETIONS, "grammar", "root ::= 'a'"),
+    (COMPLETIONS, "nvext", {"guided_json": {}}),
+    (COMPLETIONS, "num_beams", 4),
+    (COMPLETIONS, "max_new_tokens", 5),
+    (COMPLETIONS, "no_repeat_ngram_size", 2),
+    (COMPLETIONS, "typical_p", 0.5),
+    (COMPLETIONS, "mirostat", 2),
+    (COMPLETIONS, "lora_path", "a"),
+    (CHAT, "best_of", 2),
+    (CHAT, "suffix", "end"),
+    (CHAT, "response_schema", {}),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "value"), UNBUILT, ids=lambda value: str(value)[:40])
+async def test_a_field_that_is_not_built_and_changes_the_answer_is_refused_by_name(
+    path: str, name: str, value: Any
+) -> None:
+    async with rig(schedules=False) as one:
+        status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
+        assert (status, error["param"]) == (400, name)
+        assert name in error["message"]
+
+
+async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
+    common = {
+        "response_format": {"type": "text"}, "logit_bias": None, "best_of": None, "user": "me", "seed": None,
+        "stop": None, "use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "priority": 0,
+        "guided_json": None, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "top_k": -1, "n": 1,
+        "temperature": None, "top_p": None, "max_tokens": None, "stream": None, "stream_options": None, "x": [1],
+        "return_token_ids": None, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "min_tokens": 1,
+    }  # fmt: skip
+    chat = {"tools": None, "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True, "echo": False}
+    async with rig() as one:
+        await one.complete(**common | {"best_of": 1, "suffix": None, "max_tokens": 5})
+        await one.chat(**common | chat)
+
+
+async def test_an_unknown_model_is_404() -> None:
+    async with rig() as one:
+        for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
+            body = {"prompt": "a", "messages": USER, "tokens": [1], "model": "huge"}
+            status, error = await one.error(path, **body)
+            assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
+            assert "huge" in error["message"]
+
+
+async def test_tokens_beyond_the_context_name_both_numbers() -> None:
+    async with rig() as one:
+        status, error = await one.error(COMPLETIONS, prompt="the fox", max_tokens=500)
+        assert (status, error["param"], error["code"]) == (400, "max_tokens", "context_length_exceeded")
+        length = len(ids("the fox"))
+        assert f"{length} of the prompt" in error["message"]
+        assert f"max_tokens 500) are more than the model's context of {MODEL.max_model_len}" in error["message"]
+
+
+async def test_a_prompt_as_long_as_the_context_is_refused_even_without_max_tokens() -> None:
+    async with rig() as one:
+        status, error = await one.error(COMPLETIONS, prompt=[5] * MODEL.max_model_len)
+        assert (status, error["param"]) == (400, "prompt")
+        assert "200" in error["message"]
+
+
+async def test_a_request_that_could_never_fit_the_slots_is_refused() -> None:
+    async with rig() as one:
+        await one.complete(max_tokens=2)
+        status, error = await one.error(COMPLETIONS, prompt=[5] * 100, max_tokens=90)
+        assert (status, error["code"]) == (400, "never_fits")
+        assert "190" in error["message"]
+        assert "160" in error["message"]
+
+
+async def test_unknown_routes_and_methods_answer_in_the_same_shape() -> None:
+    async with rig(schedules=False) as one:
+        status, error = error_of(await one.client.post("/v1/embeddings", json={"input": "a"}))
+        assert status == 404
+        assert error["message"] == "POST /v1/embeddings: Not Found; /openapi.json lists the paths that this server has"
+        response = await one.client.get(COMPLETIONS)
+        assert error_of(response)[0] == 405
+        assert response.headers["allow"] == "POST"
+
+
+async def test_a_model_without_chat_template_refuses_chats() -> None:
+    async with rig(schedules=False, chat_template=None) as one:
+        status, error = await one.error(CHAT, messages=USER)
+        assert (status, error["param"]) == (400, "messages")
+        assert "/v1/completions" in error["message"]
+
+
+async def test_messages_that_the_template_refuses_are_400_with_its_words() -> None:
+    async with rig(schedules=False, chat_template="{{ raise_exception('roles must alternate') }}") as one:
+        status, error = await one.error(CHAT, messages=USER)
+        assert (status, error["param"]) == (400, "messages")
+        assert "roles must alternate" in error["message"]
+
+
+SENTENCES: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 10**30}, "max_tokens: is too large a number"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens: must be a whole number"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 unless echo is true"),
+    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p: must be above 0"),
+    (COMPLETIONS, {"prompt": "a", "seed": 2**63}, f"seed: must be at most {2**63 - 1}"),
+    (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream: must be true or false"),
+    (COMPLETIONS, {"prompt": "a", "stream_options": 5}, "stream_options: must be an object"),
+    (COMPLETIONS, {"prompt": "a", "n": 1000}, "n = 1000 is more than the 128 choices of one call"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "n": 100}, "2 prompts with n = 100 is more than the 128 choices of one call"),
+    (CHAT, {}, "messages: is required"),
+    (CHAT, {"messages": []}, "messages: must not be empty"),
+    (CHAT, {"messages": "hi"}, "messages: must be a list"),
+    (CHAT, {"messages": ["hi"]}, "messages[0]: must be an object"),
+    (
+        CHAT,
+        {"messages": [*USER, {"role": "wizard", "content": "hi"}]},
+        "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
+    ),
+    (CHAT, {"messages": USER, "n": 1000}, "n = 1000 is more than the 128 choices of one call"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "sentence"), SENTENCES, ids=[sentence for _, _, sentence in SENTENCES])
+async def test_refusals_are_in_words_for_people_who_know_json(path: str, body: dict[str, Any], sentence: str) -> None:
+    async with rig(schedules=False) as one:
+        status, error = error_of(await one.client.post(path, content=json.dumps(body), headers=JSON))
+        assert (status, error["message"]) == (400, sentence)

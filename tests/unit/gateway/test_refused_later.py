@@ -1,0 +1,126 @@
+"""Calls that are right and still get no answer: the pool is full or away, or their requests ended from outside."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import FinishReason
+from orca.gateway.calls import submit
+from orca.gateway.models.models import Models
+from orca.pool.records import Submission
+from orca.pool.settings import PoolSettings
+from support.gateway.gateway_rig import MODEL, error_of, rig, until
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_full_queue_is_429_with_retry_after() -> None:
+    async with rig(schedules=False, pool_settings=PoolSettings(max_queued=1)) as one:
+        response = await one.post(COMPLETIONS, prompt=["a", "b"], max_tokens=2)
+        assert error_of(response)[0] == 429
+        assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_pool_without_room_is_503_with_retry_after() -> None:
+    async with rig(schedules=False, pool_settings=PoolSettings(bytes_max=10)) as one:
+        response = await one.post(COMPLETIONS, prompt="a", max_tokens=2)
+        status, error = error_of(response)
+        assert (status, error["code"]) == (503, "pool_full")
+        assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_pool_that_is_away_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: Any) -> Any:
+        raise PoolUnavailable("no answer")
+
+    async with rig(schedules=False) as one:
+        monkeypatch.setattr(one.pool, "submit", away)
+        response = await one.post(COMPLETIONS, prompt="a")
+        status, error = error_of(response)
+        assert (status, error["code"]) == (503, "pool_unavailable")
+        assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_revision_that_is_not_in_force_is_503_for_it_is_not_the_clients_mistake() -> None:
+    async with rig(schedules=False) as one:
+        served = one.app.state.gateway.models.current
+        one.app.state.gateway.models = Models(replace(served, info=replace(MODEL, revision="another")))
+        status, error = await one.error(COMPLETIONS, prompt="a")
+        assert (status, error["code"]) == (503, "revision_not_served")
+
+
+async def test_a_bug_of_ours_is_500_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    async with rig(schedules=False) as one:
+        monkeypatch.setattr(one.pool, "submit", broken)
+        status, error = await one.error(COMPLETIONS, prompt="a")
+        assert (status, error["message"]) == (500, "internal error")
+        counted = 'orca_http_requests_total{method="POST",route="/v1/completions",status="500"} 1.0'
+        assert counted in (await one.client.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "told"),
+    [
+        (FinishReason.DEADLINE_EXCEEDED, 504, "false"),
+        (FinishReason.CANCELLED, 409, "false"),
+        (FinishReason.ERROR, 500, "false"),
+        (FinishReason.MODEL_REPLACED, 503, None),
+    ],
+)
+async def test_clients_are_told_not_to_have_a_finished_call_computed_again(
+    reason: FinishReason, status: int, told: str | None
+) -> None:
+    async with rig() as one:
+        one.scheduler.reason = reason
+        response = await one.post(COMPLETIONS, prompt="a")
+        assert error_of(response)[0] == status
+        assert response.headers.get("x-should-retry") == told
+
+
+async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_becomes_of_the_pool_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(*_: Any) -> Any:
+        raise PoolUnavailable("no answer")
+
+    async with rig(schedules=False) as one:
+        for reading in ("parent", "status", "read_many"):
+            monkeypatch.setattr(one.pool, reading, away)
+        answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
+        document = answer.json()
+        assert (answer.status_code, document["status"]) == (202, "queued")
+        assert list(one.pool.state.parents) == [document["id"]]
+
+
+async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "TAKE_BACK_SECONDS", (0.01, 0.01))
+    async with rig(schedules=False) as one:
+        store = one.pool.submit
+
+        async def lose_the_answer(submission: Submission) -> Any:
+            await store(submission)
+            raise PoolUnavailable("the reply was lost")
+
+        monkeypatch.setattr(one.pool, "submit", lose_the_answer)
+        answer = await one.client.post("/v1/completions", json={"prompt": "the fox", "background": True})
+        assert (answer.status_code, error_of(answer)[1]["code"]) == (503, "pool_unavailable")
+        await until(lambda: [parent.left for parent in one.pool.state.parents.values()] == [0])
+
+
+async def test_a_pool_that_is_away_is_told_of_without_its_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(*_: Any) -> Any:
+        raise PoolUnavailable("connecting to /secret/redis.sock")
+
+    async with rig(schedules=False) as one:
+        monkeypatch.setattr(one.pool, "submit", away)
+        status, error = await one.error(COMPLETIONS, prompt="a")
+        assert (status, error["message"]) == (503, "the request pool does not answer")
+        assert "/secret/redis.sock" in caplog.text

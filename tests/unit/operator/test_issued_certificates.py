@@ -1,0 +1,377 @@
+"""Certificates of schedulers and stages: when they are issued, that old and new trust each other, what is told."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from clusters import observation
+from grpc import aio
+
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.domain import certificates, names
+from orca.operator.domain.actions import IssueCertificate
+from orca.operator.domain.api_refusals import Refusal, Refusals
+from orca.operator.domain.certificates import CA, CA_KEY, CERTIFICATE, FILES, KEY
+from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.plan.plan import make_plan
+from orca.operator.plan.status import make_status
+from orca.operator.reconcile import observe, reconcile
+from support.operator.clusters import BORN_S, RELEASE, FakeCluster
+from support.operator.deployments import deployment
+from support.operator.handshakes import NAME, Files, a_key, ask, issue, secret, shown
+from support.operator.paper_api import paper_api
+
+DAY_S = 86_400.0
+NOW_S = BORN_S
+SHOP = deployment()
+NAMED = deployment(certificates={"secretName": "team"})
+
+
+def due(files: Mapping[str, str], now_s: float = NOW_S, of: OrcaDeployment = SHOP) -> IssueCertificate | None:
+    return certificates.due(observation(of, {("Secret", "shop-certificates"): secret(files)}, now_s=now_s))
+
+
+def test_a_certificate_is_issued_anew_when_a_third_of_its_life_is_left_by_the_ca_that_it_has() -> None:
+    first = issue()
+    assert [due(first, NOW_S + days * DAY_S) for days in (0, 30, 59.9)] == [None] * 3
+    later_s = NOW_S + 60 * DAY_S
+    found = due(first, later_s)
+    assert found is not None
+    assert found.reason == "it expires on 2026-04-01 at 00:00 UTC"
+    second = issue(signer=found.signer, issued_s=later_s)
+    assert due(second, later_s) is None
+    assert (second[CA_KEY], second[KEY]) != (first[CA_KEY], first[KEY])
+    assert second[CA_KEY] == first[CA_KEY]
+
+
+def test_it_goes_on_for_longer_than_the_ca_of_the_beginning() -> None:
+    files, now_s = issue(), NOW_S
+    for _ in range(75):  # 12 years
+        now_s += 60 * DAY_S
+        found = due(files, now_s)
+        assert found is not None
+        assert found.reason.startswith("it expires on")
+        files = issue(signer=found.signer, issued_s=now_s)
+        assert due(files, now_s) is None
+
+
+def of_another_ca(files: Files) -> Files:
+    return files | {key: text for key, text in issue().items() if key in (CERTIFICATE, KEY)}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda _: {}, "there is no ca.crt"),
+        *[(lambda files, key=key: files | {key: ""}, f"there is no {key}") for key in FILES],
+        *[(lambda files, key=key: files | {key: "spoiled"}, f"{key} cannot be read") for key in FILES],
+        (of_another_ca, "tls.crt is not signed by ca.crt"),
+        (lambda files: files | {KEY: issue()[KEY]}, "tls.crt does not belong to tls.key"),
+    ],
+)
+def test_what_somebody_has_spoiled_is_issued_anew(spoil: Callable[[Files], Files], reason: str) -> None:
+    spoiled = spoil(issue())
+    found = due(spoiled)
+    assert found is not None
+    assert (found.reason, found.signer is not None) == (reason, CA_KEY in spoiled)
+    made = issue(signer=found.signer)
+    assert due(made) is None
+    assert made[CA_KEY] == spoiled.get(CA_KEY, made[CA_KEY])
+
+
+def test_what_is_not_base64_is_issued_anew() -> None:
+    there = {("Secret", "shop-certificates"): {"data": dict.fromkeys((*FILES, CA_KEY), "=")}}
+    found = certificates.due(observation(SHOP, there))
+    assert found is not None
+    assert found.reason == "ca.crt cannot be read"
+
+
+def test_another_name_and_a_clock_that_went_back_are_reasons_too() -> None:
+    for files, reason in [
+        (issue("shop.elsewhere.svc"), "tls.crt is not for shop.ns.svc"),
+        (issue(issued_s=NOW_S + DAY_S), "tls.crt is not valid before 2026-01-01 at 23:00 UTC"),
+    ]:
+        found = due(files)
+        assert found is not None
+        assert found.reason == reason
+        assert found.signer is not None
+
+
+def test_a_missing_one_is_issued_and_one_that_the_resource_names_never_is() -> None:
+    found = certificates.due(observation(SHOP))
+    assert found is not None
+    assert (found.reason, found.signer) == ("it is missing", None)
+    assert certificates.due(observation(NAMED)) is None
+    assert due({}, of=NAMED) is None
+
+
+def test_no_key_shows_in_what_may_be_logged() -> None:
+    shown_by_log = repr(IssueCertificate("it ends", a_key(), kept={KEY: "secret"}))
+    assert "signer" not in shown_by_log
+    assert "secret" not in shown_by_log
+
+
+# What runs is not touched by a renewal.
+
+
+def test_a_secret_is_there_before_the_pods_that_wait_for_it() -> None:
+    cluster = FakeCluster(SHOP)
+    first, *_ = cluster.look().actions
+    assert isinstance(first, IssueCertificate)
+    assert first.is_new
+    assert cluster.names("Secret") == ["shop-certificates"]
+
+
+def test_a_renewal_writes_the_secret_and_nothing_else() -> None:
+    cluster = FakeCluster(deployment(replicas=2, parallelism={"stages": 2}))
+    cluster.settle()
+    cluster.now_s += 61 * DAY_S
+    [action] = cluster.look().actions
+    assert isinstance(action, IssueCertificate)
+    assert not action.is_new
+    assert cluster.look().actions == ()
+
+
+def test_a_named_secret_is_mounted_in_place_of_our_own_by_new_groups() -> None:
+    cluster = FakeCluster(SHOP)
+    cluster.settle()
+    [before] = cluster.names("StatefulSet", "stage")
+    assert mounted(cluster) == {"shop-certificates"}
+    cluster.deployment = deployment(generation=2, certificates={"secretName": "team"})
+    cluster.settle()
+    assert mounted(cluster) == {"team"}
+    assert cluster.names("StatefulSet", "stage") != [before]
+
+
+def test_our_own_is_renewed_until_the_last_group_that_has_it_is_gone() -> None:
+    cluster = FakeCluster(SHOP)
+    cluster.settle()
+    cluster.deployment = deployment(generation=2, certificates={"secretName": "team"})
+    cluster.look()
+    assert mounted(cluster) == {"shop-certificates", "team"}
+    cluster.now_s += 61 * DAY_S
+    assert [type(action) for action in cluster.look().actions].count(IssueCertificate) == 1
+    cluster.settle()
+    cluster.now_s += 61 * DAY_S
+    assert cluster.look().actions == ()
+
+
+def mounted(cluster: FakeCluster) -> set[str]:
+    """Names of the Secrets that schedulers and stages show certificates of."""
+    found = set()
+    for role in ("stage", "scheduler"):
+        for name in cluster.names("StatefulSet", role):
+            pod = cluster.objects["StatefulSet", name]["spec"]["template"]["spec"]
+            [volume] = [each["secret"] for each in pod["volumes"] if each["name"] == "certificates"]
+            [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "certificates"]
+            words = pod["containers"][0]["args"]
+            assert [each["key"] for each in volume["items"]] == ["ca.crt", "tls.crt", "tls.key"]
+            assert (mount["readOnly"], "subPath" in mount) == (True, False)
+            assert words[words.index("--tls-server-name") + 1] == NAME
+            for flag, key in (("--tls-ca-file", CA), ("--tls-certificate-file", CERTIFICATE), ("--tls-key-file", KEY)):
+                assert words[words.index(flag) + 1] == f"{mount['mountPath']}/{key}"
+            found.add(volume["secretName"])
+    return found
+
+
+# Handshakes as scheduler and stages make them.
+
+
+async def test_before_and_after_a_renewal_all_trust_each_other(tmp_path: Path) -> None:
+    signer = a_key()
+    old, new = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (61, 0))
+    assert old.ca.read_bytes() != new.ca.read_bytes()
+    for server, client in [(old, new), (new, old), (old, old), (new, new)]:
+        assert await ask(server, client) == "here"
+
+
+async def test_what_has_ended_or_is_of_another_ca_is_refused_by_servers_and_clients(tmp_path: Path) -> None:
+    signer = a_key()
+    good, ended = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (0, 91))
+    strange = replace(shown(issue(issued_s=time.time()), tmp_path), ca=good.ca)
+    for bad in (ended, strange):
+        with pytest.raises(aio.AioRpcError):
+            await ask(good, bad)
+        with pytest.raises(aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(bad, good)
+
+
+# What the status says.
+
+
+def told(cluster: FakeCluster, at_s: float, refusals: Sequence[Refusal] = ()) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition."""
+    seen = replace(cluster.observed, now_s=at_s)
+    found = make_status(seen, make_plan(seen), {}, refusals)
+    return {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
+
+
+def named_cluster(files: Mapping[str, str] | None) -> FakeCluster:
+    cluster = FakeCluster(NAMED)
+    cluster.named_certificates = None if files is None else secret(files)
+    cluster.settle()
+    return cluster
+
+
+def test_a_named_certificate_that_nobody_renews_is_told_before_it_ends_and_while_it_serves() -> None:
+    cluster = named_cluster(issue())
+    assert told(cluster, NOW_S + 75 * DAY_S)["Degraded"] == ("False", "AsWanted")
+    soon = told(cluster, NOW_S + 77 * DAY_S)
+    assert (soon["Degraded"], soon["Ready"]) == (("True", "CertificateExpiring"), ("True", "Serving"))
+    assert told(cluster, NOW_S + 90 * DAY_S)["Degraded"] == ("True", "CertificateExpired")
+
+
+def test_groups_that_do_not_form_with_an_ended_certificate_say_so() -> None:
+    cluster = named_cluster(issue())
+    [scheduler] = cluster.names("Pod", "scheduler")
+    cluster.make_unready(scheduler)
+    assert told(cluster, NOW_S + DAY_S)["SchedulerReady"] == ("False", "GroupForming")
+    assert told(cluster, NOW_S + 90 * DAY_S)["SchedulerReady"] == ("False", "CertificateExpired")
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (None, "SecretMissing"),
+        *[({key: text for key, text in issue().items() if key != missing}, "SecretMissing") for missing in FILES],
+        (issue() | {CERTIFICATE: "spoiled"}, "CertificateUnfit"),
+        (issue("shop.elsewhere.svc"), "CertificateUnfit"),
+    ],
+)
+def test_a_named_secret_that_cannot_be_used_is_told_until_it_can(files: Files | None, reason: str) -> None:
+    cluster = named_cluster(files)
+    assert told(cluster, NOW_S)["Degraded"] == ("True", reason)
+    cluster.named_certificates = secret(issue("*.ns.svc"))
+    assert told(cluster, NOW_S)["Degraded"] == ("False", "AsWanted")
+
+
+def test_a_missing_named_secret_is_what_stage_pods_wait_for() -> None:
+    cluster = named_cluster(None)
+    [stage] = cluster.names("Pod", "stage")
+    cluster.make_unready(stage)
+    found = told(cluster, NOW_S)
+    assert found["WorkersReady"] == found["Ready"] == ("False", "SecretMissing")
+
+
+def test_our_own_is_told_only_where_the_api_server_refuses_its_renewal() -> None:
+    cluster = FakeCluster(SHOP)
+    cluster.settle()
+    late_s = NOW_S + 77 * DAY_S
+    due_now = told(cluster, late_s)
+    assert (due_now["Degraded"][0], due_now["Ready"]) == ("False", ("True", "Serving"))
+    [action] = make_plan(replace(cluster.observed, now_s=late_s)).actions
+    refused = told(cluster, late_s, [Refusal(action, "quota")])
+    assert refused["Degraded"] == ("True", "CertificateExpiring")
+    assert refused["Accepted"] == ("False", "Refused")
+
+
+# A look at an API server of paper.
+
+SECRETS = "/api/v1/namespaces/ns/secrets"
+
+
+def test_a_look_makes_the_secret_and_another_one_leaves_it() -> None:
+    with paper_api() as (paper, cluster):
+        look(cluster, SHOP)
+        made = paper.objects[f"{SECRETS}/shop-certificates"]
+        assert certificates.due(observation(SHOP, {("Secret", "shop-certificates"): made}, now_s=time.time())) is None
+        assert "ownerReferences" not in made["metadata"]
+        look(cluster, SHOP)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+
+
+def test_a_kept_secret_serves_the_resource_that_is_made_again() -> None:
+    with paper_api() as (paper, cluster):
+        look(cluster, SHOP)
+        look(cluster, replace(SHOP, uid="uid-2"))
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+
+
+def test_it_goes_with_the_resource_where_that_is_asked_for() -> None:
+    with paper_api() as (paper, cluster):
+        look(cluster, deployment(deletionPolicy="Delete"))
+        [owner] = paper.objects[f"{SECRETS}/shop-certificates"]["metadata"]["ownerReferences"]
+        assert owner["uid"] == "uid-1"
+
+
+def test_a_secret_of_that_name_that_is_somebody_elses_is_left_to_him() -> None:
+    with paper_api() as (paper, cluster):
+        his = {"metadata": {"name": "shop-certificates"}, "data": {}}
+        paper.objects[f"{SECRETS}/shop-certificates"] = his
+        look(cluster, SHOP)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
+
+
+def test_a_spoiled_one_is_made_whole_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with paper_api() as (paper, cluster), caplog.at_level("INFO"):
+        look(cluster, SHOP)
+        made = paper.objects[f"{SECRETS}/shop-certificates"]
+        paper.objects[f"{SECRETS}/shop-certificates"] = {**made, "data": made["data"] | {KEY: ""}}
+        look(cluster, SHOP)
+        again = paper.objects[f"{SECRETS}/shop-certificates"]
+    assert again["data"][KEY] not in ("", made["data"][KEY])
+    assert again["data"][CA_KEY] == made["data"][CA_KEY]
+    issued = [vars(each) for each in caplog.records if each.message == "issue"]
+    assert [each["reason"] for each in issued] == ["it is missing", "there is no tls.key"]
+
+
+def test_one_that_somebody_changes_while_it_is_written_is_not_drawn_anew_with_each_look() -> None:
+    def without_key(body: Json) -> Json:
+        return {**body, "data": {**body["data"], KEY: ""}} if body.get("kind") == "Secret" else body
+
+    with paper_api() as (paper, cluster):
+        paper.admits = without_key
+        refusals = Refusals(lambda: 0.0)
+        for _ in range(3):
+            reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "Refused")
+    assert (
+        "somebody changes the Secret shop-certificates while it is written: there is no tls.key" in accepted["message"]
+    )
+
+
+def test_one_that_somebody_spoils_after_each_write_is_not_drawn_anew_with_each_look() -> None:
+    path, now_s, drawn_at = f"{SECRETS}/shop-certificates", 0.0, []
+    with paper_api() as (paper, cluster):
+        refusals = Refusals(lambda: now_s)
+        for now_s in range(0, 40, 2):
+            before = paper.calls("PATCH", "secrets/shop-certificates")
+            reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
+            if paper.calls("PATCH", "secrets/shop-certificates") > before:
+                drawn_at.append(now_s)
+                paper.objects[path] |= {"data": {}}
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert drawn_at == [0, 6, 16, 36]
+    assert accepted["message"].startswith("somebody has changed the Secret shop-certificates since it was written")
+
+
+def test_of_a_named_secret_only_that_is_read() -> None:
+    with paper_api() as (paper, cluster):
+        paper.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
+        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == paper.objects[f"{SECRETS}/team"]
+        look(cluster, NAMED)
+        assert paper.calls("GET", "secrets/team") == 2
+        assert names.certificates("shop") not in str(paper.objects.keys())
+
+
+@pytest.mark.parametrize(
+    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["his", "once ours"]
+)
+def test_a_named_secret_that_is_called_as_our_own_would_be_is_only_read(marks: Json) -> None:
+    of = deployment(certificates={"secretName": "shop-certificates"})
+    with paper_api() as (paper, cluster):
+        there = {**secret(issue()), "metadata": {"name": "shop-certificates", **marks}}
+        paper.objects[f"{SECRETS}/shop-certificates"] = there
+        for _ in range(2):
+            look(cluster, of)
+        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
+        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+        assert accepted["status"] == "True"
+
+
+def look(cluster: Cluster, of: OrcaDeployment) -> None:
+    reconcile(cluster, observe(cluster, RELEASE, of, frozenset()), {}, Refusals(time.monotonic))

@@ -1,0 +1,54 @@
+"""When all resources are looked at, and how soon a lost node is seen, whatever is heard of either."""
+
+import pytest
+
+from orca.operator.cluster.api_server import Cluster
+from orca.operator.cluster.watching import ResourceLists
+from support.operator.paper_api import PaperApi, paper_api
+
+SHOP = {"metadata": {"namespace": "ns", "name": "shop", "uid": "uid-1"}}
+
+
+def there_is(paper: PaperApi, *, is_lost: bool) -> None:
+    """One resource, and one node."""
+    paper.objects["/apis/orca-serving.io/v1alpha1/orcadeployments"] = {"items": [SHOP]}
+    conditions = [{"type": "Ready", "status": "Unknown" if is_lost else "True"}]
+    paper.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": "a"}, "status": {"conditions": conditions}}]}
+
+
+class Rare(ResourceLists):
+    """Looks at all once an hour, by a clock of the test's."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.now_s = 0.0
+        super().__init__(cluster, (), resync_s=3600, clock=lambda: self.now_s)
+
+
+def test_all_are_looked_at_once_in_the_time_that_was_given() -> None:
+    with paper_api() as (paper, cluster):
+        there_is(paper, is_lost=False)
+        listing = Rare(cluster)
+        assert listing.list().due == (("ns", "shop"),)
+        listing.now_s = 3599
+        listed = listing.list()
+        assert (listed.due, listed.uids) == ((), {"uid-1"})
+        listing.now_s = 3600
+        assert listing.list().due == (("ns", "shop"),)
+
+
+def test_a_node_that_is_lost_or_back_is_known_with_the_next_list_and_all_are_looked_at() -> None:
+    with paper_api() as (paper, cluster):
+        listing = Rare(cluster)
+        for is_lost, nodes in [(False, set()), (True, {"a"}), (False, set())]:
+            there_is(paper, is_lost=is_lost)
+            assert listing.list().due == (("ns", "shop"),)
+            assert listing.lost_nodes == nodes
+            assert listing.list().due == ()
+
+
+@pytest.mark.parametrize(("resync_s", "every_s"), [(3600, 30), (45, 22.5), (30, 30), (5, 5)])
+def test_lists_are_half_a_minute_apart_at_most_and_one_comes_when_looks_are_due(
+    resync_s: float, every_s: float
+) -> None:
+    with paper_api() as (_, cluster):
+        assert ResourceLists(cluster, (), resync_s=resync_s, clock=lambda: 0.0).every_s == every_s

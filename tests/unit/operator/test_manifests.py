@@ -1,0 +1,293 @@
+"""What the manifests say: what holds for all of them, and what single fields of the spec do."""
+
+import json
+from typing import Any
+
+import pytest
+
+from orca.operator.domain.resource import Json
+from orca.operator.plan.slots_change import asked_slots
+from orca.operator.render import group
+from orca.operator.render.pods import merged
+from orca.scheduler.settings import parse_settings
+from support.operator.clusters import FakeCluster
+from support.operator.deployments import deployment
+
+ON_HUB = {"uri": "hf://org/model"}
+
+
+def manifests(**spec: Any) -> dict[tuple[str, str], Json]:
+    cluster = FakeCluster(deployment(**spec))
+    cluster.settle()
+    return {key: value for key, value in cluster.objects.items() if key[0] != "Pod"}
+
+
+def pods(**spec: Any) -> dict[str, Json]:
+    """Pod specs by role."""
+    return {
+        each["metadata"]["labels"]["orca-serving.io/role"]: each["spec"]["template"]["spec"]
+        for (kind, _), each in manifests(**spec).items()
+        if kind in ("StatefulSet", "Deployment", "Job")
+    }
+
+
+def flags(pod: Json) -> dict[str, str]:
+    words = pod["containers"][0]["args"]
+    start = next(index for index, word in enumerate(words) if word.startswith("--"))
+    return {words[i].removeprefix("--"): words[i + 1] for i in range(start, len(words), 2)}
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_every_pod_is_fit_for_the_restricted_level(role: str) -> None:
+    pod = pods(model=ON_HUB)[role]
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_no_pod_can_speak_to_the_api_server_or_sees_variables_of_services(role: str) -> None:
+    pod = pods(model=ON_HUB)[role]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_all_pods_have_the_account_of_their_deployment_which_gives_no_token(role: str) -> None:
+    account = manifests()["ServiceAccount", "shop"]
+    assert account["automountServiceAccountToken"] is False
+    assert account["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert pods(model=ON_HUB)[role]["serviceAccountName"] == "shop"
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
+def test_every_container_is_probed(role: str) -> None:
+    [container] = pods()[role]["containers"]
+    assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys()
+
+
+def test_a_gateway_is_probed_at_the_door_that_clients_cannot_fill() -> None:
+    gateway = pods(gateway={"limits": {"connections": 1}})["gateway"]
+    [container] = gateway["containers"]
+    [port] = [each["containerPort"] for each in container["ports"] if each["name"] == "metrics"]
+    assert flags(gateway)["metrics-port"] == str(port)
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics"}
+
+
+def test_a_change_reaches_pods_that_cannot_start() -> None:
+    """With the default policy a StatefulSet waits for such a pod before it replaces it, so for ever."""
+    found = [each for (kind, _), each in manifests(pool={}).items() if kind == "StatefulSet"]
+    assert [each["spec"].get("podManagementPolicy") for each in found] == ["Parallel"] * 3
+
+
+def test_names_fit_for_the_longest_name() -> None:
+    for (kind, name), each in manifests(name="n" * 28, replicas=3, model=ON_HUB).items():
+        # A StatefulSet labels its pods with its name and 11 characters more.
+        assert len(name) <= (52 if kind == "StatefulSet" else 63)
+        assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+
+
+@pytest.mark.parametrize(
+    ("device", "scheduler", "tokens"),
+    [
+        ("cpu", {}, 256),
+        ("cpu", {"maxBatchSize": 256}, 512),
+        ("cpu", {"maxBatchTokens": 64}, 64),
+        ("cpu", {"maxBatchTokens": 0}, None),
+        ("cpu", {"policy": "request_level"}, None),
+        ("cuda", {}, None),
+        ("cuda", {"maxBatchTokens": 4096}, 4096),
+    ],
+)
+def test_prompts_run_in_chunks_as_asked_and_by_default_on_processors_only(
+    device: str, scheduler: Json, tokens: int | None
+) -> None:
+    made = group.schedule(deployment(worker={"device": device}, scheduler=scheduler))
+    assert json.loads(made["data"]["bounds.json"])["max_batch_tokens"] == tokens
+
+
+def test_a_scheduler_knows_all_its_stages_by_name() -> None:
+    pod = pods(parallelism={"stages": 2})["scheduler"]
+    first, second = flags(pod)["stages"].split(",")
+    assert first.endswith(".ns.svc:7000")
+    assert second == first.replace("-0.", "-1.", 1)
+
+
+def test_no_variable_gives_a_group_other_blocks_than_those_in_which_its_slots_are_promised() -> None:
+    variables = {"ORCA_SCHEDULER_BLOCK_TOKENS": "32", "ORCA_SCHEDULER_POOL": "redis://a.example:6379/0"}
+    [container] = pods(scheduler={"kvSlots": 1008})["scheduler"]["containers"]
+    settings = parse_settings(container["args"][1:], variables)
+    asked = asked_slots(deployment(scheduler={"kvSlots": 1008}))
+    assert settings.slots is not None
+    assert settings.slots // settings.block_tokens * settings.block_tokens == asked == 1008
+
+
+def test_a_stage_learns_its_place_from_its_own_pod() -> None:
+    [container] = pods()["stage"]["containers"]
+    variables = {each["name"]: each.get("valueFrom") for each in container["env"]}
+    assert variables["ORCA_WORKER_STAGE"]["fieldRef"]["fieldPath"].endswith("['apps.kubernetes.io/pod-index']")
+    assert variables["ORCA_WORKER_DATA_HOST"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_cuda_asks_for_a_gpu_per_rank() -> None:
+    stage = pods(worker={"device": "cuda"}, parallelism={"tensor": 2})["stage"]
+    assert stage["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert flags(stage)["device"] == "cuda"
+
+
+def test_shared_memory_is_as_large_as_asked_for() -> None:
+    volumes = pods(worker={"sharedMemoryMiB": 2048})["stage"]["volumes"]
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in volumes
+
+
+def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> None:
+    gateway = pods(gateway={"drainSeconds": 60})["gateway"]
+    assert gateway["terminationGracePeriodSeconds"] > 60
+    assert gateway["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    assert flags(gateway)["drain-seconds"] == "60"
+
+
+def test_a_node_can_be_drained_of_a_single_gateway_also_while_that_is_not_ready() -> None:
+    budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_keys_are_those_of_the_user_or_made_or_none() -> None:
+    def keys(**gateway: Any) -> tuple[str | None, str | None]:
+        pod = pods(gateway=gateway)["gateway"]
+        named = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "api-keys"]
+        return next(iter(named), None), flags(pod).get("open-to-network")
+
+    assert keys() == ("shop-api-key", None)
+    assert keys(apiKeysSecret={"name": "mine"}) == ("mine", None)
+    assert keys(openToAll=True) == (None, "true")
+
+
+def test_a_model_on_a_claim_is_mounted_by_all_that_read_it() -> None:
+    for role in ("gateway", "scheduler", "stage"):
+        pod = pods(model={"uri": "pvc://models/llama/7b"})[role]
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+        assert volume in pod["volumes"]
+        assert flags(pod)["model"] == "/models/llama/7b"
+
+
+def test_an_external_pool_brings_its_own_url_and_login() -> None:
+    found = manifests(pool={"external": {"urlSecret": {"name": "redis", "key": "url"}, "minReplicas": 2}})
+    assert ("StatefulSet", "shop-pool") not in found
+    gateway = found["Deployment", "shop-gateway"]["spec"]["template"]["spec"]["containers"][0]
+    variables = {each["name"]: each for each in gateway["env"]}
+    assert variables["ORCA_GATEWAY_POOL"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    assert variables["ORCA_POOL_REPLICAS"]["value"] == "2"
+
+
+def login(*keys: str) -> tuple[Json, Json]:
+    """Variables of a scheduler for a Secret with these keys beside the URL, and its volumes by name."""
+    cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
+    cluster.pool_secret = {"data": dict.fromkeys(keys, "")}
+    cluster.settle()
+    [scheduler] = cluster.names("StatefulSet", "scheduler")
+    pod = cluster.objects["StatefulSet", scheduler]["spec"]["template"]["spec"]
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    return variables, {each["name"]: each for each in pod["volumes"]}
+
+
+def test_an_external_pools_certificates_reach_the_parts_as_files() -> None:
+    variables, volumes = login("user", "password", "ca.crt", "tls.crt", "tls.key")
+    assert variables["ORCA_POOL_TLS_CA_FILE"] == "/etc/orca/pool/ca.crt"
+    assert variables["ORCA_POOL_TLS_CERTIFICATE_FILE"] == "/etc/orca/pool/tls.crt"
+    assert variables["ORCA_POOL_TLS_KEY_FILE"] == "/etc/orca/pool/tls.key"
+    mounted = [each["key"] for each in volumes["pool-login"]["secret"]["items"]]
+    assert mounted == ["password", "ca.crt", "tls.crt", "tls.key"]
+
+
+def test_an_external_pool_may_ask_for_no_login() -> None:
+    variables, volumes = login()
+    assert not {"ORCA_POOL_USER", "ORCA_POOL_PASSWORD_FILE"} & variables.keys()
+    assert "pool-login" not in volumes
+
+
+def test_an_ingress_lets_streams_through_and_keeps_the_users_word() -> None:
+    ours = "nginx.ingress.kubernetes.io/proxy-buffering"
+    found = manifests(gateway={"ingress": {"host": "a.example", "annotations": {ours: "on", "mine": "1"}}})
+    ingress = found["Ingress", "shop"]
+    assert ingress["metadata"]["annotations"]["mine"] == "1"
+    assert ingress["metadata"]["annotations"][ours] == "on"
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "3600"
+    assert ingress["spec"]["rules"][0]["host"] == "a.example"
+
+
+def test_an_http_route_attaches_to_its_parents() -> None:
+    found = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example"]}})
+    assert found["HTTPRoute", "shop"]["spec"]["parentRefs"] == [{"name": "edge"}]
+
+
+def test_a_patch_has_the_last_word_and_finds_containers_by_name() -> None:
+    patch = {
+        "spec": {"containers": [{"name": "gateway", "env": [{"name": "A", "value": "1"}]}], "priorityClassName": "x"}
+    }
+    gateway = pods(gateway={"podPatch": patch})["gateway"]
+    assert gateway["priorityClassName"] == "x"
+    assert {"name": "A", "value": "1"} in gateway["containers"][0]["env"]
+    assert gateway["containers"][0]["image"] == "gateway:1"
+
+
+def test_a_patch_merges_maps_and_named_lists_replaces_others_and_takes_away() -> None:
+    base = {"a": 1, "map": {"x": 1, "y": 2}, "named": [{"name": "p", "v": 1}], "plain": [1, 2]}
+    patch = {"a": None, "map": {"y": None, "z": 3}, "named": [{"name": "q"}, {"name": "p", "w": 2}], "plain": [3]}
+    assert merged(base, patch) == {
+        "map": {"x": 1, "z": 3},
+        "named": [{"name": "p", "v": 1, "w": 2}, {"name": "q"}],
+        "plain": [3],
+    }
+
+
+def test_a_fetch_writes_to_the_claim_that_all_others_only_read() -> None:
+    found = manifests(model=ON_HUB)
+    [claim] = [name for kind, name in found if kind == "PersistentVolumeClaim" and name != "shop-pool"]
+    by_role = pods(model=ON_HUB)
+    for role, is_reader in [("fetch", False), ("gateway", True), ("scheduler", True), ("stage", True)]:
+        [volume] = [each for each in by_role[role]["volumes"] if each["name"] == "model"]
+        assert volume["persistentVolumeClaim"] == {"claimName": claim} | ({"readOnly": True} if is_reader else {})
+    assert flags(by_role["fetch"])["into"] == flags(by_role["stage"])["model"]
+
+
+def variables(**model: Any) -> Json:
+    [container] = pods(model=model)["fetch"]["containers"]
+    return {each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]["key"] for each in container["env"]}
+
+
+def test_a_fetch_is_told_where_from_and_as_whom() -> None:
+    secret = {"name": "mine"}
+    hub = variables(uri="hf://org/model", endpoint="https://hub.example", tokenSecret=secret)
+    assert (hub["HF_ENDPOINT"], hub["HF_TOKEN"]) == ("https://hub.example", "token")
+    store = variables(uri="s3://bucket/path", endpoint="https://s3.example", tokenSecret=secret)
+    assert (store["AWS_ENDPOINT_URL"], store["AWS_SECRET_ACCESS_KEY"]) == ("https://s3.example", "secretAccessKey")
+    assert "AWS_ACCESS_KEY_ID" not in variables(uri="s3://bucket/path")
+
+
+def test_a_fetch_that_can_never_work_is_not_repeated_and_others_are() -> None:
+    [job] = [each for (kind, _), each in manifests(model=ON_HUB).items() if kind == "Job"]
+    [never, drained] = job["spec"]["podFailurePolicy"]["rules"]
+    assert (never["action"], never["onExitCodes"]["values"]) == ("FailJob", [2])
+    assert (drained["action"], job["spec"]["backoffLimit"] > 50) == ("Ignore", True)
+
+
+def test_a_fetch_runs_where_stages_can() -> None:
+    worker = {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    fetch = pods(model=ON_HUB, worker=worker)["fetch"]
+    assert (fetch["nodeSelector"], fetch["tolerations"][:1]) == ({"gpu": "h100"}, worker["tolerations"])
+
+
+def test_the_claim_of_a_model_is_as_large_as_the_cache_says() -> None:
+    cache = {"sizeGiB": 300, "storageClassName": "fast", "accessMode": "ReadWriteMany"}
+    found = manifests(model={**ON_HUB, "cache": cache})
+    [claim] = [each for (kind, name), each in found.items() if "model" in name and kind == "PersistentVolumeClaim"]
+    resources = {"requests": {"storage": "300Gi"}}
+    assert claim["spec"] == {"accessModes": ["ReadWriteMany"], "resources": resources, "storageClassName": "fast"}

@@ -1,0 +1,264 @@
+"""A model that has to be fetched: what waits for it, what is kept of others, and what the status says meanwhile."""
+
+import json
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from orca.core.fetch_report import FetchProgress
+from orca.operator.cluster import probes
+from orca.operator.domain import names
+from orca.operator.domain.actions import Delete
+from orca.operator.domain.observation import PoolStatus
+from orca.operator.domain.resource import Json
+from orca.operator.plan import status
+from orca.operator.plan.plan import ReconcilePlan
+from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
+from support.operator.deployments import deployment
+
+ON_HUB = {"uri": "hf://org/model", "revision": "v1"}
+NEWER = {"uri": "hf://org/model", "revision": "v2"}
+NOW = "2026-01-01T00:00:10Z"
+
+
+def settled(**spec: Any) -> FakeCluster:
+    cluster = FakeCluster(deployment(**{"model": ON_HUB, **spec}))
+    cluster.settle()
+    return cluster
+
+
+def change(cluster: FakeCluster, **spec: Any) -> FakeCluster:
+    cluster.deployment = deployment(generation=cluster.deployment.generation + 1, **spec)
+    return cluster
+
+
+def claims(cluster: FakeCluster) -> list[str]:
+    return cluster.names("PersistentVolumeClaim", "fetch")
+
+
+def deleted(decided: ReconcilePlan) -> list[tuple[str, str]]:
+    return [(action.kind, action.name) for action in decided.actions if isinstance(action, Delete)]
+
+
+def test_nothing_that_reads_a_model_starts_before_it_is_there() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    [job] = cluster.names("Job")
+    assert cluster.look().actions == ()
+    assert (cluster.names("StatefulSet"), cluster.names("Deployment"), claims(cluster)) == (["shop-pool"], [], [job])
+    cluster.end_job(job, "Complete")
+    cluster.settle()
+    assert cluster.names("Deployment") == ["shop-gateway"]
+    assert len(cluster.names("StatefulSet", "stage")) == 1
+
+
+def test_a_second_look_changes_nothing() -> None:
+    assert settled().look().actions == ()
+
+
+def test_the_present_model_serves_untouched_until_the_next_one_is_there() -> None:
+    cluster = settled(replicas=2)
+    before = {key: value for key, value in cluster.objects.items() if key[0] in ("StatefulSet", "Deployment", "Pod")}
+    change(cluster, model=NEWER, replicas=2, gateway={"replicas": 5}, rollout={"maxUnavailable": 1}).look()
+    assert cluster.look().actions == ()
+    assert {key: cluster.objects[key] for key in before} == before
+    old = cluster.names("StatefulSet", "stage")
+    cluster.settle()
+    assert not set(old) & set(cluster.names("StatefulSet", "stage"))
+    assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 5
+
+
+def test_a_revert_in_the_middle_of_a_fetch_needs_no_other() -> None:
+    cluster = settled()
+    [first] = cluster.names("Job")
+    change(cluster, model=NEWER).look()
+    assert len(cluster.names("Job")) == 2
+    change(cluster, model=ON_HUB).look()
+    assert (cluster.names("Job"), cluster.look().actions) == ([first], ())
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("Keep", 2), ("Delete", 1)])
+def test_the_claim_of_a_model_that_nobody_reads_goes_by_the_deletion_policy(policy: str, kept: int) -> None:
+    cluster = settled(deletionPolicy=policy)
+    change(cluster, model=NEWER, deletionPolicy=policy).look()
+    assert len(claims(cluster)) == 2
+    cluster.settle()
+    assert (len(cluster.names("Job")), len(claims(cluster))) == (1, kept)
+
+
+def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() -> None:
+    cluster = settled()
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
+    change(cluster, model=NEWER, suspend=True)
+    while cluster.look().actions:
+        pass
+    assert cluster.names("StatefulSet") == ["shop-pool"]
+    assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 0
+
+
+def test_a_model_that_was_replaced_while_nothing_ran_is_still_given_to_gateways_to_read_its_answers() -> None:
+    cluster = settled()
+    [before] = claims(cluster)
+    cluster.pool = PoolStatus(generation=int(BORN_S), revision="r1")
+    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").look()
+    for pod in cluster.names("Pod", "gateway"):
+        del cluster.objects["Pod", pod]
+    cluster.settle()
+    change(cluster, model=NEWER).settle()
+    assert before in json.dumps(cluster.objects["Deployment", "shop-gateway"])
+    assert before in claims(cluster)
+
+
+def test_a_fetch_that_runs_is_made_anew_when_it_would_be_another() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
+    [job] = cluster.names("Job")
+    assert deleted(cluster.look()) == [("Job", job)]
+    cluster.look()
+    assert "mine" in json.dumps(cluster.objects["Job", job])
+
+
+def test_a_fetch_that_has_ended_well_is_never_repeated() -> None:
+    cluster = settled()
+    change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
+    assert cluster.look().actions == ()
+
+
+def test_a_fetch_that_has_failed_is_tried_again_after_a_while() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    [job] = cluster.names("Job")
+    cluster.end_job(job, "Failed", at=BORN)
+    cluster.now_s = BORN_S + 60
+    assert cluster.look().actions == ()
+    cluster.now_s = BORN_S + 121
+    assert deleted(cluster.look()) == [("Job", job)]
+
+
+def test_a_volume_that_somebody_has_deleted_is_filled_again() -> None:
+    cluster = settled()
+    [name] = claims(cluster)
+    del cluster.objects["PersistentVolumeClaim", name]
+    cluster.look()
+    cluster.objects["PersistentVolumeClaim", name]["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+    assert ("Job", name) in deleted(cluster.look())
+
+
+def test_a_volume_grows_with_its_size_and_keeps_what_cannot_change() -> None:
+    cluster = settled(model={**ON_HUB, "cache": {"sizeGiB": 10}})
+    [name] = claims(cluster)
+    other = {"storageClassName": "slow", "accessMode": "ReadWriteMany"}
+    for size, wanted in [(2048, "2048Gi"), (5, "2048Gi")]:
+        change(cluster, model={**ON_HUB, "cache": {"sizeGiB": size, **other}}).look()
+        spec = cluster.objects["PersistentVolumeClaim", name]["spec"]
+        assert spec == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted}}}
+
+
+def test_a_fetch_on_a_lost_node_makes_room_for_the_next_pod() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    [job] = cluster.names("Job")
+    cluster.add_pod(f"{job}-abcde", cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"])
+    cluster.objects["Pod", f"{job}-abcde"]["metadata"]["deletionTimestamp"] = NOW
+    cluster.lost_nodes = frozenset({"node-1"})
+    assert deleted(cluster.look()) == [("Pod", f"{job}-abcde")]
+
+
+def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
+    """The condition ModelReady while the pod of the fetch is in some state."""
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    [job] = cluster.names("Job")
+    labels = cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"]
+    cluster.add_pod(f"{job}-abcde", labels, is_ready=not container)
+    state = {"name": "fetch", "ready": not container, "restartCount": 0, "state": container}
+    cluster.objects["Pod", f"{job}-abcde"]["status"]["containerStatuses"] = [state]
+    return model_ready(cluster, figures)
+
+
+def model_ready(cluster: FakeCluster, figures: FetchProgress | None = None) -> Json:
+    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.look(RELEASE), {})
+    [condition] = [each for each in found["conditions"] if each["type"] == "ModelReady"]
+    return dict(condition)
+
+
+def test_a_fetch_tells_how_far_it_is() -> None:
+    found = fetching(FetchProgress(bytes_done=3_100_000_000, bytes_total=15_200_000_000))
+    assert (found["status"], found["reason"]) == ("False", "ModelLoading")
+    assert found["message"] == "3.10 of 15.20 GB (20%) of hf://org/model are fetched"
+
+
+def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
+    cluster = change(settled(), model=NEWER)
+    cluster.look()
+    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
+    said = {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
+    assert said["Progressing"] == ("True", "ModelLoading")
+    assert said["Ready"] == ("False", "ModelLoading")
+    assert (said["GatewayReady"][0], said["Degraded"][0]) == ("True", "False")
+
+
+def test_a_fetch_that_meets_trouble_tells_it_beside_the_figures() -> None:
+    found = fetching(FetchProgress(1, 4, "ModelUnreachable: a.json: connection refused"))
+    assert found["reason"] == "ModelUnreachable"
+    assert found["message"].startswith("a.json: connection refused; 0.00 of 0.00 GB (25%)")
+
+
+@pytest.mark.parametrize("reason", ["ModelMissing", "ModelDenied", "ModelBroken", "NoSpace", "ModelUnreachable"])
+def test_an_ended_fetch_gives_its_reason(reason: str) -> None:
+    ended = {"exitCode": 1, "message": f'{{"log": 1}}\n{reason}: hf://org/model: so it is\n'}
+    found = fetching(terminated=ended)
+    assert (found["reason"], found["message"]) == (reason, "hf://org/model: so it is; the fetch tries again")
+
+
+def test_a_fetch_whose_image_is_missing_says_so() -> None:
+    assert fetching(waiting={"reason": "ImagePullBackOff"})["reason"] == "ImagePull"
+
+
+def test_a_fetch_that_has_failed_without_a_word_is_crashing() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.look()
+    cluster.end_job(cluster.names("Job")[0], "Failed")
+    found = model_ready(cluster)
+    assert (found["reason"], found["message"]) == ("Crashing", "the fetch has failed: its pod has failed")
+
+
+def test_a_model_that_is_fetched_is_ready_and_so_is_one_in_place() -> None:
+    assert model_ready(settled())["reason"] == "Fetched"
+    cluster = FakeCluster(deployment())
+    assert model_ready(cluster)["reason"] == "InPlace"
+
+
+class _Progress(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"bytes_done": 1, "bytes_total": 2, "problem": null}' if self.path == "/progress" else b"?"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def pod(phase: str) -> Json:
+    return {
+        "metadata": {"name": "p", "labels": {names.ROLE_LABEL: "fetch"}},
+        "status": {"phase": phase, "podIP": "127.0.0.1"},
+    }
+
+
+def test_the_figures_are_those_of_the_pod_that_runs() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Progress) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        assert probes.poll_fetch([pod("Failed"), pod("Running")], server.server_port) == FetchProgress(1, 2, None)
+        thread.join()
+
+
+def test_a_pod_that_does_not_answer_has_no_figures() -> None:
+    assert probes.poll_fetch([pod("Running")], 9) is None
+    assert probes.poll_fetch([pod("Succeeded")]) is None

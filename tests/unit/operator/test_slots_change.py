@@ -1,0 +1,364 @@
+"""An edit of kvSlots takes effect, and no request that was accepted is left without a group that can run it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from orca.operator.domain import names
+from orca.operator.domain.actions import PromiseSlots
+from orca.operator.domain.observation import PoolStatus
+from orca.operator.plan.plan import ReconcilePlan
+from orca.operator.plan.slots_change import SlotsChange, slots_that_some_exceed
+from orca.operator.plan.status import make_status
+from support.operator.clusters import BORN, BORN_S, FakeCluster
+from support.operator.deployments import deployment
+from support.operator.slots_shop import MEMORY, SlotsShop
+
+
+def given(slots: int | None, **spec: Any) -> dict[str, Any]:
+    return {**spec, "scheduler": {} if slots is None else {"kvSlots": slots}}
+
+
+def promises(decided: ReconcilePlan) -> list[int]:
+    return [action.slots for action in decided.actions if isinstance(action, PromiseSlots)]
+
+
+def condition(shop: SlotsShop, decided: ReconcilePlan, kind: str) -> tuple[str, str, str]:
+    written = make_status(shop.cluster.observe(at=BORN), decided, {})
+    [found] = [each for each in written["conditions"] if each["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "spec",
+    [{"replicas": 1}, {"replicas": 3}, {"replicas": 2, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}],
+    ids=["one", "three", "two-in-turn"],
+)
+def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: dict[str, Any]) -> None:
+    shop = SlotsShop(seed, **given(4096, **spec))
+    for slots in (1024, 2048, 1000, 4096):
+        shop.change(**given(slots, **spec))
+        shop.settle()
+        assert shop.promised == slots // 16 * 16
+    assert shop.lost == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_edits_on_the_way_and_of_other_things_with_it_lose_nothing(seed: int) -> None:
+    shop = SlotsShop(seed, **given(4096))
+    for slots in (1024, 2048, None, 1024, 4096, 2048):
+        stages, replicas = shop.chance.choice((1, 2)), shop.chance.choice((1, 2, 3))
+        shop.change(**given(slots, replicas=replicas, parallelism={"stages": stages}))
+        for _ in range(shop.chance.randrange(25)):
+            shop.move()
+            shop.look()
+    shop.settle()
+    assert (shop.promised, shop.lost) == (2048, 0)
+
+
+def begun(slots: int | None = 1024, *needs: int, **spec: Any) -> SlotsShop:
+    """Asked for so many slots where there were 4096, while requests of such needs have not ended."""
+    shop = SlotsShop(**given(4096, **spec))
+    shop.needs = [*needs] or [2000]
+    shop.change(**given(slots, **spec))
+    return shop
+
+
+def test_the_door_is_told_first_and_schedulers_change_when_the_last_larger_request_has_ended() -> None:
+    shop = begun(1024, 2000, 3000, 100)
+    assert promises(shop.look()) == [1024]
+    assert shop.look().actions == ()
+    assert shop.slots() == [4096]
+    said = "groups stay as they are for 2 requests that may need more than kvSlots 1024, up to 3000"
+    for kind in ("SchedulerReady", "Progressing", "Ready"):
+        assert condition(shop, shop.look(), kind) == ("True", "SlotsAreNeeded", said)
+    assert condition(shop, shop.look(), "Degraded")[0] == "False"
+    shop.needs = [100]
+    shop.look()
+    assert shop.slots() == [1024]
+    assert condition(shop, shop.look(), "Ready")[:2] == ("False", "SchedulersChanging")
+
+
+def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_larger_before_it() -> None:
+    shop = begun(1024, 100)
+    assert promises(shop.look()) == [1024]
+    assert shop.slots() == [4096]
+    assert condition(shop, shop.look(), "Progressing")[0] == "True"
+    assert shop.slots() == [1024]
+
+
+def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
+    shop = SlotsShop(**given(4096))
+    shop.needs = [3000]
+    for spec in (given(4096, replicas=0), given(2048, replicas=0), given(2048)):
+        shop.change(**spec)
+        shop.settle()
+    assert (3000 in shop.needs, shop.formed()) == (True, [2048])
+    shop.change(**given(1024, replicas=3))
+    shop.settle()
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "3 groups are formed")
+
+
+def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
+    shop = SlotsShop(**given(1024, replicas=2))
+
+    def asked() -> int | None:
+        return slots_that_some_exceed(shop.cluster.observed)
+
+    assert asked() is None
+    shop.change(**given(2048, replicas=2))
+    assert asked() is None
+    shop.change(**given(1000, replicas=2))
+    assert asked() == 992
+    shop.settle()
+    assert asked() is None
+    shop.change(**given(None))
+    shop.settle()
+    assert asked() is None
+    shop.change(**given(1024))
+    assert asked() == 1024
+
+
+def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
+    shop = begun(1024, 3000, replicas=2)
+    shop.look()
+    shop.schedulers()[0]["metadata"]["annotations"][names.SLOTS_ANNOTATION] = "2048"
+    decided = shop.look()
+    assert (sorted(shop.slots()), len(decided.slots.held)) == ([1024, 4096], 1)
+
+
+def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
+    shop = begun()
+    shop.look()
+    shop.restart()
+    shop.look()
+    shop.form()
+    assert shop.formed() == [4096]
+    shop.end()
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
+    shop = begun(1024, 2000, parallelism={"stages": 1})
+    shop.change(**given(1024, parallelism={"stages": 2}))
+    for _ in range(3):
+        decided = shop.look()
+    assert (shop.slots(), len(decided.groups)) == ([4096], 1)
+    assert condition(shop, decided, "Ready")[:2] == ("False", "SlotsAreNeeded")
+    shop.needs.clear()
+    shop.settle()
+    assert shop.lost == 0
+
+
+def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() -> None:
+    shop = begun()
+    shop.change(**given(1024, replicas=3))
+    shop.look()
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.needs.clear()
+    shop.settle()
+    assert shop.formed() == [1024] * 3
+
+
+@pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}], ids=["none", "suspended"])
+def test_no_groups_at_all_are_given_at_once(spec: dict[str, Any]) -> None:
+    shop = begun()
+    shop.look()
+    shop.change(**given(1024, **spec))
+    shop.look()
+    assert shop.slots() == []
+
+
+def test_a_pool_that_does_not_answer_keeps_the_groups_and_is_told_when_it_does() -> None:
+    shop = begun(1024, 100)
+    shop.pool_problem = "no answer"
+    for _ in range(3):
+        assert shop.look().actions == ()
+    assert condition(shop, shop.look(), "Progressing")[:2] == ("True", "SlotsAreNeeded")
+    shop.pool_problem = None
+    assert promises(shop.look()) == [1024]
+    shop.settle()
+
+
+def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
+    shop = SlotsShop(**given(None))
+    shop.needs = [3000]
+    shop.change(**given(2048))
+    shop.look()
+    shop.look()
+    assert (shop.promised, shop.slots()) == (2048, [MEMORY])
+
+
+@pytest.mark.parametrize(("length", "promised"), [(None, 1024), (3000, 3000), (512, 1024)])
+def test_without_a_number_the_promise_rises_to_what_is_there_whatever_memory_is_free(
+    length: int | None, promised: int
+) -> None:
+    shop = SlotsShop(length=length, **given(1024))
+    shop.change(**given(None))
+    shop.settle()
+    assert (shop.promised, shop.formed()) == (promised, [MEMORY])
+    assert shop.look().slots == SlotsChange()
+
+
+def test_a_longer_model_is_promised_when_all_groups_have_it() -> None:
+    shop = SlotsShop(length=512, **given(None, replicas=2))
+    shop.promised = 512
+    shop.length = 1024
+    shop.restart()
+    assert promises(shop.look()) == []
+    shop.form()
+    assert promises(shop.look()) == [1024]
+
+
+def test_more_slots_are_promised_when_all_groups_have_them() -> None:
+    shop = SlotsShop(**given(1024, replicas=2))
+    shop.change(**given(2048, replicas=2))
+    told = []
+    while shop.formed() != [2048, 2048]:
+        told += promises(shop.look())
+        shop.restart()
+        told += promises(shop.look())  # what is formed has more, and one is not
+        shop.form()
+    assert (told, shop.promised) == ([], 1024)
+    while not promises(shop.look()):
+        assert shop.promised == 1024
+    assert shop.promised == 2048
+
+
+def test_a_scheduler_that_has_not_yet_ended_for_its_new_slots_has_not_formed_with_them() -> None:
+    cluster = FakeCluster(deployment(**given(1024, replicas=2)))
+    cluster.settle()
+    in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
+    cluster.deployment = deployment(generation=2, **given(2048, replicas=2))
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
+    cluster.look()
+    cluster.start()
+    cluster.look()
+    # What the pool says of the first one, asked when the second had given its seat back.
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=2048)
+    assert promises(cluster.look()) == []
+    cluster.start()
+    assert promises(cluster.look()) == [2048]
+
+
+def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
+    cluster = FakeCluster(deployment(**given(4096)))
+    cluster.settle()
+    in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
+    cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=1024)
+    assert promises(cluster.look()) == [1024]
+    cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
+    assert cluster.look().actions == ()
+    cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=None)
+    decided = cluster.look()
+    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next look may know
+
+
+def broken(shop: SlotsShop, **container: Any) -> None:
+    """Its one group does not serve."""
+    [scheduler] = shop.schedulers()
+    shop.restart()
+    pod = shop.cluster.objects["Pod", f"{scheduler['metadata']['name']}-0"]
+    pod["status"]["containerStatuses"] = [{"name": "scheduler", "ready": False, "restartCount": 1, **container}]
+
+
+def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_from_coming() -> None:
+    shop = begun(2048, 1500, 3000)
+    shop.look()
+    broken(shop, lastState={"terminated": {"exitCode": 2, "message": "slots: 4096 are wanted"}})
+    shop.look()
+    assert shop.slots() == [2048]
+    assert condition(shop, shop.look(), "SchedulerReady")[:2] == ("False", "BadConfiguration")
+    while shop.formed() != [2048]:
+        shop.restart()
+        shop.form()
+    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "1 groups are formed")
+
+
+def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> None:
+    shop = begun()
+    shop.look()
+    broken(shop, state={"running": {}})
+    shop.cluster.now_s = BORN_S + shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.cluster.now_s += 1
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_the_time_in_which_there_was_no_pool_is_no_time_in_which_a_group_could_have_come_up() -> None:
+    shop = begun(1024, 3000)
+    shop.look()
+    shop.restart()
+    shop.pool_problem = "no answer"
+    shop.cluster.now_s = BORN_S + 2 * shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert shop.slots() == [4096]
+    shop.pool_problem = None
+    [condition] = shop.cluster.objects["Pod", "shop-pool-0"]["status"]["conditions"]
+    condition["lastTransitionTime"] = datetime.fromtimestamp(shop.cluster.now_s, UTC).isoformat()
+    shop.cluster.now_s += shop.cluster.deployment.spec.startup_seconds
+    shop.look()
+    assert (shop.slots(), shop.lost) == ([4096], 0)
+    shop.cluster.now_s += 1
+    shop.look()
+    assert shop.slots() == [1024]
+
+
+def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
+    shop = begun()
+    shop.change(model={"uri": "file:///other"}, **given(1024))
+    for _ in range(3):
+        assert promises(shop.look()) == []
+        assert 4096 in shop.slots()
+    assert sorted(shop.slots()) == [1024, 4096]
+
+
+OTHER = {"model": {"uri": "file:///other"}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_model_had_stayed(seed: int) -> None:
+    shop = SlotsShop(seed, **given(4096))
+    shop.is_one_revision = True
+    shop.needs = [2000]
+    shop.change(**given(1024, **OTHER))
+    for _ in range(10):
+        shop.restart()
+        shop.look()
+        shop.form()
+    assert shop.promised == 1024
+    assert sorted(shop.slots()) == [1024, 4096]
+    assert 4096 in shop.formed()
+    shop.settle()
+    assert (shop.promised, shop.formed(), shop.lost) == (1024, [1024], 0)
+
+
+def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones_slots() -> None:
+    shop = SlotsShop(**given(4096))
+    for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024, **OTHER)):
+        shop.change(**spec)
+        shop.cluster.now_s += 10
+        for _ in range(3):
+            assert promises(shop.look()) == []
+            shop.form()
+    assert (shop.promised, shop.slots()) == (4096, [1024])
+
+
+def test_a_model_that_came_back_without_its_groups_is_told_of_its_slots_when_one_of_them_lives() -> None:
+    shop = SlotsShop(**given(4096))
+    for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024)):
+        shop.change(**spec)
+        shop.cluster.now_s += 10
+        for _ in range(3):
+            assert promises(shop.look()) == []
+    shop.form()
+    assert shop.formed() == []  # less than what is promised
+    assert promises(shop.look()) == [1024]
+    shop.form()
+    assert shop.formed() == [1024]

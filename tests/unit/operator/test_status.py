@@ -1,0 +1,293 @@
+"""What a status says of what was seen."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orca.operator.domain import problems
+from orca.operator.domain.api_refusals import Refusal
+from orca.operator.domain.objects import seconds
+from orca.operator.domain.observation import PoolStatus
+from orca.operator.domain.resource import Json
+from orca.operator.plan import status
+from orca.operator.plan.plan import ReconcilePlan, make_plan
+from support.operator.clusters import FakeCluster
+from support.operator.deployments import deployment
+
+NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
+
+
+def cluster_of(**spec: Any) -> FakeCluster:
+    cluster = FakeCluster(deployment(**spec))
+    cluster.settle()
+    return cluster
+
+
+def told(cluster: FakeCluster, before: Json | None = None, now: str = NOW) -> Json:
+    return status.make_status(cluster.observe(at=now), cluster.look(), before or {})
+
+
+def plan(cluster: FakeCluster) -> ReconcilePlan:
+    """What a look would do, not done."""
+    return make_plan(cluster.observed)
+
+
+def condition(found: Json, kind: str) -> tuple[str, str]:
+    [each] = [each for each in found["conditions"] if each["type"] == kind]
+    return each["status"], each["reason"]
+
+
+def test_all_is_well() -> None:
+    found = told(cluster_of(replicas=2))
+    assert condition(found, "Ready") == ("True", "Serving")
+    assert condition(found, "Progressing") == ("False", "Complete")
+    assert found["groups"] == {"total": 2, "ready": 2, "desired": 2, "updated": 2, "summary": "2/2"}
+
+
+def test_no_replicas_is_a_service_that_holds_what_it_accepts() -> None:
+    assert condition(told(cluster_of(replicas=0)), "Ready") == ("True", "Holding")
+
+
+def forming(**spec: object) -> FakeCluster:
+    """One whose only group has served, and forms anew."""
+    cluster = cluster_of(**spec)
+    [scheduler] = cluster.names("Pod", "scheduler")
+    cluster.make_unready(scheduler)
+    return cluster
+
+
+def test_a_group_that_forms_is_on_its_way_and_not_degraded() -> None:
+    cluster = forming()
+    found = told(cluster)
+    assert condition(found, "SchedulerReady") == ("False", "GroupForming")
+    assert condition(found, "Ready") == ("False", "GroupForming")
+    assert condition(found, "Degraded")[0] == "False"
+
+
+def test_a_group_that_does_not_form_in_its_startup_time_is_degraded() -> None:
+    cluster = forming(startupSeconds=30)
+    assert condition(told(cluster, now="2026-01-01T00:00:30Z"), "Degraded")[0] == "False"
+    assert condition(told(cluster, now="2026-01-01T00:00:31Z"), "Degraded") == ("True", "GroupForming")
+
+
+def test_a_rollout_is_ready_only_when_the_wanted_revision_serves() -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, parallelism={"stages": 2})
+    cluster.look()
+    found = told(cluster)
+    assert condition(found, "Ready")[0] == "False"
+    assert condition(found, "Progressing") == ("True", "RollingOut")
+    assert found["currentRevision"] != found["updateRevision"]
+    cluster.settle()
+    found = told(cluster)
+    assert condition(found, "Ready") == ("True", "Serving")
+    assert found["currentRevision"] == found["updateRevision"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "part"),
+    [
+        ({"scheduler": {"prefetch": 0}}, "SchedulerReady"),
+        ({"scheduler": {"maxBatchSize": 4}}, "SchedulerReady"),
+        ({"gateway": {"replicas": 2}}, "GatewayReady"),
+        ({"pool": {"managed": {"memoryMiB": 256}}}, "PoolReady"),
+    ],
+)
+def test_an_edit_is_not_ready_before_it_is_in_force(edit: Json, part: str) -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, **edit)
+    found = told(cluster)
+    assert (condition(found, part), condition(found, "Ready")[0]) == (("False", "Applying"), "False")
+    assert condition(found, "Degraded")[0] == "False"
+    assert status.is_on_the_way(found)
+    cluster.settle()
+    assert condition(told(cluster), "Ready") == ("True", "Serving")
+
+
+def test_what_a_controller_has_not_seen_yet_is_not_taken_for_done() -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, gateway={"replicas": 2}, scheduler={"prefetch": 0})
+    cluster.look()  # it writes; the pods of before still serve
+    found = told(cluster)
+    assert condition(found, "GatewayReady") == ("False", "GatewaysChanging")
+    assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
+
+
+def test_a_scheduler_that_waits_for_its_turn_to_change_is_not_as_wanted() -> None:
+    cluster = cluster_of()
+    [scheduler] = cluster.names("StatefulSet", "scheduler")
+    waits = replace(cluster.look(), held=frozenset({("StatefulSet", scheduler)}))
+    found = status.make_status(cluster.observe(at=NOW), waits, {})
+    assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
+
+
+def status_without_keys(cluster: FakeCluster) -> Json:
+    """Of a cluster whose gateways are told of a Secret that is not there."""
+    cluster.deployment = deployment(generation=2, gateway={"apiKeysSecret": {"name": "team"}})
+    cluster.look()
+    problem = replace(cluster.observe(at=NOW), keys_problem="there is no Secret team")
+    return status.make_status(problem, cluster.look(), {})
+
+
+def test_a_missing_secret_of_keys_is_what_keeps_new_gateways_from_starting() -> None:
+    cluster = cluster_of()
+    found = status_without_keys(cluster)
+    assert condition(found, "GatewayReady") == ("False", "SecretMissing")
+    assert condition(found, "Degraded") == ("True", "SecretMissing")
+
+
+def test_ready_names_what_is_broken_before_what_is_on_its_way() -> None:
+    cluster = forming()
+    found = status_without_keys(cluster)
+    assert condition(found, "SchedulerReady") == ("False", "GroupForming")
+    assert condition(found, "Ready") == ("False", "SecretMissing")
+
+
+def test_gateways_that_cannot_be_replaced_are_not_ready_and_say_why() -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, images={"gateway": "gateway:2"})
+    cluster.look()
+    gateway = cluster.objects["Deployment", "shop-gateway"]
+    gateway["status"] = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
+    cluster.add_pod("shop-gateway-1", gateway["spec"]["template"]["metadata"]["labels"], is_ready=False)
+    waiting = {"name": "gateway", "ready": False, "state": {"waiting": {"reason": "ErrImagePull"}}}
+    cluster.objects["Pod", "shop-gateway-1"]["status"]["containerStatuses"] = [waiting]
+    found = told(cluster)
+    assert condition(found, "Ready") == condition(found, "GatewayReady") == ("False", "ImagePull")
+    assert condition(found, "Degraded") == ("True", "ImagePull")
+
+
+def test_a_fight_over_a_field_does_not_take_readiness_away() -> None:
+    cluster = cluster_of()
+    cluster.objects["Service", "shop"]["spec"]["selector"] = {"app": "his"}
+    assert condition(told(cluster), "Ready") == ("True", "Serving")
+
+
+def test_a_pool_that_does_not_answer_is_said_with_its_reason() -> None:
+    cluster = cluster_of()
+    cluster.pool = PoolStatus(problem="connection refused")
+    found = told(cluster)
+    assert condition(found, "PoolReady") == ("False", "PoolUnreachable")
+    assert condition(found, "Degraded") == ("True", "PoolUnreachable")
+    assert "requests" not in found
+
+
+def test_counts_of_the_pool_are_shown() -> None:
+    cluster = cluster_of()
+    cluster.pool = PoolStatus(queued=3, running=2, oldest_wait_ms=4999)
+    assert told(cluster)["requests"] == {"queued": 3, "running": 2, "oldestWaitSeconds": 4}
+
+
+def test_times_change_only_with_the_condition() -> None:
+    cluster = cluster_of()
+    first = told(cluster)
+    cluster.pool = PoolStatus(problem="away")
+    second = told(cluster, first, LATER)
+    times = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
+    assert (times["PoolReady"], times["Ready"], times["GatewayReady"]) == (LATER, LATER, NOW)
+
+
+def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, gateway={"ingress": {}})
+    decided, seen = plan(cluster), cluster.observe(at=NOW)
+    refusals = [Refusal(decided.actions[0], "quota is used up")]
+    found = status.make_status(seen, decided, {}, refusals)
+    assert condition(found, "Accepted") == ("False", "Refused")
+    assert condition(found, "Ready") == ("False", "Refused")
+    assert condition(found, "GatewayReady") == ("True", "Serving")
+
+
+def test_a_volume_that_cannot_grow_is_told_and_what_is_there_goes_on() -> None:
+    cluster = cluster_of()
+    cluster.deployment = deployment(generation=2, pool={"managed": {"storageGiB": 20}})
+    decided, seen = plan(cluster), cluster.observe(at=NOW)
+    refusals = [Refusal(decided.actions[0], "its class does not let it")]
+    found = status.make_status(seen, decided, {}, refusals)
+    assert condition(found, "PoolReady") == ("True", "VolumeCannotGrow")
+    assert condition(found, "Degraded") == ("True", "VolumeCannotGrow")
+    assert condition(found, "Ready") == ("True", "Serving")
+
+
+def test_a_refused_spec_is_neither_accepted_nor_ready() -> None:
+    found = status.refused_status(3, "BadSpec", "no", {}, seconds(NOW))
+    assert condition(found, "Accepted") == ("False", "BadSpec")
+    assert condition(found, "Ready") == ("False", "BadSpec")
+
+
+def test_a_refused_spec_takes_nothing_away_of_what_is_known() -> None:
+    before = told(cluster_of(replicas=2))
+    found = status.refused_status(2, "BadSpec", "no", before, seconds(LATER))
+    kept = ("selector", "groups", "currentRevision", "updateRevision", "url")
+    assert {name: found[name] for name in kept} == {name: before[name] for name in kept}
+    observed = {each["type"]: each["observedGeneration"] for each in found["conditions"]}
+    assert (observed["Accepted"], observed["Ready"], observed["PoolReady"]) == (2, 2, 1)
+
+
+def pod(**status: Any) -> Json:
+    return {"metadata": {"name": "p"}, "spec": {}, "status": status}
+
+
+def container(restarts: int = 1, **of: Any) -> Json:
+    return pod(containerStatuses=[{"name": "c", "ready": False, "restartCount": restarts, **of}])
+
+
+def reason(of: Json) -> str | None:
+    trouble = problems.of_pod(of)
+    return None if trouble is None else trouble.reason
+
+
+def test_each_trouble_has_its_word() -> None:
+    unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}])
+    assert reason(unplaced) == "NoCapacity"
+    assert reason(container(state={"waiting": {"reason": "ImagePullBackOff"}})) == "ImagePull"
+    assert reason(container(state={"waiting": {"reason": "CreateContainerConfigError"}})) == "BadConfiguration"
+    assert reason(container(lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}})) == "OutOfMemory"
+    assert reason(container(lastState={"terminated": {"exitCode": 2}})) == "BadConfiguration"
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
+    assert reason(container(**crash)) == "Crashing"
+    assert reason(container(state={"running": {}})) is None
+    assert reason(pod()) is None
+
+
+def test_a_trouble_names_pod_and_container_and_the_last_words() -> None:
+    ended = {"exitCode": 2, "message": "first\nsetting slots: 0 is not 1 or more\n"}
+    trouble = problems.of_pod(container(lastState={"terminated": ended}))
+    assert trouble is not None
+    assert trouble.message == "pod p, container c: setting slots: 0 is not 1 or more"
+
+
+def told_of_gateway(node: str, mode: str) -> tuple[str, str]:
+    """GatewayReady while a gateway waits on a node and a stage runs on node-1, both with the model's volume."""
+    cluster = cluster_of(model={"uri": "hf://org/model", "cache": {"accessMode": mode}})
+    for name, is_up, on in [(cluster.names("Pod", "stage")[0], True, "node-1"), ("shop-gateway-0", False, node)]:
+        owner = ("Deployment", "shop-gateway") if not is_up else ("StatefulSet", name.removesuffix("-0"))
+        template = cluster.objects[owner]["spec"]["template"]
+        cluster.add_pod(name, template["metadata"]["labels"], is_ready=is_up, node=on)
+        pod, state = cluster.objects["Pod", name], "running" if is_up else "waiting"
+        pod["spec"]["volumes"] = template["spec"]["volumes"]
+        pod["status"]["containerStatuses"] = [{"name": "c", "ready": is_up, "restartCount": 0, "state": {state: {}}}]
+    return condition(told(cluster), "GatewayReady")
+
+
+def test_a_pod_that_waits_for_a_volume_on_another_node_says_so() -> None:
+    assert told_of_gateway("node-2", "ReadWriteOnce") == ("False", "VolumeElsewhere")
+    assert told_of_gateway("node-1", "ReadWriteOnce") == ("False", "GatewayStarting")
+    assert told_of_gateway("node-2", "ReadWriteMany") == ("False", "GatewayStarting")
+
+
+def test_what_needs_a_person_is_said_before_what_may_pass() -> None:
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
+    found = problems.worst([container(**crash), container(state={"waiting": {"reason": "ErrImagePull"}}), pod()])
+    assert found is not None
+    assert found.reason == "ImagePull"
+
+
+def test_the_trouble_of_a_pod_that_goes_is_no_longer_told() -> None:
+    ended = {"exitCode": 2, "message": "no such model", "reason": "Error"}
+    containers = [{"name": "gateway", "ready": False, "restartCount": 1, "state": {"terminated": ended}}]
+    pod: Json = {"metadata": {"name": "p"}, "status": {"containerStatuses": containers}}
+    assert problems.worst([pod]) is not None
+    pod["metadata"]["deletionTimestamp"] = NOW
+    assert problems.worst([pod]) is None

@@ -1,0 +1,137 @@
+"""Bounds of a batch that change while the scheduler runs."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.domain.errors import SettingError
+from orca.scheduler.bounds_file import BoundsFile
+from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.policy.request_level import RequestLevelPolicy
+from orca.scheduler.settings import BatchingSettings
+from support.scheduler.scheduler_world import World, a_request, a_shape, a_world, serving, tokens_at_least, virtually
+
+SLOW = CostModel(step_us=10_000)
+
+
+async def running_world(
+    choices: SchedulingOptions, requests: int, first: int = 4, **of: Any
+) -> tuple[World, GroupScheduler]:
+    """One group that runs so many requests of 20 tokens, in batches of `first`; the world takes those of `choices`."""
+    world = a_world(choices=choices, **of)
+    group = world.add_group(a_shape(slots=1024), cost=SLOW)
+    world.start(group)
+    await serving(world, group)
+    assert group.scheduler is not None
+    group.scheduler.set_batch_bounds(first, None)
+    for number in range(requests):
+        await world.submit(a_request(f"r{number}", new=20))
+    return world, group.scheduler
+
+
+def batch_sizes(world: World) -> list[int]:
+    return [len(record.rows) for record in world.groups["g0"].records]
+
+
+@virtually
+async def test_a_larger_batch_is_in_force_from_the_next_step_on() -> None:
+    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4, first=1)
+    await tokens_at_least(world, "r0.0", 3)
+    assert set(batch_sizes(world)) == {1}
+    scheduler.set_batch_bounds(4, None)
+    await tokens_at_least(world, "r3.0", 3)
+    assert max(batch_sizes(world)) == 4
+    await world.stop()
+
+
+@virtually
+async def test_a_smaller_batch_ends_nothing_and_the_oldest_go_on() -> None:
+    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4)
+    await tokens_at_least(world, "r3.0", 3)
+    scheduler.set_batch_bounds(1, None)
+    before = len(world.groups["g0"].records)
+    await tokens_at_least(world, "r0.0", 20)
+    # One step of the old size may be on its way.
+    assert set(batch_sizes(world)[before + 1 :]) == {1}
+    for number in range(4):
+        await tokens_at_least(world, f"r{number}.0", 20)
+    await world.stop()
+
+
+@virtually
+async def test_the_new_bounds_outlive_the_epoch() -> None:
+    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 0)
+    scheduler.set_batch_bounds(3, 8)
+    await world.stop()
+    assert scheduler._options.max_batch_size == 3
+
+
+@virtually
+async def test_bounds_that_the_policy_cannot_keep_are_refused_and_change_nothing() -> None:
+    world, scheduler = await running_world(SchedulingOptions(max_batch_size=2), 0, first=2, policy=RequestLevelPolicy())
+    with pytest.raises(SettingError, match="max_batch_tokens"):
+        scheduler.set_batch_bounds(4, 16)
+    assert scheduler._options.max_batch_size == 2
+    await world.stop()
+
+
+class Told:
+    """Stands where the scheduler does."""
+
+    def __init__(self) -> None:
+        self.bounds: list[tuple[int, int | None]] = []
+
+    def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+        self.bounds.append((max_batch_size, max_batch_tokens))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "bounds.json"
+    path.write_text('{"max_batch_size": 4}')
+    return path
+
+
+def test_a_changed_file_is_taken_over_once(path: Path) -> None:
+    told = Told()
+    file = BoundsFile(path, BatchingSettings())
+    assert file.bounds.max_batch_size == 4
+    path.write_text(json.dumps({"max_batch_size": 8, "max_batch_tokens": 64}))
+    for _ in range(3):
+        file.look(told)  # type: ignore[arg-type]
+    assert told.bounds == [(8, 64)]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not an object of"),
+        ('{"prefetch": 1}', "is not an object of"),
+        ('{"max_batch_size": 0}', "max_batch_size 0 is not 1 or more"),
+        ('{"max_batch_size": true}', "True, not a whole number"),
+        ('{"max_batch_size": null}', "None, not a whole number"),
+        ('{"max_batch_size": 8, "max_batch_tokens": 8}', "above max_batch_size"),
+    ],
+)
+def test_a_file_that_cannot_be_used_leaves_the_bounds_as_they_are(
+    path: Path, content: str, complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    file = BoundsFile(path, BatchingSettings())
+    path.write_text(content)
+    file.look(told)  # type: ignore[arg-type]
+    assert told.bounds == []
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert complaint in record.getMessage()
+    with pytest.raises(SettingError, match="bounds_file"):
+        BoundsFile(path, BatchingSettings())
+
+
+def test_a_file_that_is_missing_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="No such file"):
+        BoundsFile(tmp_path / "none", BatchingSettings())

@@ -1,0 +1,345 @@
+"""The lives of a group, on virtual time: engines that break or do not fit, seats lost and taken, stops."""
+
+import asyncio
+
+import pytest
+
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import EngineError, NeverFits, SettingError
+from orca.core.domain.request import End, FinishReason
+from orca.core.domain.step import Epoch, Step
+from orca.pool.records import Caller, RequestState, SeatEntered
+from orca.scheduler.engines.simulated_engine import CostModel, StepFault
+from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.request_level import RequestLevelPolicy
+from support.scheduler.scheduler_world import (
+    REVISION,
+    a_request,
+    a_shape,
+    a_world,
+    is_formed,
+    serving,
+    tokens_at_least,
+    virtually,
+)
+
+
+@virtually
+async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
+    broken: list[int] = []
+
+    def faults(step: Step) -> StepFault | None:
+        if step.number == 4 and not broken:
+            broken.append(step.epoch.number)
+            return StepFault.DEATH
+        return None
+
+    world = a_world()
+    group = world.add_group(a_shape(), faults=faults)
+    world.start(group)
+    request = await world.submit(a_request("A", new=10))
+    await world.finish()
+    assert [record.epoch.number for record in group.records if record.rows] == [1] * 3 + [2] * 7
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_steps_that_always_take_longer_than_their_bound_are_waited_for_while_stages_are_at_work() -> None:
+    world = a_world(choices=SchedulingOptions(prefetch=1))
+    group = world.add_group(a_shape(stages=3), cost=CostModel(step_us=700_000))
+    world.start(group)
+    request = await world.submit(a_request("A", new=6))
+    await world.finish()
+    assert group.logs[0].reasons == []
+    assert {record.epoch.number for record in group.records} == {1}
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its_bound() -> None:
+    world = a_world()
+    lost: list[float] = []
+
+    def faults(step: Step) -> StepFault | None:
+        if step.number == 2 and not lost:
+            lost.append(asyncio.get_running_loop().time())
+            return StepFault.LOST
+        return None
+
+    group = world.add_group(a_shape(), cost=CostModel(step_us=700_000), faults=faults)
+    world.start(group)
+    await world.submit(a_request("A", new=3))
+    await serving(world, group)
+    while not group.logs[0].reasons:
+        await asyncio.sleep(0.01)
+    assert 0.99 < asyncio.get_running_loop().time() - lost[0] < 1.05
+    assert "step 2 did not come back" in group.logs[0].reasons[0]
+    await world.finish()
+
+
+@virtually
+async def test_what_was_read_before_the_engine_broke_is_committed_and_not_computed_again() -> None:
+    world = a_world(delay_ms=40.0)
+    group = world.add_group(a_shape(), faults=lambda step: StepFault.DEATH if step.number == 6 else None)
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await world.finish()
+    starts = [record.rows[0].start for record in group.records if record.step == 1]
+    assert starts == [0, 0]
+    assert [record.rows[0].count for record in group.records if record.step == 1] == [3, 3 + 5]
+
+
+@virtually
+async def test_stages_in_a_higher_epoch_than_the_pool_knows_are_entered_above_it() -> None:
+    world = a_world()
+    group = world.add_group(a_shape())
+    await group.engine.form(Epoch(41, "before the pool was lost"))
+    original = group.engine.form
+
+    async def form(epoch: Epoch) -> EngineShape:
+        if epoch.number <= 41:
+            raise EngineError("a stage knows epoch 41", reported_epoch=41)
+        return await original(epoch)
+
+    group.engine.form = form  # type: ignore[method-assign]
+    world.start(group)
+    await world.submit(a_request("A"))
+    await world.finish()
+    assert group.records[0].epoch.number == 42
+
+
+@virtually
+async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so() -> None:
+    world = a_world()
+    await world.pool.promise_slots(REVISION, 128)
+    await world.pool.set_revision(REVISION, 1)
+    group = world.add_group(a_shape(slots=64))
+    world.start(group)
+    await world.submit(a_request("A"))
+    await asyncio.sleep(30)
+    assert not await is_formed(group)
+    assert "64 slots" in group.logs[0].reasons[0]
+    assert "128 were promised" in group.logs[0].reasons[0]
+    assert len(group.logs[0].reasons) < 20, "it tries again ever more slowly"
+    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    stats = await world.pool.stats()
+    assert (stats.groups, stats.groups_formed) == (("g0",), ())
+    await world.stop()
+
+
+@virtually
+async def test_a_group_that_cannot_be_formed_for_hours_is_tried_for_as_long() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), refuses=lambda _: "stage 0 does not answer")
+    world.start(group)
+    await asyncio.sleep(6_000)
+    assert len(group.logs[0].reasons) > 1_100
+    assert not group.task.done()
+    await world.stop()
+
+
+@virtually
+async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_group_that_can_hold_them() -> None:
+    world = a_world()
+    large = world.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=CostModel(step_us=20_000))
+    world.start(large)
+    for name in "AB":
+        await world.submit(a_request(name, new=90))
+    await tokens_at_least(world, "A.0", 1)
+    assert await world.pool.set_promise(REVISION, 64, expected=128) == 64
+    small = world.add_group(a_shape(slots=64, max_model_len=128), name="small", cost=CostModel(step_us=20_000))
+    world.start(small)
+    with pytest.raises(NeverFits):
+        await world.submit(a_request("C", new=90))
+    for name in "DEFG":
+        await world.submit(a_request(name, new=9))
+    await tokens_at_least(world, "G.0", 1)
+    assert (await world.pool.larger_requests(REVISION, 64)).unfinished == 2
+    await world.finish()
+    assert {"A.0", "B.0"} <= set(large.logs[0].ends)
+    assert {"D.0", "E.0"} <= set(small.logs[0].ends)
+    assert (await world.pool.larger_requests(REVISION, 64)).unfinished == 0
+    assert {(await world.pool.read(f"{name}.0", 0)).end for name in "AB"} == {End(FinishReason.LENGTH, 90)}
+
+
+@virtually
+async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None:
+    world = a_world()
+    group = world.add_group(a_shape())
+    world.start(group)
+    await serving(world, group)
+    await asyncio.sleep(0.6)
+    stats = await world.pool.stats()
+    assert (stats.groups_formed, stats.offered_slots) == (("g0",), group.engine.shape.slots)
+    await world.stop()
+
+
+@virtually
+@pytest.mark.parametrize(("chosen", "offered"), [(True, 64), (False, None)])
+async def test_slots_that_only_free_memory_gives_are_not_offered_for_good(chosen: bool, offered: int | None) -> None:
+    world = a_world(choices=SchedulingOptions(are_slots_chosen=chosen))
+    group = world.add_group(a_shape(slots=64, max_model_len=128))
+    world.start(group)
+    await serving(world, group)
+    await asyncio.sleep(0.6)
+    assert (await world.pool.stats()).offered_slots == offered
+    await world.stop()
+
+
+@virtually
+async def test_a_group_promises_no_more_slots_than_the_longest_request_needs() -> None:
+    world = a_world()
+    world.start(world.add_group(a_shape(slots=128, max_model_len=48)))
+    await world.submit(a_request("A"))
+    await world.finish()
+    assert (await world.pool.stats()).promised_slots == 48
+
+
+@virtually
+async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_reason() -> None:
+    world = a_world(policy=RequestLevelPolicy())
+    group = world.add_group(a_shape(slots=32, max_model_len=64))
+    world.start(group)
+    assert group.task is not None
+    with pytest.raises(ExceptionGroup) as caught:
+        await group.task
+    assert caught.group_contains(SettingError, match="64")
+
+
+@virtually
+async def test_a_scheduler_that_ends_by_such_a_refusal_has_left_its_seat_to_another() -> None:
+    world = a_world(policy=RequestLevelPolicy())
+    group = world.add_group(a_shape(slots=32, max_model_len=64))
+    world.start(group)
+    assert group.task is not None
+    await asyncio.wait((group.task,))
+    world.policy = IterationPolicy()
+    refused_s = asyncio.get_running_loop().time()
+    group.task = None
+    world.start(group)
+    await serving(world, group)
+    assert asyncio.get_running_loop().time() - refused_s < 0.2
+    await world.stop()
+
+
+@virtually
+async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_back() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    await asyncio.sleep(0.1)
+    await world.stop()
+    status = await world.pool.status("A.0")
+    assert (status.state, status.tokens) == (RequestState.QUEUED, 4)
+    assert (await world.pool.stats()).groups == ()
+
+
+@virtually
+async def test_a_scheduler_that_is_cancelled_while_it_drains_waits_for_nobody() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    scheduler = world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    world.lose_all_calls(group)
+    await asyncio.sleep(0.3)
+    scheduler.stop()
+    await asyncio.sleep(0.01)
+    cancelled_s = asyncio.get_running_loop().time()
+    assert group.task is not None
+    group.task.cancel()
+    await asyncio.wait((group.task,))
+    assert asyncio.get_running_loop().time() == cancelled_s
+
+
+@virtually
+async def test_a_scheduler_that_is_cancelled_in_the_middle_of_a_step_waits_for_nobody() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 3)
+    world.lose_all_calls(group)
+    await asyncio.sleep(0.3)
+    cancelled_s = asyncio.get_running_loop().time()
+    await world.crash(group)
+    assert asyncio.get_running_loop().time() == cancelled_s
+
+
+@virtually
+async def test_a_scheduler_that_finishes_its_last_step_claims_nothing_more() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=500_000))
+    scheduler = world.start(group)
+    await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 1)
+    scheduler.stop()
+    await world.submit(a_request("B", new=1))
+    await world.stop()
+    assert (await world.pool.status("B.0")).first_claimed_ms is None
+
+
+@virtually
+async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> None:
+    world = a_world()
+    other = Caller(group="g0", process="other", revision=REVISION)
+    assert isinstance(await world.pool.enter(other, 1, reported_epoch=0), SeatEntered)
+    group = world.add_group(a_shape())
+    world.start(group)
+    await asyncio.sleep(0.2)
+    before_s = asyncio.get_running_loop().time()
+    await world.stop()
+    assert asyncio.get_running_loop().time() - before_s < 0.1
+
+
+@virtually
+async def test_a_second_process_waits_until_the_first_ones_lease_is_over_and_goes_on_with_its_requests() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    request = await world.submit(a_request("A", new=10))
+    await tokens_at_least(world, "A.0", 2)
+    await world.crash(group)
+    crashed_s = asyncio.get_running_loop().time()
+    world.start(group)
+    await serving(world, group)
+    assert 2.0 < asyncio.get_running_loop().time() - crashed_s < 5.0
+    await world.finish()
+    assert (await world.log_of("A.0"))[0] == world.expected(request)[0]
+
+
+@virtually
+async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once() -> None:
+    world = a_world()
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    await serving(world, group)
+    await world.crash(group)
+    world.choices = SchedulingOptions(is_predecessor_dead=True)
+    crashed_s = asyncio.get_running_loop().time()
+    world.start(group)
+    await serving(world, group)
+    assert asyncio.get_running_loop().time() - crashed_s < 0.2
+    await world.stop()
+
+
+@virtually
+async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take_it_back_by_force() -> None:
+    world = a_world(choices=SchedulingOptions(is_predecessor_dead=True))
+    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    world.start(group)
+    await world.submit(a_request("A", new=40))
+    await tokens_at_least(world, "A.0", 2)
+    other = Caller(group="g0", process="other", revision=REVISION)
+    taken = await world.pool.enter(other, 1, reported_epoch=0, is_holder_dead=True)
+    assert isinstance(taken, SeatEntered)
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        await world.pool.heartbeat(other)
+    assert not await is_formed(group)
+    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    await world.pool.leave(other)
+    await world.finish()

@@ -1,0 +1,93 @@
+"""What a scrape of the scheduler shows after known work."""
+
+import asyncio
+
+from orca.core.domain.engine import EngineShape
+from orca.pool.records import CommitAnswer
+from orca.scheduler.engines import virtual_time
+from orca.scheduler.metrics import SchedulerMetrics
+from orca.scheduler.observer import Observers, SchedulerLoad
+from support.scheduler.scheduler_world import World, a_request, by_index
+
+
+def a_run_of_two_requests(metrics: SchedulerMetrics) -> None:
+    async def main() -> None:
+        world = World(tokens=by_index(bool), eos=(1,))
+        group = world.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
+        world.start(group)
+        await world.submit(a_request("A", prompt=5, new=9))
+        await world.submit(a_request("B", prompt=3, new=1))
+        await world.finish()
+        for request in world.submitted.values():
+            metrics.claimed(request, 0)
+        for record in group.records:
+            metrics.iterated(record)
+
+    virtual_time.run(main())
+
+
+def test_tokens_iterations_and_queue_time_are_counted() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 60_000)
+    a_run_of_two_requests(metrics)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"group": "g0", **labels})
+
+    # A runs its prompt of 5 and one increment to EOS, B its prompt of 3; the last step only frees.
+    assert value("orca_scheduler_prompt_tokens_total") == 8
+    assert value("orca_scheduler_generation_tokens_total") == 3
+    assert value("orca_iteration_tokens_sum") == 9
+    assert value("orca_iteration_seconds_count") == 2
+    assert value("orca_request_queue_time_seconds_count") == 2
+    assert value("orca_iteration_requests_bucket", le="1.0") == 1
+
+
+def test_answers_to_commits_are_counted_by_kind() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    Observers((metrics,)).answered([CommitAnswer.APPLIED, CommitAnswer.NOT_YOURS, CommitAnswer.APPLIED])
+    found = {
+        answer: metrics.registry.get_sample_value("orca_commit_answers_total", {"group": "g0", "answer": answer})
+        for answer in ("applied", "not yours")
+    }
+    assert found == {"applied": 2, "not yours": 1}
+
+
+async def test_the_tasks_of_the_loop_are_shown() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    metrics.watch(lambda: SchedulerLoad(), unformed_s=lambda: 0.0, loop=asyncio.get_running_loop())
+    tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+    assert metrics.registry.get_sample_value("orca_asyncio_tasks", {"group": "g0"}) == 1 + len(tasks)
+    for task in tasks:
+        task.cancel()
+
+
+def test_failures_poison_and_requests_that_run_alone_are_counted() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    metrics.blamed(["A.0", "B.0"], [])
+    metrics.isolated(a_request("B"))
+    metrics.blamed([], ["B.0"])
+    names = ("orca_request_failures_total", "orca_requests_poisoned_total", "orca_requests_isolated_total")
+    values = [metrics.registry.get_sample_value(name, {"group": "g0"}) for name in names]
+    assert values == [3, 1, 1]
+
+
+def test_the_load_is_read_at_each_scrape() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    load = SchedulerLoad(running=3, waiting=7, slots=64, slots_reserved=16)
+    metrics.watch(lambda: load, unformed_s=lambda: 0.0)
+    page = metrics.page()
+    text = page.body.decode()
+    assert page.content_type.startswith("text/plain; version=")
+    assert 'orca_num_requests_running{group="g0"} 3.0' in text
+    assert 'orca_num_requests_waiting{group="g0"} 7.0' in text
+    assert 'orca_kv_cache_usage_perc{group="g0"} 0.25' in text
+
+
+def test_an_unformed_group_uses_nothing_and_says_for_how_long() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    metrics.watch(SchedulerLoad, unformed_s=lambda: 12.5)
+    values = [
+        metrics.registry.get_sample_value(name, {"group": "g0"})
+        for name in ("orca_kv_cache_usage_perc", "orca_group_unformed_seconds")
+    ]
+    assert values == [0, 12.5]

@@ -1,0 +1,154 @@
+"""Properties of every schedule, over random requests, limits and early ends; the engine is played by hand."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orca.core.domain.request import Request, slots_needed
+from orca.core.domain.step import Step
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import BatchLimits, Policy
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from support.scheduler.scheduler_world import a_request, schedule_all
+
+EXAMPLES = 300
+
+
+@st.composite
+def some_requests(draw: st.DrawFn) -> list[Request]:
+    sizes = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=9))
+    return [a_request(chr(65 + i), prompt=prompt, new=new) for i, (prompt, new) in enumerate(sizes)]
+
+
+@st.composite
+def limits_for(draw: st.DrawFn, *, chunks: bool = False) -> BatchLimits:
+    block_tokens = draw(st.sampled_from([1, 4]))
+    max_batch_size = draw(st.integers(1, 4))
+    return BatchLimits(
+        stages=draw(st.integers(1, 3)),
+        max_batch_size=max_batch_size,
+        slots=draw(st.integers(4, 12)) * 4,
+        block_tokens=block_tokens,
+        max_model_len=15,
+        prefetch=draw(st.integers(0, 1)),
+        max_batch_tokens=max_batch_size + draw(st.integers(1, 5)) if chunks else None,
+    )
+
+
+policies = st.one_of(
+    st.just(IterationPolicy()),
+    st.builds(
+        RequestLevelPolicy,
+        microbatch_size=st.none() | st.integers(1, 2),
+        habits=st.builds(Habits, **{name: st.booleans() for name in Habits.__dataclass_fields__}),
+    ),
+)
+
+
+def early_ends(seed: int) -> Callable[[Request, int], bool]:
+    return lambda request, index: crc32(f"{seed}/{request.parent}/{index}".encode()) % 5 == 0
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(), policy=policies, seed=st.integers(0, 99), ends=st.booleans())
+def test_every_request_runs_to_its_end_and_no_limit_is_passed(
+    requests: list[Request], limits: BatchLimits, policy: Policy, seed: int, ends: bool
+) -> None:
+    steps = schedule_all(policy, limits, requests, **({"ends": early_ends(seed)} if ends else {}))
+    drawn = Counter(row.handle for step in steps for row in step.rows if row.sample)
+    started = {new.handle: new for step in steps for new in step.new}
+    assert len(started) == len(requests)
+    for new in started.values():
+        length = new.max_total_tokens if ends else next(r for r in requests if r.id == new.request_id).max_new_tokens
+        assert 1 <= drawn[new.handle] <= length
+        assert ends or drawn[new.handle] == length
+    assert all(len(step.rows) <= limits.max_batch_size for step in steps)
+    assert sorted(handle for step in steps for handle in step.freed) == sorted(started)
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(), policy=policies)
+def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
+    requests: list[Request], limits: BatchLimits, policy: Policy
+) -> None:
+    def shape(steps: list[Step]) -> list[object]:
+        return [[(row.handle, row.start, row.count) for row in step.rows] for step in steps if step.rows]
+
+    plain = schedule_all(policy, replace(limits, prefetch=0), requests)
+    assert shape(schedule_all(policy, replace(limits, prefetch=1), requests)) == shape(plain)
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(), seed=st.integers(0, 99))
+def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
+    requests: list[Request], limits: BatchLimits, seed: int
+) -> None:
+    steps = schedule_all(IterationPolicy(), limits, requests, ends=early_ends(seed))
+    runs: Counter[int] = Counter()
+    last = {row.handle: step.number for step in steps for row in step.rows}
+    for step in steps:
+        runs.update(row.handle for row in step.rows)
+        alive = [handle for handle in sorted(last) if last[handle] >= step.number]
+        assert [runs[handle] for handle in alive] == sorted((runs[handle] for handle in alive), reverse=True)
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    requests=some_requests(),
+    turns=st.lists(st.integers(0, 20), min_size=9, max_size=9),
+    order=st.permutations(range(1, 10)),
+    limits=limits_for() | limits_for(chunks=True),
+)
+def test_older_requests_that_arrive_late_lead_to_no_deadlock_and_pass_younger_ones_that_wait(
+    requests: list[Request], turns: list[int], order: list[int], limits: BatchLimits
+) -> None:
+    arrivals = {request.id: arrival for request, arrival in zip(requests, order, strict=False)}
+    late = [(turns[i], replace(request, arrival=order[i])) for i, request in enumerate(requests)]
+    steps = schedule_all(IterationPolicy(), limits, [], late=late)
+    admitted = [[arrivals[new.request_id] for new in step.new] for step in steps]
+    assert sorted(chain.from_iterable(admitted)) == sorted(arrivals.values())
+    assert all(ages == sorted(ages) for ages in admitted)
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(chunks=True))
+def test_chunks_keep_to_the_bound_and_draw_once_at_the_end_of_the_prompt(
+    requests: list[Request], limits: BatchLimits
+) -> None:
+    steps = schedule_all(IterationPolicy(), limits, requests)
+    assert limits.max_batch_tokens is not None
+    assert all(step.tokens <= limits.max_batch_tokens for step in steps)
+    lengths = {new.handle: len(new.tokens) for step in steps for new in step.new}
+    for handle, length in lengths.items():
+        rows = [row for step in steps for row in step.rows if row.handle == handle and row.start < length]
+        assert [row.start for row in rows] == [sum(row.count for row in rows[:i]) for i in range(len(rows))]
+        assert [row.sample for row in rows] == [False] * (len(rows) - 1) + [True]
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(), policy=policies)
+def test_no_step_holds_more_slots_than_the_group_has(
+    requests: list[Request], limits: BatchLimits, policy: Policy
+) -> None:
+    held: dict[int, int] = {}
+    for step in schedule_all(policy, limits, requests):
+        for handle in step.freed:
+            del held[handle]
+        held |= {new.handle: slots_needed(new.max_total_tokens, limits.block_tokens) for new in step.new}
+        assert sum(held.values()) <= limits.slots
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_request_is_in_at_most_one_batch_in_flight_and_with_prefetch_in_two(prefetch: int) -> None:
+    limits = BatchLimits(stages=2, max_batch_size=2, slots=64, block_tokens=1, max_model_len=15, prefetch=prefetch)
+    steps = schedule_all(IterationPolicy(), limits, [a_request(name, new=5) for name in "ABC"])
+    in_flight = limits.stages + prefetch
+    windows = [steps[i : i + in_flight] for i in range(len(steps))]
+    together = max(sum(row.handle == 1 for step in window for row in step.rows) for window in windows)
+    assert together == 1 + prefetch

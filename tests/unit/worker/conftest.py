@@ -1,0 +1,5 @@
+"""Fixtures of the worker's unit tests."""
+
+from support.worker.loops import run
+
+__all__ = ["run"]

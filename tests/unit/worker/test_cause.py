@@ -1,0 +1,48 @@
+"""Whose doing a rank's failure was: from its exit status and the kernel's counts, and as a stage tells it."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills, outweighs
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE])
+def test_a_rank_that_ends_by_itself_dies_from_inside(status: int) -> None:
+    assert cause_of_death(status, was_out_of_memory=False) is Cause.INSIDE
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_rank_dies_from_outside_unless_memory_ran_out(number: int) -> None:
+    assert cause_of_death(-number, was_out_of_memory=False) is Cause.OUTSIDE
+    assert cause_of_death(-number, was_out_of_memory=True) is Cause.INSIDE
+
+
+def test_a_lost_link_explains_nothing_and_a_death_from_outside_explains_all_that_follows() -> None:
+    assert outweighs(Cause.INSIDE, Cause.LINK)
+    assert outweighs(Cause.OUTSIDE, Cause.INSIDE)
+    assert not outweighs(Cause.LINK, Cause.INSIDE)
+    assert not outweighs(Cause.INSIDE, Cause.OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("own", "file", "text"),
+    [
+        ("0::/pods/p1", "sys/fs/cgroup/pods/p1/memory.events", "low 0\noom 4\noom_kill 3\n"),
+        ("0::/", "sys/fs/cgroup/memory.events", "oom_kill 3\n"),
+        ("4:memory:/p1", "sys/fs/cgroup/memory/p1/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ("4:memory:/outside/the/container", "sys/fs/cgroup/memory/memory.oom_control", "oom_kill 3\n"),
+        ("0::/../outside", "sys/fs/cgroup/memory.events", "oom_kill 3\n"),
+    ],
+    ids=["v2", "v2 in a namespace", "v1", "v1 whose own group is not mounted", "v2 from outside its namespace"],
+)
+def test_the_kernels_count_of_out_of_memory_kills_is_read(tmp_path: Path, own: str, file: str, text: str) -> None:
+    for name, content in (("proc/self/cgroup", f"{own}\n"), (file, text)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert out_of_memory_kills(tmp_path) == 3
+
+
+def test_where_nobody_counts_there_were_no_out_of_memory_kills(tmp_path: Path) -> None:
+    assert out_of_memory_kills(tmp_path) == 0

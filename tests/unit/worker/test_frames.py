@@ -1,0 +1,218 @@
+"""worker.messages.frames: both ends of the socket between a controller and a rank."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orca.core.transport.frame_socket import FrameSocket
+from orca.core.transport.frame_stream import FrameStream, encode
+from orca.worker.messages.frames import Frame, Kind
+
+REFUSED = encode(Kind.REFUSED, b"config.json says so")
+STOP = encode(Kind.STOP, b"")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The controller's end and the rank's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+async def heard(stream: FrameStream[Kind]) -> list[Frame]:
+    """All frames up to the end of the rank."""
+    async with asyncio.timeout(20):
+        return [frame async for frame in stream.frames()]
+
+
+def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        stream = FrameStream(ours, Kind)
+        stream.write(STOP)  # never read, so the kernel resets the link
+        theirs.sendall(REFUSED)
+        theirs.close()
+        return await heard(stream)
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+
+
+def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        stream = FrameStream(ours, Kind)
+        theirs.sendall(REFUSED)
+        theirs.close()
+        stream.write(STOP)
+        stream.write(STOP)
+        await asyncio.sleep(0)
+        return await heard(stream)
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+
+
+def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+
+    async def session() -> list[Frame]:
+        hearing = asyncio.create_task(heard(FrameStream(ours, Kind)))
+        for byte in REFUSED + STOP + REFUSED[:-1]:
+            theirs.send(bytes([byte]))
+            await asyncio.sleep(0)
+        theirs.close()
+        return await hearing
+
+    assert run(session()) == [(Kind.REFUSED, b"config.json says so"), (Kind.STOP, b"")]
+
+
+def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
+    run: Callable[..., Any], pair: Pair
+) -> None:
+    ours, theirs = pair
+    payloads = [bytes([number]) * 100_000 for number in range(50)]
+
+    async def session() -> list[Frame | None]:
+        stream = FrameStream(ours, Kind)
+        for payload in payloads:
+            stream.write(encode(Kind.STEP, payload))
+        rank = FrameSocket(theirs, Kind)
+        return [await asyncio.to_thread(rank.read) for _ in payloads]
+
+    assert run(session()) == [(Kind.STEP, payload) for payload in payloads]
+
+
+def test_what_is_written_behind_the_end_of_the_link_is_dropped(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
+        theirs.close()
+        stream.write(STOP)
+        assert await heard(stream) == []
+        stream.close()
+        stream.write(STOP)
+
+    run(session())
+
+
+def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(bytes([0, 0, 0, 0, 99]))
+
+    async def session() -> None:
+        with pytest.raises(ValueError, match="99 is not a valid Kind"):
+            await heard(FrameStream(ours, Kind))
+
+    run(session())
+
+
+@pytest.mark.parametrize("unsent_bytes", [0, 100_000, 200_000, 300_000, 5_000_000])
+def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
+    run: Callable[..., Any], pair: Pair, unsent_bytes: int
+) -> None:
+    ours, theirs = pair
+    one, other = socket.socketpair()
+    rank = FrameSocket(theirs, Kind, takes_sockets=True)
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(unsent_bytes)))
+        reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
+        try:
+            await asyncio.wait_for(stream.write_with_socket(encode(Kind.LINK, b"a link"), one), 20)
+            one.close()
+            assert (await reading)[1] == (Kind.LINK, b"a link")
+        finally:
+            rank.end()  # wakes who reads
+
+    with one, other:
+        run(session())
+        with rank.take_socket() as taken:
+            other.sendall(b"hello")
+            assert taken.recv(5) == b"hello"
+            assert not taken.get_inheritable()
+        with pytest.raises(OSError, match="no file descriptor left"):
+            rank.take_socket()
+
+
+def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    rank = FrameSocket(theirs, Kind, takes_sockets=True)
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        while True:  # until the socket is full, behind the stream's back
+            try:
+                ours.send(STOP)
+            except BlockingIOError:
+                break
+        giving = asyncio.create_task(stream.write_with_socket(encode(Kind.LINK, b"a link"), ours))
+        await asyncio.sleep(0)
+        assert not giving.done()
+        reading = asyncio.create_task(asyncio.to_thread(_read_to_link, rank))
+        try:
+            await asyncio.wait_for(giving, 20)
+            assert await asyncio.wait_for(reading, 20) == (Kind.LINK, b"a link")
+        finally:
+            rank.end()
+
+    run(session())
+    rank.take_socket().close()
+
+
+def _read_to_link(rank: FrameSocket[Kind]) -> Frame | None:
+    while (frame := rank.read()) is not None and frame[0] is not Kind.LINK:
+        pass
+    return frame
+
+
+def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(STOP + REFUSED + REFUSED[:7])
+
+    async def first() -> bytes:
+        stream = FrameStream(ours, Kind)
+        assert await anext(stream.frames()) == (Kind.STOP, b"")
+        return stream.stop()[1]
+
+    reader = FrameSocket(ours, Kind, arrived=run(first()))
+    theirs.sendall(REFUSED[7:])
+    assert [reader.read(), reader.read()] == [(Kind.REFUSED, b"config.json says so")] * 2
+    theirs.close()
+    assert reader.read() is None
+
+
+def test_a_reader_refuses_a_frame_that_is_too_long(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"\xff\xff\xff\xff\x03")
+    with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
+        FrameSocket(ours, Kind, frame_bytes_max=1 << 20).read()
+
+
+def test_who_waits_for_a_peer_that_does_not_read_is_woken_by_the_end(run: Callable[..., Any], pair: Pair) -> None:
+    ours, theirs = pair
+
+    async def session() -> None:
+        stream = FrameStream(ours, Kind)
+        stream.write(encode(Kind.STEP, bytes(5_000_000)))
+        handing = asyncio.create_task(stream.write_with_socket(STOP, theirs))
+        await asyncio.sleep(0)
+        stream.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await asyncio.wait_for(handing, 20)
+
+    run(session())

@@ -1,0 +1,133 @@
+"""worker.controller.liveness and worker.parallel.progress: which rank has hung, and which only takes long."""
+
+import os
+import re
+import time
+
+import pytest
+
+from orca.core.domain.step import Epoch, Row, Step
+from orca.core.process.cpu_time import cpu_time_s
+from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
+from orca.worker.controller.rank_process import RankProcess
+from orca.worker.parallel.progress import Progress
+from orca.worker.settings import WorkerSettings
+from support.worker.engine_builders import new_request
+
+SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
+
+
+def signs(**told: object) -> Signs:
+    """Of a healthy idle rank, unless told otherwise."""
+    healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
+    return Signs(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        signs(still_s=9_000.0),  # idle for hours
+        signs(is_waiting=False, still_s=4.9),
+        signs(is_waiting=False, still_s=19.0, units=4),  # a prompt of 4,000 tokens
+        signs(is_loaded=False, is_waiting=False, silent_s=59.0, still_s=59.0),
+    ],
+)
+def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) -> None:
+    assert overdue(alive, SETTINGS) is None
+
+
+@pytest.mark.parametrize(
+    ("hung", "reason"),
+    [
+        (signs(silent_s=5.1), r"was not heard for 5\.1 s"),
+        (signs(is_waiting=False, still_s=5.1), r"stood still for 5\.1 s \(computes\)"),
+        (signs(is_waiting=False, still_s=20.1, units=4), "stood still"),
+        (signs(is_loaded=False, silent_s=60.1, still_s=60.1), "read nothing for 60.1 s"),
+        (signs(is_loaded=False, silent_s=0.1, still_s=60.1), "read nothing"),  # its heartbeat alone is no progress
+    ],
+)
+def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Signs, reason: str) -> None:
+    assert re.search(reason, overdue(hung, SETTINGS) or "lives")
+
+
+def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_little() -> None:
+    told = {"now": 0.0, "computed_s": 0.0}
+    rank = RankProcess(
+        0,
+        clock=lambda: told["now"],
+        on_result=print,
+        on_broken=print,
+        on_death=print,
+        cpu_time_s=lambda _: told["computed_s"],
+    )
+    for now, computed_s, still_s in ((50.0, 0.4, 50.0), (60.0, 0.9, 0.0), (115.0, 0.95, 55.0), (121.0, 1.0, 61.0)):
+        told.update(now=now, computed_s=computed_s)
+        assert rank.signs.still_s == still_s
+
+
+def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:
+    before = cpu_time_s(os.getpid())
+    while cpu_time_s(os.getpid()) < before + 0.05:
+        pass
+    assert before <= time.process_time()
+    assert cpu_time_s(None) == 0.0
+
+
+def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_one_works() -> None:
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0)]) == 3.0
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0, is_waiting=False)]) == 0.0
+    assert stage_still_s([signs(still_s=9.0), signs(still_s=9.0, is_loaded=False)]) == 0.0
+    assert stage_still_s([]) == 0.0
+
+
+def test_a_wait_of_a_first_step_counts_for_a_part_of_its_time() -> None:
+    assert stage_still_s([signs(still_s=24.0, units=12)]) == 2.0
+
+
+def test_time_in_which_the_controller_itself_was_stopped_counts_as_a_second_at_most() -> None:
+    clock = AwakeClock()
+    for now in (100.0, 100.25, 100.5, 400.5, 400.75):
+        clock.advance(now)
+    assert clock.seconds == 1.75
+
+
+def step(tokens: int) -> Step:
+    row = Row(handle=1, start=0, count=tokens, sample=True)
+    return Step(epoch=Epoch(1, "test"), number=1, new=(new_request(1, (1,) * tokens, 1),), rows=(row,))
+
+
+def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_of_a_process() -> None:
+    progress = Progress()
+    units = []
+    for tokens in (1, 1, 1024, 1025, 5000):
+        progress.begin_step(step(tokens))
+        units.append(progress.units)
+        progress.end_step(step(tokens))
+    assert units == [12, 1, 1, 2, 5]
+
+
+def test_a_step_without_rows_is_no_first_step() -> None:
+    progress = Progress()
+    freeing = Step(epoch=Epoch(1, "test"), number=1, freed=(1,))
+    progress.begin_step(freeing)
+    progress.end_step(freeing)
+    progress.begin_step(step(1))
+    assert progress.units == 12
+
+
+def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:
+    progress = Progress()
+    progress.at("computes")
+    mark = progress.mark
+    with progress.waiting():
+        assert progress.is_waiting
+    assert not progress.is_waiting
+    assert progress.mark == mark + 1
+
+
+def test_a_wait_that_fails_is_remembered_as_one_so_that_the_other_rank_is_asked_why() -> None:
+    progress = Progress()
+    progress.at("computes")
+    with pytest.raises(RuntimeError), progress.waiting():
+        raise RuntimeError("connection closed by peer")
+    assert progress.is_waiting

@@ -1,5 +1,0 @@
-"""Without a GPU, Triton kernels run in Triton's interpreter."""
-
-from interpreted_triton import interpret_without_gpu
-
-interpret_without_gpu()
