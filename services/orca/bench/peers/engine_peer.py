@@ -156,9 +156,9 @@ def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
     if not all(isinstance(linear, PanelLinear) for linear, _ in pairs):
         return run
     # The benchmark of GPUs reads this module where Numba is not installed.
-    from orca.kernels.cpu.team.team import recorded
+    from orca.kernels.cpu.team.team import record_calls
 
-    with recorded() as recording:
+    with record_calls() as recording:
         run()
     return recording.run
 

@@ -232,7 +232,7 @@ def _sizes(
     if isinstance(config, LlamaConfig):
         return replace(
             sizes,
-            is_turned=True,
+            has_rotary=True,
             has_head_norm=config.has_qk_norm,
             has_qkv_bias=config.has_qkv_bias,
             has_out_bias=config.has_output_bias,
