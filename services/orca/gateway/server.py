@@ -178,7 +178,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _listen_for_metrics(self, port: int) -> None:
-        """Listen on a second port for the same application. The state of a call tells by which port it came.
+        """Listen on a second port for the same application. The state of a call has the port by which it came.
 
         The port counts its own connections: a probe of /health is answered however many clients fill the other port.
         """

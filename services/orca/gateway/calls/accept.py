@@ -33,7 +33,7 @@ class CallContext:
     parent: str
     reader: str
     now_ms: int  # wall clock, Unix milliseconds
-    seed: int  # used where the body has none, [0, 2^63)
+    seed: int  # used if the body has none, [0, 2^63)
     digest: str  # of the body if the call may be repeated; otherwise empty
     is_kept: bool  # unless the body says otherwise, the call goes on when nobody reads it
     traceparent: str | None  # trace context for the call's requests

@@ -98,7 +98,7 @@ def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> It
 
 
 def key_of(scope: Scope) -> ApiKey | None:
-    """Return the key that let a call in; None where there are no keys."""
+    """Return the key that let a call in; None if there are no keys."""
     shown: list[ApiKey] = scope[KEYS_SHOWN]
     return shown[0] if shown else None
 

@@ -108,7 +108,7 @@ class Models:
         return self._current
 
     def max_total_tokens(self, model: ServedModel) -> int | None:
-        """Return the tokens, prompt and output, of the longest request that fits; None until the pool has said it."""
+        """Return the tokens of the longest request that fits, prompt and output; None until the pool promises it."""
         return self._promised.get(model.info.revision)
 
     @property
