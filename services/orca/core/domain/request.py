@@ -77,7 +77,7 @@ class Request:
 
     @property
     def deadline_wall_ms(self) -> int | None:
-        """When the request must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
+        """The deadline by the pool's wall clock, Unix milliseconds; known once the request is stored."""
         return None if self.deadline_ms is None else self.submitted_ms + self.deadline_ms
 
     @property

@@ -59,7 +59,7 @@ class OpenConnections:
         return None
 
     def is_idle_for_long(self, connection: IdleConnection) -> bool:
-        """Whether another connection may take its place."""
+        """Return whether another connection may take the place of this one."""
         return self.idle.get(connection, math.inf) <= time.monotonic() - IDLE_LEAST_SECONDS
 
     def _make_room(self, address: str | None = None) -> bool:

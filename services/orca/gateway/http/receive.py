@@ -80,16 +80,18 @@ class UnreadBody:
         )
 
 
-async def receive_body(unread: UnreadBody, model: type[BodyType], settings: Settings, budget: CallBudget) -> BodyType:
+async def receive_body(
+    unread: UnreadBody, body_type: type[BodyType], settings: Settings, budget: CallBudget
+) -> BodyType:
     """Read a body and check it. Raises: ApiError; starlette's ClientDisconnect when the client went away."""
     _check_headers(unread)
     raw = await _read(unread, settings, budget)
     if len(raw) > settings.inline_body_bytes_max:
-        return await asyncio.to_thread(_checked, raw, model, settings)
-    return _checked(raw, model, settings)
+        return await asyncio.to_thread(_checked, raw, body_type, settings)
+    return _checked(raw, body_type, settings)
 
 
-def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
+def _checked(raw: bytes, body_type: type[BodyType], settings: Settings) -> BodyType:
     """Raises: ApiError."""
     document = _parse(raw)
     if not isinstance(document, dict):
@@ -97,7 +99,7 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
     _check_shape(document, settings)
     _check_names(raw, document)
     try:
-        return model.model_validate(document)
+        return body_type.model_validate(document)
     except ValidationError as error:
         raise _first_problem(error) from error
 

@@ -50,7 +50,7 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        """Whether every call passes: there are no keys, and no file that could add some."""
+        """True if every call passes: there are no keys, and no file that could add some."""
         return self._file is None and not self._fixed
 
     @property

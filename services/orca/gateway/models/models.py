@@ -113,7 +113,7 @@ class Models:
 
     @property
     def has_formed(self) -> bool:
-        """Whether a group has formed at least once for a model that is or was current here."""
+        """True after a group has formed for a model that is or was current here."""
         return bool(self._promised)
 
     def find(self, revision: str) -> ServedModel | None:
