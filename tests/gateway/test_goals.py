@@ -24,13 +24,13 @@ from orca.gateway.latency_goals import (
 )
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.render import RenderOptions
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import RequestState, RequestStatus
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
-SOFT = Settings(model="tiny", round_seconds=0.05)
-ENFORCING = Settings(model="tiny", round_seconds=0.05, slo_enforce=True)
+SOFT = GatewaySettings(model="tiny", round_seconds=0.05)
+ENFORCING = GatewaySettings(model="tiny", round_seconds=0.05, slo_enforce=True)
 LOOSE = {"x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "600000.5"}
 TIGHT = {"x-slo-ttft-ms": "0.001", "x-slo-tpot-ms": "0.000001"}
 BOTH = LatencyGoals(ttft_ms=100, tpot_ms=10)

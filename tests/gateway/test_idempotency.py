@@ -9,7 +9,7 @@ from gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
 
 from orca.core.domain.errors import QueueFull
 from orca.core.domain.request import Request
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import OnDisconnect
 from orca.pool.settings import PoolSettings
 
@@ -91,7 +91,7 @@ async def test_other_keys_and_no_keys_are_other_generations() -> None:
 
 
 async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
-    async with rig(settings=Settings(model="tiny", api_keys=("secret-1", "secret-2"))) as one:
+    async with rig(settings=GatewaySettings(model="tiny", api_keys=("secret-1", "secret-2"))) as one:
         names = set()
         for api_key in ("secret-1", "secret-2", "secret-1"):
             headers = {"idempotency-key": "k", "authorization": f"Bearer {api_key}"}

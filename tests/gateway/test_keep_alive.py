@@ -11,10 +11,10 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 from waiting import until
 
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
-OFTEN = Settings(model="tiny", port=0, keep_alive_seconds=0.05)
-SELDOM = Settings(model="tiny", port=0, keep_alive_seconds=3)
+OFTEN = GatewaySettings(model="tiny", port=0, keep_alive_seconds=0.05)
+SELDOM = GatewaySettings(model="tiny", port=0, keep_alive_seconds=3)
 EVENTS = {"Accept": "text/event-stream"}
 CALL = {"model": "tiny", "prompt": "the fox", "max_tokens": 3, "stream": True}
 

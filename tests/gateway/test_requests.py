@@ -8,10 +8,10 @@ import pytest
 from gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
 
 from orca.core.domain.request import FinishReason
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 BODY = {"prompt": "the fox", "max_tokens": 50}
-TWO_KEYS = Settings(model="tiny", api_keys=("mine", "yours"))
+TWO_KEYS = GatewaySettings(model="tiny", api_keys=("mine", "yours"))
 MINE, YOURS = {"authorization": "Bearer mine"}, {"authorization": "Bearer yours"}
 
 

@@ -36,7 +36,7 @@ from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
 from orca.gateway.routes.early_refusal import EarlyRefusal
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import Pool
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ SETTLE_SECONDS = 1.0
 def create_app(
     pool: Pool,
     models: Models,
-    settings: Settings,
+    settings: GatewaySettings,
     clock_ms: Callable[[], int] = wall_clock_ms,
     tracing: Tracing | None = None,
 ) -> FastAPI:

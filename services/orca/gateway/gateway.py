@@ -14,7 +14,7 @@ from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import Pool
 
 
@@ -24,7 +24,7 @@ class Gateway:
 
     pool: Pool
     models: Models
-    settings: Settings
+    settings: GatewaySettings
     clock_ms: Callable[[], int]
     metrics: Metrics
     tracing: Tracing

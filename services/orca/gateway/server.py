@@ -17,7 +17,7 @@ from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.bounds import OpenConnections
 from orca.gateway.http.connection import connection_class
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _holds(limit: int, needed: int) -> bool:
     return limit == resource.RLIM_INFINITY or limit >= needed
 
 
-def make_server(app: FastAPI, settings: Settings) -> "Server":
+def make_server(app: FastAPI, settings: GatewaySettings) -> "Server":
     """Return a server that is not yet running; `await server.serve()` runs it until a signal."""
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(

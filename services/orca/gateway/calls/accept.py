@@ -16,7 +16,7 @@ from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, ref
 from orca.gateway.errors import ApiError
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
@@ -39,7 +39,7 @@ class CallContext:
     traceparent: str | None  # trace context for the call's requests
 
 
-def completion_prompts(body: CompletionBody, model: ServedModel, settings: Settings) -> list[str | list[int]]:
+def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
     """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
     refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
@@ -63,14 +63,14 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Setti
     return prompt
 
 
-async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Settings) -> str:
+async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     """Render a chat by the model's template. Raises: InvalidRequest."""
     if len(body.messages or []) > settings.inline_messages_max:
         return await asyncio.to_thread(_chat_prompt, body, model, settings)
     return _chat_prompt(body, model, settings)
 
 
-def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Settings) -> str:
+def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     if isinstance(body, ChatBody):
         refuse_unsupported(body.model_extra or {}, CHAT)
         _check_stream(body)
@@ -89,7 +89,7 @@ def submission(
     body: CompletionBody | ChatBody,
     prompts: Sequence[Sequence[int]],
     model: ServedModel,
-    settings: Settings,
+    settings: GatewaySettings,
     context: CallContext,
     max_total_tokens: int | None,
 ) -> Submission:
@@ -140,7 +140,7 @@ def max_new_tokens(
     body: CompletionBody | ChatBody,
     prompt_length: int,
     model: ServedModel,
-    settings: Settings,
+    settings: GatewaySettings,
     max_total_tokens: int | None = None,
 ) -> int:
     """Return the most tokens to generate: the body's number, otherwise a default cut to the context and to what fits.
@@ -169,7 +169,7 @@ def max_new_tokens(
     return max(1, asked)
 
 
-def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: Settings) -> dict[str, Any]:
+def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: GatewaySettings) -> dict[str, Any]:
     """Return all SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
     stop_token_ids = body.stop_token_ids or []
     if len(stop_token_ids) > settings.stop_token_ids_max:
@@ -232,7 +232,7 @@ def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
     return (body.top_logprobs or 0 if body.logprobs else None), None
 
 
-def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
+def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("stop must be a string or a list of strings", param="stop")
@@ -244,7 +244,7 @@ def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _logit_bias(bias: dict[str, float], model: ServedModel, settings: Settings) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySettings) -> tuple[tuple[int, float], ...]:
     if len(bias) > settings.logit_bias_max:
         raise InvalidRequest(f"logit_bias has more than {settings.logit_bias_max} entries", param="logit_bias")
     pairs: dict[int, float] = {}
@@ -270,7 +270,7 @@ def _check_stream(body: GenerationBody) -> None:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 
 
-def _check_choices(prompts: int, choices: int, settings: Settings) -> None:
+def _check_choices(prompts: int, choices: int, settings: GatewaySettings) -> None:
     if prompts * choices > settings.choices_max:
         asked = f"n = {choices}" if prompts == 1 else f"{prompts} prompts with n = {choices}"
         message = f"{asked} is more than the {settings.choices_max} choices of one call"
