@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, the
 
-from orca.gateway.metrics import Metrics as GatewayMetrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.operator.cluster.listing import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import Metrics as OperatorMetrics

@@ -10,7 +10,7 @@ import orjson
 from gateway_rig import Rig, rig, until
 
 from orca.gateway.http.bounds import OpenConnections
-from orca.gateway.server import Server, make_server
+from orca.gateway.server import GatewayServer, make_server
 from orca.gateway.settings import GatewaySettings
 
 LIMIT_SECONDS = 20.0
@@ -20,7 +20,7 @@ LIMIT_SECONDS = 20.0
 @dataclass
 class Served:
     rig: Rig
-    server: Server
+    server: GatewayServer
     task: asyncio.Task[None]
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 

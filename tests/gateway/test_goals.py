@@ -22,7 +22,7 @@ from orca.gateway.latency_goals import (
     latency_of,
     summary,
 )
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import GatewaySettings
 from orca.pool.api import RequestState, RequestStatus
@@ -55,7 +55,7 @@ def status(
     )
 
 
-def counted(metrics: Metrics) -> dict[tuple[str, str], float]:
+def counted(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
     """(goal, outcome) -> requests; those that none was counted for are left out."""
     [family] = [family for family in metrics.registry.collect() if family.name == "orca_request_slo"]
     assert {sample.labels["model_name"] for sample in family.samples} == {MODEL.name}

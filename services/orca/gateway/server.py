@@ -80,7 +80,7 @@ def _holds(limit: int, needed: int) -> bool:
     return limit == resource.RLIM_INFINITY or limit >= needed
 
 
-def make_server(app: FastAPI, settings: GatewaySettings) -> "Server":
+def make_server(app: FastAPI, settings: GatewaySettings) -> "GatewayServer":
     """Return a server that is not yet running; `await server.serve()` runs it until a signal."""
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
@@ -97,10 +97,10 @@ def make_server(app: FastAPI, settings: GatewaySettings) -> "Server":
         proxy_headers=False,
         server_header=False,
     )
-    return Server(config, gateway)
+    return GatewayServer(config, gateway)
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """uvicorn's server with a drain: the first signal lets open answers end (see drain.py), the second cuts them.
 
     Either way the lifespan ends too, and the process ends with its own exit status: pool and traces are the same after
