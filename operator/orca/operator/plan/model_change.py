@@ -90,7 +90,7 @@ def _others(deployment: Deployment, observed: Observed, outputs: Outputs) -> tup
     # A name that gateways have for it before none.
     found = {each.identity: each for each in (*of_groups, *_of_gateways(deployment, observed))}
     found.pop(wanted.identity, None)
-    return tuple(sorted(found.values(), key=KnownModel.word))
+    return tuple(sorted(found.values(), key=KnownModel.to_text))
 
 
 def _of_groups(observed: Observed) -> Iterable[KnownModel]:
