@@ -12,9 +12,9 @@ from orca.gateway.http.receive import BodyBudget
 from orca.gateway.limits.drain import Drain
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.overload import Overload
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.api import Pool
 
 
@@ -24,9 +24,9 @@ class Gateway:
 
     pool: Pool
     models: Models
-    settings: Settings
+    settings: GatewaySettings
     clock_ms: Callable[[], int]
-    metrics: Metrics
+    metrics: GatewayMetrics
     tracing: Tracing
     watcher: LogWatcher
     readers: Readers

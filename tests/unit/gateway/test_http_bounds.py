@@ -11,9 +11,12 @@ from starlette.routing import Route
 
 from orca.gateway.http import bounds
 from orca.gateway.http.connection import LINGERING_MAX
-from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
+from support.gateway.gateway_server import LIMIT_SECONDS
+from support.gateway.gateway_server import Served
+from support.gateway.gateway_server import refusal
+from support.gateway.gateway_server import served
+from orca.gateway.settings import GatewaySettings
 
 HOST = b"host: orca\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -31,8 +34,8 @@ def _idle_at_once(monkeypatch: pytest.MonkeyPatch, _nobody_gives_way: None) -> N
     monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 0.0)
 
 
-def bounded(**fields: Any) -> Settings:
-    return Settings(model="tiny", port=0, drain_seconds=1, **fields)
+def bounded(**fields: Any) -> GatewaySettings:
+    return GatewaySettings(model="tiny", port=0, drain_seconds=1, **fields)
 
 
 async def refused(one: Served, sent: bytes) -> tuple[int, str, str]:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from orca.gateway.settings import Settings
-from support.gateway.gateway_rig import error_of, rig
+from support.gateway.gateway_rig import error_of
+from support.gateway.gateway_rig import rig
+from orca.gateway.settings import GatewaySettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -39,7 +40,7 @@ async def test_a_body_that_is_too_large_is_413_announced_or_not() -> None:
         for _ in range(20):
             yield b" " * 100
 
-    async with rig(schedules=False, settings=Settings(model="tiny", body_bytes_max=1000)) as one:
+    async with rig(schedules=False, settings=GatewaySettings(model="tiny", body_bytes_max=1000)) as one:
         for content in (b" " * 1001, unannounced()):
             response = await one.client.post(COMPLETIONS, content=content, headers=JSON)
             status, error = error_of(response)

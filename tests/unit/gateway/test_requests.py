@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from orca.core.domain.request import FinishReason
-from orca.gateway.settings import Settings
-from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
+from support.gateway.gateway_rig import MODEL
+from support.gateway.gateway_rig import WORDS
+from support.gateway.gateway_rig import Rig
+from support.gateway.gateway_rig import error_of
+from support.gateway.gateway_rig import ids
+from support.gateway.gateway_rig import rig
+from support.gateway.gateway_rig import until
+from orca.gateway.settings import GatewaySettings
 
 BODY = {"prompt": "the fox", "max_tokens": 50}
-TWO_KEYS = Settings(model="tiny", api_keys=("mine", "yours"))
+TWO_KEYS = GatewaySettings(model="tiny", api_keys=("mine", "yours"))
 MINE, YOURS = {"authorization": "Bearer mine"}, {"authorization": "Bearer yours"}
 
 

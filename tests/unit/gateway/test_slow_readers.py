@@ -9,9 +9,11 @@ import orjson
 import pytest
 
 from orca.gateway.answer.log_watcher import UNTAKEN_MAX
-from orca.gateway.settings import Settings
 from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS, Served, served
+from support.gateway.gateway_server import LIMIT_SECONDS
+from support.gateway.gateway_server import Served
+from support.gateway.gateway_server import served
+from orca.gateway.settings import GatewaySettings
 
 READERS = 50
 # More than the gateway reads ahead for a connection.
@@ -20,10 +22,10 @@ SYSTEM_BUFFER_BYTES = 16 << 10
 """Of each socket, at both ends: the rest of a stream has to be somewhere else."""
 
 TOKEN_BYTES_MAX = 500  # of an event
-SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
 
 
-IMPATIENT = Settings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
+IMPATIENT = GatewaySettings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
 
 
 def call(**more: Any) -> bytes:

@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orca.kernels.contract.paged import TokenSlots
-from orca.kernels.contract.reference import AttentionView
-from orca.kernels.contract.reference import ContextRow
+from orca.kernels.contract.reference import AttentionView, ContextRow
 from orca.kernels.device import kernels_of
-from support.kernels.attention_steps import view_of
 
 HEAD_DIM, BLOCK_TOKENS, SCALE = 64, 16, 64**-0.5
 SHAPES = [(128, 8, 8), (512, 8, 8), (1024, 8, 8), (2048, 8, 2)]

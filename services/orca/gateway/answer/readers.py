@@ -50,7 +50,7 @@ class Readers:
             task.add_done_callback(self._detaching.discard)
 
     async def run(self) -> None:
-        """Until cancelled, renew due entries and sweep, each once per round. Neither waits for the other."""
+        """Renew due entries and sweep until cancelled, each once per round. Neither waits for the other."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._rounds(self._renew, "renewing readers"))
             group.create_task(self._rounds(self._pool.sweep, "sweeping"))

@@ -122,7 +122,7 @@ class Backlog:
 
     @property
     def _was_empty(self) -> bool:
-        """Whether the queue was empty at the last poll, and that was not long ago."""
+        """True if the queue was empty at the last poll, and that was not long ago."""
         has_waiting = self.stats is None or self.stats.queued > 0 or self.has_refused
         return not has_waiting and self.age_s <= EMPTY_SECONDS
 

@@ -57,7 +57,7 @@ def retry_after_seconds(waiting: int, ends_per_second: float | None, call_id: st
 
 
 class LoopLag:
-    """How late this process's event loop is. `run` is one task of the process.
+    """Measures how late this process's event loop is. `run` is one task of the process.
 
     A gateway that takes in more calls than it has time for would answer all of them late, probes too, and be killed.
     """
