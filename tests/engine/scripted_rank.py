@@ -31,14 +31,14 @@ from orca.worker.messages import frames
 from orca.worker.messages.frames import Beat, Kind, Loaded
 from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 
 _BEAT_S = 0.05
 
 
 def main() -> None:
     link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Kind, takes_sockets=True)
-    progress = Progress()
+    progress = RankProgress()
     threading.Thread(target=_beat, args=(link, progress), daemon=True).start()
     kind, payload = link.read() or (None, b"")
     assert kind is Kind.START
@@ -103,14 +103,14 @@ def _read(link: FrameSocket[Kind], inbox: Inbox) -> None:
     os._exit(1)
 
 
-def _beat(link: FrameSocket[Kind], progress: Progress) -> None:
+def _beat(link: FrameSocket[Kind], progress: RankProgress) -> None:
     while True:
         beat = Beat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
         link.write(frames.encode_record(Kind.BEAT, beat))
         time.sleep(_BEAT_S)
 
 
-def _work(progress: Progress, seconds: float) -> None:
+def _work(progress: RankProgress, seconds: float) -> None:
     progress.at("works")
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -16,7 +16,7 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.worker.messages import frames
 from orca.worker.messages.frames import Kind
 from orca.worker.messages.inbox import Inbox
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
@@ -87,12 +87,12 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def progress() -> Progress:
-    return Progress()
+def progress() -> RankProgress:
+    return RankProgress()
 
 
 @pytest.fixture
-def steps(link: Link, inbox: Inbox, progress: Progress) -> EpochSteps:
+def steps(link: Link, inbox: Inbox, progress: RankProgress) -> EpochSteps:
     """Steps of epoch 1 on the last of two stages."""
     executor = Executor(
         Shard(stage=1, stages=2),
@@ -194,7 +194,7 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
 
 
 def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
-    link: Link, steps: EpochSteps, progress: Progress
+    link: Link, steps: EpochSteps, progress: RankProgress
 ) -> None:
     link.draws_later = True
     link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))

@@ -16,8 +16,8 @@ from orca.core.process.cpu_time import processor_time_s
 from orca.kernels.device import kernels_of
 from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
 from orca.worker.controller.rank_process import RankProcess
-from orca.worker.parallel.progress import Progress
-from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.parallel.progress import RankProgress
+from orca.worker.rank.progress_layers import count_progress
 from orca.worker.settings import WorkerSettings
 
 SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
@@ -103,7 +103,7 @@ def step(tokens: int) -> Step:
 
 
 def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_of_a_process() -> None:
-    progress = Progress()
+    progress = RankProgress()
     units = []
     for tokens in (1, 1, 1024, 1025, 5000):
         progress.begin_step(step(tokens))
@@ -113,7 +113,7 @@ def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_o
 
 
 def test_a_step_without_rows_is_no_first_step() -> None:
-    progress = Progress()
+    progress = RankProgress()
     freeing = Step(epoch=Epoch(1, "test"), number=1, freed=(1,))
     progress.begin_step(freeing)
     progress.end_step(freeing)
@@ -122,12 +122,12 @@ def test_a_step_without_rows_is_no_first_step() -> None:
 
 
 def test_layers_move_the_mark_when_they_have_run() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     mark = progress.mark
     for device in (torch.device("cpu"), torch.device("meta")):
         model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
-        mark_parts(model, progress)
+        count_progress(model, progress)
         [layer] = model.layers
         with kernels_of(device).together():
             layer(torch.zeros(1, 1), Mock())
@@ -149,7 +149,7 @@ class Unchanging:
 
 
 def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     mark = progress.mark
     with progress.waiting():
@@ -159,7 +159,7 @@ def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark()
 
 
 def test_a_wait_that_fails_is_remembered_as_one_so_that_the_other_rank_is_asked_why() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     with pytest.raises(RuntimeError), progress.waiting():
         raise RuntimeError("connection closed by peer")

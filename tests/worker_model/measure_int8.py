@@ -25,7 +25,8 @@ from orca.core.domain.model import load_model_info
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.worker.weights.int8_linear import INT8_LAYOUTS
-from orca.worker.weights.linear import Linear, Packing, fastest
+from orca.worker.weights.layout_choice import LayoutChooser, fastest_layout
+from orca.worker.weights.linear import Linear
 
 TEXTS, LENGTH = 40, 16
 KINDS = (("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))
@@ -81,7 +82,7 @@ def logprobs(folder: Path, contexts: list[list[int]], dtype: str, quantization: 
 
 def speed(threads: int) -> None:
     torch.set_num_threads(threads)
-    in_dtype, in_bytes = Packing(), Packing(choose=partial(fastest, layouts=INT8_LAYOUTS))
+    in_dtype, in_bytes = LayoutChooser(), LayoutChooser(choose=partial(fastest_layout, layouts=INT8_LAYOUTS))
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs)
         half = weight.bfloat16()

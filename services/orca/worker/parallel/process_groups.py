@@ -24,7 +24,7 @@ from orca.core.domain.errors import EngineError
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc, grpc_links
 from orca.core.transport.certificates import Certificates
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class TensorLink:
     """A rank's TensorGroup (worker.parallel.shard) over a process group: it outlives epochs, the process group does
     not."""
 
-    def __init__(self, size: int, progress: Progress) -> None:
+    def __init__(self, size: int, progress: RankProgress) -> None:
         self.size = size
         self._progress = progress
         self._group: Any = None
@@ -204,7 +204,7 @@ class Groups:
         interface: str | None,
         hidden_size: int,
         dtype: torch.dtype,
-        progress: Progress,
+        progress: RankProgress,
     ) -> None:
         """
         Args:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from orca.core.domain.step import StageTiming, Step, StepResult
 from orca.worker.parallel.process_groups import Groups, Inbound
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.stage_log import StageLog
@@ -67,7 +67,7 @@ class Executor:
         groups: Groups,
         *,
         feeds_tokens: bool,
-        progress: Progress,
+        progress: RankProgress,
         iteration_log: StageLog | None,
         delay_ms: float,
     ) -> None:

@@ -35,12 +35,12 @@ from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
 from orca.worker.rank.kv_slots import slots_possible
-from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.rank.progress_layers import count_progress
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.settings import WorkerSettings
 from orca.worker.stage.stage import Stage
@@ -56,7 +56,7 @@ class Rank:
     """The process's main loop."""
 
     def __init__(
-        self, frame_socket: FrameSocket[Kind], settings: WorkerSettings, rank: int, progress: Progress
+        self, frame_socket: FrameSocket[Kind], settings: WorkerSettings, rank: int, progress: RankProgress
     ) -> None:
         self._socket = frame_socket
         self._settings = settings
@@ -118,7 +118,7 @@ class Rank:
         torch.set_grad_enabled(False)
         info = self._info
         model = load_stage(info, self._shard, device=self._device, group=self._tensor, on_progress=self._progress.read)
-        mark_parts(model, self._progress)
+        count_progress(model, self._progress)
         loaded = Loaded(
             revision=info.revision,
             max_model_len=info.max_model_len,
@@ -340,7 +340,7 @@ def main(argv: Sequence[str]) -> None:
         level=settings.log_level.upper(),
     )
     status = 0
-    progress = Progress()
+    progress = RankProgress()
     try:
         rank = Rank(frame_socket, settings, start["rank"], progress)
         if rank.prepare():

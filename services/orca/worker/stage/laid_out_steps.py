@@ -94,7 +94,7 @@ class LaidOutSteps:
             runner=self,
             step=step,
             tokens=first,
-            context=self._contexts.of_rows(rows, self._requests.lines.prompts),
+            context=self._contexts.for_rows(rows, self._requests.lines.prompts),
             inputs=self._input_ids(step) if shard.is_first else None,
             sampling=[],
             sampling_rows=None,
