@@ -15,9 +15,11 @@ import torch
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.scheduler.engines.rendezvous import Rendezvous, key_prefix
-from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
+from orca.worker.parallel.process_groups import EpochGroups
 from orca.worker.parallel.progress import RankProgress
+from orca.worker.parallel.rendezvous_store import RendezvousStore
 from orca.worker.parallel.shard import Shard
+from orca.worker.parallel.tensor_link import TensorLink
 
 EPOCH = Epoch(4, "scheduler/a")
 PREFIX = key_prefix(EPOCH)
@@ -128,7 +130,7 @@ class Peer:
         self.store = RendezvousStore(address, 10.0)
         self.tensor = TensorLink(shard.tensor, progress)
         cpu = torch.device("cpu")
-        self.groups = Groups(
+        self.groups = EpochGroups(
             shard,
             cpu,
             uses_nccl=False,

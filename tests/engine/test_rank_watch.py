@@ -14,7 +14,7 @@ from engine_builders import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import processor_time_s
 from orca.kernels.device import kernels_of
-from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
+from orca.worker.controller.liveness import AwakeClock, RankLiveness, liveness_failure, stage_still_s
 from orca.worker.controller.rank_process import RankProcess
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.rank.progress_layers import count_progress
@@ -23,10 +23,10 @@ from orca.worker.settings import WorkerSettings
 SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 
 
-def signs(**told: object) -> Signs:
+def signs(**told: object) -> RankLiveness:
     """Of a healthy idle rank, unless told otherwise."""
     healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
-    return Signs(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
+    return RankLiveness(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def signs(**told: object) -> Signs:
         signs(is_loaded=False, is_waiting=False, silent_s=59.0, still_s=59.0),
     ],
 )
-def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) -> None:
-    assert overdue(alive, SETTINGS) is None
+def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: RankLiveness) -> None:
+    assert liveness_failure(alive, SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) 
         (signs(is_loaded=False, silent_s=0.1, still_s=60.1), "read nothing"),  # its heartbeat alone is no progress
     ],
 )
-def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Signs, reason: str) -> None:
-    assert re.search(reason, overdue(hung, SETTINGS) or "lives")
+def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: RankLiveness, reason: str) -> None:
+    assert re.search(reason, liveness_failure(hung, SETTINGS) or "lives")
 
 
 def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_little() -> None:
@@ -68,7 +68,7 @@ def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_litt
     )
     for now, computed_s, still_s in ((50.0, 0.4, 50.0), (60.0, 0.9, 0.0), (115.0, 0.95, 55.0), (121.0, 1.0, 61.0)):
         told.update(now=now, computed_s=computed_s)
-        assert rank.signs.still_s == still_s
+        assert rank.state.liveness.still_s == still_s
 
 
 def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from orca.core.domain.errors import ModelError
 from orca.worker.models import weights
 from orca.worker.models.build import StageModel, load_stage
-from orca.worker.parallel.process_groups import TensorLink
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard, SingleRank, heads_of, part
+from orca.worker.parallel.tensor_link import TensorLink
 from orca.worker.weights import layout_choice
 from orca.worker.weights.layout_choice import LayoutChooser, best_times_s
 from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, PanelLinear

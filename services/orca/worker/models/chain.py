@@ -6,9 +6,9 @@ changes. The right tokens follow from prompt, seed and index alone by whole-numb
 computes them without a line of this package. Everything else is the path of language models: loader, slices of ranks,
 paged KV cache, ragged attention with grouped heads, all-reduce, stage-to-stage activations, sampler.
 
-Let i be a position, l a layer, c a channel of the KV heads, d a channel of the query heads, and g(d) the channel of the
-KV heads that d's head reads. The weights are keep, mix and the salts. fold(x) = x^5 mod p with p = 2^31 - 1 maps the
-numbers below p to each other one to one (5 and p - 1 share no factor), in no visible order:
+Let i be a position, l a layer, c a channel of the KV heads and d a channel of the query heads. g(d) is the channel of
+the KV heads that d's head reads. The weights are keep, mix and the salts. With p = 2^31 - 1, fold(x) = x^5 mod p maps
+the numbers below p to each other one to one (5 and p - 1 share no factor), in no visible order:
 
     embedding   state[i, 0]    = fold(fold(token[i] + salt) + i)
     layer       kept[i, l, c]  = fold(state[i, l] + keep[l, c]) mod 256        the values in the KV cache

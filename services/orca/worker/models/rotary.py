@@ -38,7 +38,7 @@ class Rotary:
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether a turn depends on the length of the sequence as well as on the position."""
+        """Return whether a turn depends on the length of the sequence as well as on the position."""
         return self._rope.kind in ("dynamic", "longrope")
 
     def turns(self, positions: Tensor, prompt_lengths: Tensor | None, *, longest: int) -> Tensor:

@@ -64,8 +64,8 @@ class RankWeights:
     def tied_table(self, name: str, shape: tuple[int, int], *slices: Slice) -> tuple[Linear, Table]:
         """Read a matrix that is both a linear, to `register` at its use, and an embedding.
 
-        It is in memory once if rows can be looked up in the linear's layout, and if it is large or its rows lie there
-        as in an embedding of its own.
+        The two share memory if rows can be looked up in the linear's layout. The matrix must also be large, or its rows
+        lie there as in an embedding of its own.
         """
         view = self._view(name, shape, *slices)
         linear = self._lay_out(view)

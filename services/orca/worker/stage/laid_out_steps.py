@@ -1,4 +1,4 @@
-"""Steps whose inputs are laid out on the device, and whose layers are called one after the other: any step can run so.
+"""Steps whose inputs are laid out on the device, and whose layers are called in turn. Any step can run so.
 
 Only these steps report log probabilities of prompts.
 """

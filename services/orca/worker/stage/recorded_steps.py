@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class _RecordedOutput(NamedTuple):
-    """As `StepOutput`, with memory for the most rows."""
+    """The output of a recording, with memory for the most rows; otherwise as `StepOutput`."""
 
     tensor: Tensor
     argmax: Tensor | None = None

@@ -78,7 +78,7 @@ def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
 
 
 def hazards(accesses: Sequence[Access]) -> list[Edge]:
-    """Return which task must wait for which, so that the tasks have the effects of running one after the other.
+    """Return which task must wait for which, so that the tasks have the effects of running in their order.
 
     Returns: (from, to), ascending: of all pairs that use the same memory, one of them writing, enough pairs that the
         rest follow.

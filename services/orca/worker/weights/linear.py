@@ -89,7 +89,7 @@ class Linear:
         return self.add_outputs(to, self(x), then)
 
     def add_outputs(self, to: Tensor, outputs: Tensor, then: Norm | None = None) -> Tensor | None:  # noqa: ARG002
-        """As `add_to`, with outputs that are computed already: summed over ranks."""
+        """Do the same as `add_to` with outputs that are computed already, and summed over ranks."""
         to.add_(outputs)
         return None
 
@@ -98,7 +98,7 @@ class Linear:
         return self(x if norm is None else norm(x))
 
     def apply_float32(self, norm: Norm | None, x: Tensor) -> Tensor:
-        """As `apply`, in float32; not rounded to x's dtype first if the layout can avoid it."""
+        """Return the outputs in float32, not rounded to x's dtype first if the layout can avoid that."""
         return self.apply(norm, x).float()
 
     def apply_activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
