@@ -34,7 +34,7 @@ class RankLiveness:
 
     is_loaded: bool
     silent_s: float  # since any frame from it
-    still_s: float  # since its progress mark moved; while it loads, also since it used the processor
+    still_s: float  # since its progress mark moved or, while it loads, since it used the processor
     is_waiting: bool  # for another rank or for orders
     units: int  # time limits that a piece of its present work may take
     doing: str

@@ -30,7 +30,7 @@ class StageEpoch:
         self.results = ResultLog()
         self.failure: str | None = None  # why it is over, by the latest report
         self.cause: FailureCause | None = None
-        self._channel: aio.Channel | None = None  # to the next stage, where there is one
+        self._channel: aio.Channel | None = None  # to the next stage, if there is one
         self._next: Any = None
         self._handovers: set[asyncio.Task[None]] = set()
 
