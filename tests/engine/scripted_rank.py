@@ -28,7 +28,7 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Heartbeat, LoadReport, RankFrameKind
+from orca.worker.messages.frames import LoadReport, RankFrameKind, RankHeartbeat
 from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
 from orca.worker.parallel.progress import RankProgress
@@ -107,7 +107,7 @@ def _read(link: FrameSocket[RankFrameKind], inbox: Inbox) -> None:
 
 def _beat(link: FrameSocket[RankFrameKind], progress: RankProgress) -> None:
     while True:
-        beat = Heartbeat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
+        beat = RankHeartbeat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
         link.write(frames.encode_record(RankFrameKind.HEARTBEAT, beat))
         time.sleep(_BEAT_S)
 

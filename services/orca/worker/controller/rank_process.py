@@ -21,7 +21,7 @@ from orca.worker.controller.failure_cause import FailureCause, cause_of_death, o
 from orca.worker.controller.rank_state import RankState
 from orca.worker.machine import thread_variables
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Heartbeat, JoinOrder, LoadReport, RankFrameKind
+from orca.worker.messages.frames import JoinOrder, LoadReport, RankFrameKind, RankHeartbeat
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class RankProcess:
 
     def _take_report(self, kind: RankFrameKind, report: dict[str, Any]) -> None:
         if kind is RankFrameKind.HEARTBEAT:
-            self.state.note_heartbeat(Heartbeat(**report))
+            self.state.note_heartbeat(RankHeartbeat(**report))
         elif kind is RankFrameKind.LOADED:
             self.state.note_loaded(LoadReport(**report))
         elif kind is RankFrameKind.LEFT:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 
 from orca.worker.controller.liveness import RankLiveness
-from orca.worker.messages.frames import Heartbeat, LoadReport
+from orca.worker.messages.frames import LoadReport, RankHeartbeat
 
 _COMPUTED_S = 0.5
 """Processor time that counts as progress while a rank loads: far more than its heartbeat uses in a minute."""
@@ -23,7 +23,7 @@ class RankState:
         self.loaded: LoadReport | None = None  # None again when the process is gone
         self.loaded_event = asyncio.Event()
         self.refusal: str | None = None  # why this model or these settings can never be served
-        self.heartbeat = Heartbeat()  # the latest
+        self.heartbeat = RankHeartbeat()  # the latest
         self._clock = clock
         self._processor_time_s = processor_time_s
         self._heard = self._moved = clock()  # time of the last frame, and of the last progress
@@ -52,7 +52,7 @@ class RankState:
         """Note that a frame of any kind has arrived."""
         self._heard = self._clock()
 
-    def note_heartbeat(self, heartbeat: Heartbeat) -> None:
+    def note_heartbeat(self, heartbeat: RankHeartbeat) -> None:
         if heartbeat.mark != self.heartbeat.mark:
             self._moved = self._heard
         self.heartbeat = heartbeat

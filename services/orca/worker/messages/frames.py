@@ -32,7 +32,7 @@ class RankFrameKind(enum.IntEnum):
     LEFT = 14  # JSON: number of the epoch that the rank is about to form; it has left its old group
     JOINED = 15  # JSON: epoch number
     RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
-    HEARTBEAT = 17  # JSON: Heartbeat
+    HEARTBEAT = 17  # JSON: RankHeartbeat
     # JSON: epoch number, detail, is_link (a wait for another rank failed); the rank waits for the next join.
     BROKEN = 18
 
@@ -64,7 +64,7 @@ class LoadReport:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class RankHeartbeat:
     """A rank's heartbeat: its progress (worker.parallel.progress), and the KV slots that its requests hold."""
 
     mark: int = 0
@@ -79,7 +79,7 @@ def encode_json(kind: RankFrameKind, **fields: Any) -> bytes:
     return encode(kind, orjson.dumps(fields))
 
 
-def encode_record(kind: RankFrameKind, record: JoinOrder | LoadReport | Heartbeat) -> bytes:
+def encode_record(kind: RankFrameKind, record: JoinOrder | LoadReport | RankHeartbeat) -> bytes:
     # The reader calls the record's own constructor, so a field that one side lacks is an error and no silent default.
     return encode(kind, orjson.dumps(record))
 

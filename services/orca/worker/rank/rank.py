@@ -29,7 +29,7 @@ from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Heartbeat, JoinOrder, LoadReport, RankFrameKind
+from orca.worker.messages.frames import JoinOrder, LoadReport, RankFrameKind, RankHeartbeat
 from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
@@ -78,7 +78,7 @@ class Rank:
         Returns: whether the process should start again (Kernels.prepare).
         """
         settings = self._settings
-        self._send(RankFrameKind.HEARTBEAT, Heartbeat(doing="finds kernels, or compiles them once"))
+        self._send(RankFrameKind.HEARTBEAT, RankHeartbeat(doing="finds kernels, or compiles them once"))
         self._info = load_model_info(
             Path(settings.model),
             dtype=settings.dtype,
@@ -245,7 +245,7 @@ class Rank:
     def _send_heartbeats(self) -> None:
         while True:
             progress = self._progress
-            heartbeat = Heartbeat(
+            heartbeat = RankHeartbeat(
                 mark=progress.mark,
                 doing=progress.doing,
                 is_waiting=progress.is_waiting,
@@ -256,7 +256,7 @@ class Rank:
             self._send(RankFrameKind.HEARTBEAT, heartbeat)
             time.sleep(_HEARTBEAT_S)
 
-    def _send(self, kind: RankFrameKind, record: LoadReport | Heartbeat | None = None, **fields: Any) -> None:
+    def _send(self, kind: RankFrameKind, record: LoadReport | RankHeartbeat | None = None, **fields: Any) -> None:
         frame = frames.encode_json(kind, **fields) if record is None else frames.encode_record(kind, record)
         self._socket.write(frame)
 
@@ -303,7 +303,7 @@ def main(argv: Sequence[str]) -> None:
         log.exception("the rank ends")
         # The controller reports the last heartbeat as what this process did when it died.
         progress.at(f"{type(error).__name__}: {error}")
-        last = Heartbeat(mark=progress.mark, doing=progress.doing)
+        last = RankHeartbeat(mark=progress.mark, doing=progress.doing)
         frame_socket.write(frames.encode_record(RankFrameKind.HEARTBEAT, last))
         status = 1
     logging.shutdown()
