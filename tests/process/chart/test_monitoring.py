@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orca.operator.cluster.watching import LIST_S
 from orca.gateway.metrics import GatewayMetrics
+from orca.operator.cluster.watching import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import OperatorMetrics
 from orca.pool.records import CommitAnswer

@@ -23,8 +23,8 @@ from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models.models import Models, ServedModel
-from orca.pool.api import Pool
 from orca.gateway.settings import GatewaySettings
+from orca.pool.api import Pool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings

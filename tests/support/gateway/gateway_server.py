@@ -9,12 +9,9 @@ from typing import Any
 import orjson
 
 from orca.gateway.http.bounds import OpenConnections
-from orca.gateway.server import make_server
-from support.gateway.gateway_rig import Rig
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
-from orca.gateway.server import GatewayServer
+from orca.gateway.server import GatewayServer, make_server
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import Rig, rig, until
 
 LIMIT_SECONDS = 20.0
 """Longer than anything takes on a busy machine."""

@@ -9,12 +9,9 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from orca.gateway.limits.auth import OPEN_PATHS
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import error_of, rig, until
+from support.gateway.gateway_server import LIMIT_SECONDS, served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

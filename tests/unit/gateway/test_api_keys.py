@@ -15,11 +15,8 @@ from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, KeyLimits, key_di
 from orca.core.domain.errors import SettingError
 from orca.gateway.limits.auth import check_access
 from orca.gateway.limits.key_ring import READING_LEAST, KeyRing, TokenBucket
-from support.gateway.gateway_rig import Rig
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import Rig, error_of, rig, until
 
 LIMIT = st.none() | st.integers(1, 100)
 HASH = "sha256:" + "0" * 64

@@ -15,13 +15,9 @@ import httpx
 import pytest
 
 from orca.gateway.server import allow_open_files
-from support.gateway.gateway_rig import check_refusal
-from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import Served
-from support.gateway.gateway_server import completion
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import check_refusal, until
+from support.gateway.gateway_server import LIMIT_SECONDS, Served, completion, served
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: orca\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: orca\r\ncontent-type: application/json\r\n"

@@ -9,8 +9,8 @@ import pytest
 from orca.gateway.http import behind_proxy
 from orca.gateway.http.behind_proxy import ProxyPause
 from orca.gateway.http.connection import SEND_BODY
-from support.gateway.gateway_rig import rig
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import rig
 
 PAUSE_S = 0.2
 FORWARDED = (b"x-forwarded-for", b"192.0.2.7")

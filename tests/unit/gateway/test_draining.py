@@ -18,13 +18,9 @@ from orca.core.domain.errors import SettingError
 from orca.gateway.answer.tracing import CLOSE_SECONDS, Tracing
 from orca.gateway.http import bounds
 from orca.gateway.server import make_server
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import Served
-from support.gateway.gateway_server import refusal
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import rig, until
+from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
 
 HOURS = GatewaySettings(model="tiny", port=0, drain_seconds=3600)
 SECONDS = GatewaySettings(model="tiny", port=0, drain_seconds=0.2)

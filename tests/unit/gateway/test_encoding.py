@@ -10,12 +10,8 @@ from tokenizers import models
 from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import ApiError
 from orca.gateway.models.encoding import Encoder
-from support.gateway.gateway_rig import MODEL
-from support.gateway.gateway_rig import ids
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import tokenizer
-from support.gateway.gateway_rig import turns_during
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import MODEL, ids, rig, tokenizer, turns_during
 
 LIMIT = MODEL.max_model_len * 64
 TOO_LONG = "x" * (LIMIT + 1)

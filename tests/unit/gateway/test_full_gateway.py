@@ -10,9 +10,8 @@ from orca.core.api_keys import ApiKey, KeyLimits, key_digest, key_line
 from orca.core.domain.request import Request
 from orca.gateway.limits.backlog import POLL_SECONDS
 from orca.gateway.limits.overload import LAG_MOST_SECONDS
-from orca.pool.records import Parent
-from orca.pool.records import Submission
 from orca.gateway.settings import GatewaySettings
+from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import Rig, error_of, recording, rig, until
 from support.gateway.told_pool import ToldPool, stats

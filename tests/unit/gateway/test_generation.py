@@ -8,18 +8,8 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason, Request, SamplingParams
-from support.gateway.gateway_rig import MODEL
-from support.gateway.gateway_rig import SLOTS
-from support.gateway.gateway_rig import WORDS
-from support.gateway.gateway_rig import Rig
-from support.gateway.gateway_rig import eos
-from support.gateway.gateway_rig import events
-from support.gateway.gateway_rig import ids
-from support.gateway.gateway_rig import recording
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import tokenizer
-from support.gateway.gateway_rig import until
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import MODEL, SLOTS, WORDS, Rig, eos, events, ids, recording, rig, tokenizer, until
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 

@@ -21,18 +21,11 @@ from orca.gateway.latency_goals import (
 )
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
-from orca.pool.records import RequestState
-from orca.pool.records import RequestStatus
-from support.gateway.gateway_rig import MODEL
-from support.gateway.gateway_rig import WORDS
-from support.gateway.gateway_rig import Rig
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import make_request
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
+from orca.gateway.settings import GatewaySettings
+from orca.pool.records import RequestState, RequestStatus
+from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import observed
-from orca.gateway.settings import GatewaySettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}

@@ -11,12 +11,9 @@ from starlette.routing import Route
 
 from orca.gateway.http import bounds
 from orca.gateway.http.connection import LINGERING_MAX
-from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import Served
-from support.gateway.gateway_server import refusal
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import until
+from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
 
 HOST = b"host: orca\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"

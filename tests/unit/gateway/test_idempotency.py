@@ -8,8 +8,8 @@ import pytest
 
 from orca.core.domain.errors import QueueFull
 from orca.core.domain.request import Request
-from orca.pool.records import OnDisconnect
 from orca.gateway.settings import GatewaySettings
+from orca.pool.records import OnDisconnect
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
 

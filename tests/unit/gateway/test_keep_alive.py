@@ -8,12 +8,10 @@ import httpx
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
-from support.gateway.gateway_rig import WORDS
-from support.gateway.gateway_rig import ids
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import served
-from support.waiting import until
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import WORDS, ids
+from support.gateway.gateway_server import LIMIT_SECONDS, served
+from support.waiting import until
 
 OFTEN = GatewaySettings(model="tiny", port=0, keep_alive_seconds=0.05)
 SELDOM = GatewaySettings(model="tiny", port=0, keep_alive_seconds=3)

@@ -15,10 +15,8 @@ from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
 from orca.gateway.http.receive import BodyBudget, UnreadBody, receive_body
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import error_of, rig, until
 
 THREADS: list[threading.Thread] = []
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker.faults.leavers import AT_A_TIME
-from checker.faults.leavers import STAY_SECONDS_MAX
-from checker.faults.leavers import leave_at_random
+from checker.faults.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
 from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings

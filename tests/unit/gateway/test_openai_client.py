@@ -6,10 +6,9 @@ import openai
 import pytest
 
 from orca.core.domain.request import FinishReason
-from support.gateway.gateway_rig import WORDS
-from support.gateway.gateway_rig import ids
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import WORDS, ids
+from support.gateway.gateway_server import served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

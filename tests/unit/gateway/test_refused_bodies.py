@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import rig
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import error_of, rig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

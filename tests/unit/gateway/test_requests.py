@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 
 from orca.core.domain.request import FinishReason
-from support.gateway.gateway_rig import MODEL
-from support.gateway.gateway_rig import WORDS
-from support.gateway.gateway_rig import Rig
-from support.gateway.gateway_rig import error_of
-from support.gateway.gateway_rig import ids
-from support.gateway.gateway_rig import rig
-from support.gateway.gateway_rig import until
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
 
 BODY = {"prompt": "the fox", "max_tokens": 50}
 TWO_KEYS = GatewaySettings(model="tiny", api_keys=("mine", "yours"))

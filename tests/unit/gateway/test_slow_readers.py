@@ -9,11 +9,9 @@ import orjson
 import pytest
 
 from orca.gateway.answer.log_watcher import UNTAKEN_MAX
-from support.gateway.gateway_rig import until
-from support.gateway.gateway_server import LIMIT_SECONDS
-from support.gateway.gateway_server import Served
-from support.gateway.gateway_server import served
 from orca.gateway.settings import GatewaySettings
+from support.gateway.gateway_rig import until
+from support.gateway.gateway_server import LIMIT_SECONDS, Served, served
 
 READERS = 50
 # More than the gateway reads ahead for a connection.

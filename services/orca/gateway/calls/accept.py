@@ -16,9 +16,8 @@ from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, ref
 from orca.gateway.errors import ApiError
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
-from orca.pool.records import OnDisconnect
-from orca.pool.records import Submission
 from orca.gateway.settings import GatewaySettings
+from orca.pool.records import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""

@@ -18,8 +18,8 @@ from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
 from orca.gateway.render.render import RenderModel
-from orca.pool.records import PoolStats
 from orca.gateway.settings import GatewaySettings
+from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
 
