@@ -9,7 +9,7 @@ from orca.core.domain.step import Claim, Epoch
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a request that has no reader any more."""
+    """The fate of a request that has no reader any more."""
 
     CANCEL = "cancel"  # the sweep ends it once no reader entry has lived for the grace
     KEEP = "keep"

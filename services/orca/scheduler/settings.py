@@ -100,7 +100,7 @@ class SchedulerSettings(BatchingSettings):
     step_timeout_s: float = setting(
         10.0, "seconds after which a step without a result ends the epoch, if no stage is at work", least=0.001
     )
-    # By gRPC the way to the master and back takes some milliseconds, which a second batch hides.
+    # The way to the master and back takes some milliseconds by gRPC, which a second batch hides.
     prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
     # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever its size.
     commit_interval_ms: int = setting(
