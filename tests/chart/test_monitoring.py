@@ -10,13 +10,13 @@ import pytest
 import yaml
 from rendering import CHART, EVERYTHING, PROMTOOL, needs_helm, needs_promtool, the
 
-from orca.gateway.metrics import SchedulerMetrics as GatewayMetrics
+from orca.gateway.metrics import Metrics as GatewayMetrics
 from orca.operator.cluster.listing import LIST_S
 from orca.operator.domain import names
-from orca.operator.metrics import SchedulerMetrics as OperatorMetrics
+from orca.operator.metrics import Metrics as OperatorMetrics
 from orca.operator.render import gateway, group
 from orca.pool.records import CommitAnswer
-from orca.scheduler.metrics import SchedulerMetrics as SchedulerMetrics
+from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import SchedulerLoad
 
 RULES_FILE = CHART / "monitoring" / "rules.yaml"
