@@ -16,7 +16,7 @@ from poisoned_rank import FATAL_TOKENS, POISON
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
-from orca.pool.records import Caller, LogSlice, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, LogSlice, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
@@ -57,7 +57,7 @@ class Group:
 
     async def log_of(self, parent: str) -> LogSlice:
         """The whole log of a parent's request, once it has ended."""
-        while (await self.pool.status(f"{parent}.0")).state is not RequestState.ENDED:
+        while (await self.pool.status(f"{parent}.0")).state is not OwnershipState.ENDED:
             await asyncio.sleep(0.02)
         return await self.pool.read(f"{parent}.0", 0)
 

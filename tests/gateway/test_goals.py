@@ -16,7 +16,7 @@ from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, Goal, Goals, Outc
 from orca.gateway.metrics import Metrics
 from orca.gateway.render.render import Rendering
 from orca.gateway.settings import Settings
-from orca.pool.records import RequestState, RequestStatus
+from orca.pool.records import OwnershipState, RequestStatus
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
@@ -35,7 +35,7 @@ def status(
     """Of a request of 11 tokens at most; times in milliseconds from its submission."""
     return RequestStatus(
         request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
-        state=RequestState.OWNED if ended is None else RequestState.ENDED,
+        state=OwnershipState.OWNED if ended is None else OwnershipState.ENDED,
         owner=None,
         claim=None,
         tokens=tokens,

@@ -9,7 +9,7 @@ from pool_model_stages import Violation
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Claim
 from orca.pool.memory.state import RequestRecord
-from orca.pool.records import RequestState
+from orca.pool.records import OwnershipState
 
 if TYPE_CHECKING:
     from pool_model import World
@@ -102,11 +102,11 @@ class Promises:
 
     def _check_blame(self, record: RequestRecord, tokens: int) -> None:
         request_id = record.request.id
-        if record.state is RequestState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
+        if record.state is OwnershipState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
             self.trials[request_id] = record.number, tokens
         if record.failures > self.failures.get(request_id, 0) and tokens > self.trials[request_id][1]:
             raise Violation(f"{request_id} is blamed though it has committed under the claim")
-        if record.state is RequestState.OWNED and record.failures and tokens > self.trials[request_id][1]:
+        if record.state is OwnershipState.OWNED and record.failures and tokens > self.trials[request_id][1]:
             raise Violation(f"{request_id} has committed and is not acquitted")
         self.failures[request_id] = record.failures
 

@@ -37,7 +37,7 @@ from orca.gateway.routes import about, generation, openapi, requests
 from orca.gateway.routes.early_refusal import TurnAway
 from orca.gateway.routes.playground import playground
 from orca.gateway.settings import Settings
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ SETTLE_SECONDS = 1.0
 
 
 def create_app(
-    pool: Pool,
+    pool: RequestPool,
     models: Models,
     settings: Settings,
     clock_ms: Callable[[], int] = wall_clock_ms,

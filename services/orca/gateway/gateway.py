@@ -15,14 +15,14 @@ from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import Metrics
 from orca.gateway.models.models import Models
 from orca.gateway.settings import Settings
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 
 @dataclass(slots=True, kw_only=True)
 class Gateway:
     """Its parts; nothing of a call outlives its connection but what is in `finishing`."""
 
-    pool: Pool
+    pool: RequestPool
     models: Models
     settings: Settings
     clock_ms: Callable[[], int]

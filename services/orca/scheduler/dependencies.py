@@ -9,7 +9,7 @@ from typing import TypeVar
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import Caller
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.finish import MakeStopStringMatcher
@@ -43,7 +43,7 @@ class LoopTimings:
 class Dependencies:
     """The services and values that the loop gets from outside."""
 
-    pool: Pool
+    pool: RequestPool
     engine: Engine
     policy: Policy
     caller: Caller
@@ -55,7 +55,7 @@ class Dependencies:
     timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
 
-    async def call_pool(self, call: Callable[[Pool], Awaitable[T]]) -> T:
+    async def call_pool(self, call: Callable[[RequestPool], Awaitable[T]]) -> T:
         """Call the pool until it answers, and log now and then that it does not. Every transition may be repeated."""
         clock, silent_until = asyncio.get_running_loop().time, 0.0
         while True:

@@ -25,7 +25,7 @@ from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.core.transport.certificates import Certificates
-from orca.pool.api import Pool, ProcessClosed
+from orca.pool.api import ProcessClosed, RequestPool
 from orca.pool.records import Caller
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -98,7 +98,7 @@ async def _serve(settings: SchedulerSettings, pool_settings: PoolSettings, make_
 
 
 async def _schedule(
-    settings: SchedulerSettings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine
+    settings: SchedulerSettings, model: ModelInfo, tokenizer: Tokenizer, pool: RequestPool, engine: Engine
 ) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"

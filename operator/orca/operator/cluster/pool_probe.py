@@ -16,7 +16,7 @@ from orca.operator.domain.actions import Promise
 from orca.operator.domain.observed import PoolLook
 from orca.operator.domain.resource import Deployment, Json
 from orca.operator.render import pool
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import LargerRequests
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings
@@ -110,7 +110,7 @@ async def _connected(deployment: Deployment, secret: Json | None) -> AsyncIterat
             await found.close()
 
 
-async def _ask(pool: Pool, larger_than: int | None) -> PoolLook:
+async def _ask(pool: RequestPool, larger_than: int | None) -> PoolLook:
     """Raises: OrcaError."""
     stats = await pool.stats()
     larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, smallest=0, largest=0)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.errors import Overloaded, PoolFull, PoolUnavailable, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class Overload:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: RequestPool,
         clock_s: Callable[[], float],
         connections_max: int,
         told: Callable[[PoolStats], None] = lambda _: None,

@@ -29,7 +29,7 @@ from orca.gateway.models.models import Served
 from orca.gateway.render.render import Reading, Rendering
 from orca.gateway.routes.call_summary import note_closed
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import Parent, Submission
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ async def _unless_known(gateway: Gateway, http: HttpRequest) -> AsyncIterator[No
             raise
 
 
-async def _is_known(pool: Pool, parent: str) -> bool:
+async def _is_known(pool: RequestPool, parent: str) -> bool:
     try:
         await pool.parent(parent)
     except UnknownRequest:
@@ -353,7 +353,7 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[OrcaRequest]
         raise gateway.overload.refusal(error, wanted.parent) from None
 
 
-async def _take_back(pool: Pool, parent: str) -> None:
+async def _take_back(pool: RequestPool, parent: str) -> None:
     """Cancel what may have been stored for a call that was told it is not: its client never learns of its name."""
     for wait_s in TAKE_BACK_SECONDS:
         await asyncio.sleep(wait_s)

@@ -13,14 +13,14 @@ from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
 from orca.gateway.latency_goals import Goals, judge, latency_of
 from orca.gateway.render.render import Reading, Rendering
-from orca.pool.api import Pool
-from orca.pool.records import LogSlice, Parent, RequestState, RequestStatus
+from orca.pool.api import RequestPool
+from orca.pool.records import LogSlice, OwnershipState, Parent, RequestStatus
 
-_WORDS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+_WORDS = {OwnershipState.QUEUED: "queued", OwnershipState.OWNED: "running", OwnershipState.ENDED: "ended"}
 _NOTHING = LogSlice(0, (), None)
 
 
-async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
+async def read_logs(pool: RequestPool, requests: Sequence[Request]) -> dict[str, LogSlice]:
     """The logs as they are now, page by page; those without an entry are left out. Raises: UnknownRequest."""
     logs: dict[str, LogSlice] = {}
     starts = {request.id: 0 for request in requests}
@@ -37,7 +37,7 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
     return logs
 
 
-async def describe(pool: Pool, reading: Reading | None, parent: Parent) -> dict[str, Any]:
+async def describe(pool: RequestPool, reading: Reading | None, parent: Parent) -> dict[str, Any]:
     """The document of a parent.
 
     Args: reading: None for a parent of a revision whose tokenizer is not here: its texts are null.
@@ -82,7 +82,7 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Goals
     latency, outcomes = latency_of(status), judge(goals, status)
     return {
         "index": status.request.choice,
-        "status": _WORDS[RequestState.ENDED if log.end else status.state],
+        "status": _WORDS[OwnershipState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
         "text": text,
         "finish_reason": log.end and log.end.reason,
