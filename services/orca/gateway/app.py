@@ -37,7 +37,7 @@ from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
 from orca.gateway.routes.early_refusal import EarlyRefusal
 from orca.gateway.settings import GatewaySettings
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ SETTLE_SECONDS = 1.0
 
 
 def create_app(
-    pool: Pool,
+    pool: RequestPool,
     models: Models,
     settings: GatewaySettings,
     clock_ms: Callable[[], int] = wall_clock_ms,

@@ -15,14 +15,14 @@ from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
 from orca.gateway.settings import GatewaySettings
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 
 @dataclass(slots=True, kw_only=True)
 class Gateway:
     """The parts of a gateway process. Only tasks in `finishing` outlive the connection of their call."""
 
-    pool: Pool
+    pool: RequestPool
     models: Models
     settings: GatewaySettings
     clock_ms: Callable[[], int]

@@ -24,7 +24,7 @@ from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models.models import Models, ServedModel
 from orca.gateway.settings import GatewaySettings
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
@@ -95,7 +95,7 @@ class WallClock:
 class FakeScheduler:
     """Owns every request at once and gives each, turn by turn, the tokens of its script."""
 
-    pool: Pool
+    pool: RequestPool
     revision: str = MODEL.revision
     group: str = "g0"
     answer: Callable[[Request], Sequence[int]] = lambda _: ids(WORDS)

@@ -22,7 +22,7 @@ from orca.gateway.latency_goals import (
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import GatewaySettings
-from orca.pool.records import RequestState, RequestStatus
+from orca.pool.records import OwnershipState, RequestStatus
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import observed
@@ -44,7 +44,7 @@ def status(
     """Of a request of 11 tokens at most; times in milliseconds from its submission."""
     return RequestStatus(
         request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
-        state=RequestState.OWNED if ended is None else RequestState.ENDED,
+        state=OwnershipState.OWNED if ended is None else OwnershipState.ENDED,
         owner=None,
         claim=None,
         tokens=tokens,

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.batched import batched
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Readers:
     Args: lease_s: lifetime of an entry that is not renewed.
     """
 
-    def __init__(self, pool: Pool, round_seconds: float, *, lease_s: float) -> None:
+    def __init__(self, pool: RequestPool, round_seconds: float, *, lease_s: float) -> None:
         self._pool = pool
         self._round_seconds = round_seconds
         self._rest_s = max(lease_s / _RENEWALS_A_LEASE - round_seconds, 0.0)

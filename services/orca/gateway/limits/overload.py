@@ -14,7 +14,7 @@ from collections.abc import Callable
 from orca.core.domain.errors import Overloaded, PoolFull, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.limits.backlog import Backlog
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import PoolStats
 
 BELIEVE_SECONDS = 0.5
@@ -92,7 +92,7 @@ class Overload:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: RequestPool,
         clock_s: Callable[[], float],
         connections_max: int,
         on_counts: Callable[[PoolStats], None] = lambda _: None,
